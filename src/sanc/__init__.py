@@ -1,0 +1,50 @@
+"""Second-order optimisation that does not stop at saddle points.
+
+`SANC` and its family as `torch.optim.Optimizer`, `minimize` for functions and finite sums, `certificate` for points.
+"""
+
+from sanc import problems, theory
+from sanc._version import __version__
+from sanc.certificate import Certificate, certificate
+from sanc.data import Batch, ThreeSamples
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NonFiniteStartError,
+    SancError,
+    SecondDerivativeError,
+)
+from sanc.minimize import Status, minimize, scipy_method
+from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
+from sanc.record import Branch, Calls, Record
+from sanc.settings import METHODS, PRESETS, Settings
+
+__all__ = [
+    "ARC",
+    "CR",
+    "CRM",
+    "METHODS",
+    "NCD",
+    "PRESETS",
+    "SANC",
+    "SCR",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Batch",
+    "Branch",
+    "Calls",
+    "Certificate",
+    "NonFiniteStartError",
+    "Record",
+    "SancError",
+    "SecondDerivativeError",
+    "Settings",
+    "Status",
+    "ThreeSamples",
+    "__version__",
+    "certificate",
+    "minimize",
+    "problems",
+    "scipy_method",
+    "theory",
+]

@@ -1,0 +1,186 @@
+"""Mini-batches: a loss tied to its rows, and a sampler of the three independent samples of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from sanc.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["Batch", "ThreeSamples"]
+
+
+class Batch:
+    """A loss on a batch of rows: a closure that knows its size and can be cut into micro-batches.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(*tensors)`` returns the **mean** loss over the rows as a scalar tensor.
+    *tensors : Tensor
+        Inputs, targets and so on; the first dimension of each counts the rows.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> model = torch.nn.Linear(3, 1)
+    >>> loss = lambda x, y: (model(x) - y).square().mean()
+    >>> batch = sanc.Batch(loss, torch.randn(10, 3), torch.randn(10, 1))
+    >>> len(batch)
+    10
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], *tensors: Tensor) -> None:
+        if not callable(loss):
+            raise ArgumentTypeError(f"loss = {loss!r} cannot be called: pass a function of the batch's tensors.")
+        if not tensors:
+            raise ArgumentError("tensors is empty: pass at least one tensor whose first dimension counts the rows.")
+        for position, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+                raise ArgumentTypeError(f"tensors[{position}] = {tensor!r:.60} has no rows: pass a tensor with rows.")
+            if len(tensor) != len(tensors[0]):
+                raise ArgumentError(
+                    f"tensors[{position}] has {len(tensor)} rows and tensors[0] has {len(tensors[0])}: "
+                    "pass tensors with as many rows as each other."
+                )
+        if len(tensors[0]) == 0:
+            raise ArgumentError("tensors have 0 rows: pass a batch with at least one row.")
+        self.loss = loss
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __call__(self) -> Tensor:
+        return self.loss(*self.tensors)
+
+    def parts(self, microbatch: int | None) -> list[tuple[float, Callable[[], Tensor]]]:
+        """Weights and closures whose weighted sum is the mean loss over all rows."""
+        n = len(self)
+        if microbatch is None or microbatch >= n:
+            return [(1.0, self)]
+        pieces: list[tuple[float, Callable[[], Tensor]]] = []
+        for begin in range(0, n, microbatch):
+            end = min(begin + microbatch, n)
+            part = Batch(self.loss, *(tensor[begin:end] for tensor in self.tensors))
+            pieces.append(((end - begin) / n, part))
+        return pieces
+
+
+class ThreeSamples:
+    """Draw the three independent mini-batches of an iteration: for the gradient, the Hessian and the value.
+
+    Each is drawn without replacement from the whole data set and independently of the others. Draw ``t`` is a
+    function of (`seed`, ``t``) alone, so the sampler resumes from one integer.
+
+    Parameters
+    ----------
+    dataset : torch.utils.data.Dataset
+        A data set with a length. Of a `TensorDataset` whole batches are indexed at once.
+    batch_size : int or sequence of three int
+        Rows of each sample, or of (gradient, Hessian, objective).
+    seed : int
+        Seed of the draws.
+    collate_fn : callable, optional
+        Makes a batch of a list of rows; torch's default otherwise.
+    device : torch.device or str, optional
+        Where to put the batches.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.randn(100, 1))
+    >>> samples = sanc.ThreeSamples(data, batch_size=16, seed=0)
+    >>> (xg, yg), (xb, yb), (xf, yf) = samples.draw()
+    >>> xg.shape
+    torch.Size([16, 3])
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | Sequence[int],
+        *,
+        seed: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        try:
+            n = len(dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise ArgumentTypeError(
+                f"dataset = {dataset!r:.60} has no length: pass a map-style data set, whose rows can be drawn at random."
+            ) from None
+        sizes = (batch_size,) * 3 if isinstance(batch_size, int) else tuple(batch_size)
+        if len(sizes) != 3 or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+            raise ArgumentError(f"batch_size = {batch_size!r} cannot be used: pass one integer, or three.")
+        for size in sizes:
+            if not 1 <= size <= n:
+                raise ArgumentError(
+                    f"batch_size = {size} does not fit the data set of {n} rows: pass a number from 1 to {n}."
+                )
+        if not isinstance(seed, int) or seed < 0:
+            raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
+        self.dataset = dataset
+        self.sizes = sizes
+        self.seed = seed
+        self.draws = 0
+        self._n = n
+        self._collate = collate_fn or default_collate
+        self._whole = type(dataset) is TensorDataset and collate_fn is None
+        self._device = torch.device(device) if device is not None else None
+
+    def draw(self) -> tuple[Any, Any, Any]:
+        """Return the next three batches."""
+        rng = np.random.default_rng((self.seed, self.draws))
+        batches = [self._fetch(rng.choice(self._n, size, replace=False)) for size in self.sizes]
+        self.draws += 1
+        return batches[0], batches[1], batches[2]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Draw for ever."""
+        while True:
+            yield self.draw()
+
+    def _fetch(self, rows: Any) -> Any:
+        if self._whole:
+            index = torch.from_numpy(rows)
+            batch: Any = tuple(
+                tensor[index.to(tensor.device)]
+                for tensor in self.dataset.tensors  # type: ignore[attr-defined]
+            )
+        elif hasattr(self.dataset, "__getitems__"):
+            batch = self._collate(self.dataset.__getitems__(rows.tolist()))
+        else:
+            batch = self._collate([self.dataset[row] for row in rows.tolist()])
+        return batch if self._device is None else _move(batch, self._device)
+
+    def state_dict(self) -> dict[str, int]:
+        """All that is needed to go on from here."""
+        return {"seed": self.seed, "draws": self.draws, "rows": self._n}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a saved state."""
+        missing = {"seed", "draws", "rows"} - set(state)
+        if missing:
+            raise ArgumentError(f"state lacks {sorted(missing)}: pass what state_dict() returned.")
+        if state["rows"] != self._n:
+            raise ArgumentError(
+                f"state is of a data set of {state['rows']} rows and this one has {self._n}: use the same data set."
+            )
+        self.seed, self.draws = state["seed"], state["draws"]
+
+
+def _move(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _move(item, device) for key, item in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_move(item, device) for item in batch)
+    return batch

@@ -1,0 +1,401 @@
+"""One iteration: basis, cubic step, judgement, and what to do when the step fails.
+
+The engine composes the three choices of a method. It knows vectors only through a `Space` and the objective only
+through an `Oracle`; σ belongs to the judge. Its random draws are functions of (seed, iteration), so its whole state
+is a handful of numbers, and a run that is resumed repeats a run that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sanc import cubic, escape
+from sanc.errors import NonFiniteStartError
+from sanc.judge import Judge, Verdict, ratio
+from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.oracles.base import Operator, Oracle
+from sanc.record import Branch, Record
+from sanc.settings import Method, Settings
+from sanc.vectors import Vector
+
+_COIN, _START, _HARD = 1, 2, 3  # which random draw of an iteration
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The record in the making."""
+
+    branch: Branch = Branch.STAYED
+    rho: float = math.nan
+    sigma: float = math.nan
+    grad_norm: float = math.nan
+    ritz_value: float = math.nan
+    step_norm: float = 0.0
+    model_decrease: float = math.nan
+    value: float = math.nan
+    trial_value: float = math.nan
+    krylov_dim: int = 0
+    trials: int = 0
+    cubic_norm: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """All that the engine carries from one iteration to the next."""
+
+    seed: int
+    iteration: int = 0
+    sigma: float = 1.0
+    seconds: float = 0.0
+    previous: Vector | None = None
+
+
+class Engine:
+    """The iteration of a method.
+
+    Parameters
+    ----------
+    method : Method
+        Model, acceptance and what to do on rejection.
+    settings : Settings
+        Numbers and rules.
+    seed : int
+        Seed of the coin, the random start and the sign in the hard case.
+    eps : float
+        Machine precision of the vectors' type.
+
+    Attributes
+    ----------
+    at_rest : bool
+        Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending.
+    """
+
+    def __init__(self, method: Method, settings: Settings, seed: int, eps: float) -> None:
+        self.method = method
+        self.settings = settings
+        self.judge = Judge(settings, eps)
+        self.state = EngineState(seed=seed, sigma=settings.sigma0)
+        self.at_rest = False
+
+    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+        """Make one iteration from `x`.
+
+        Parameters
+        ----------
+        x : vector
+            The current point; never changed.
+        oracle : Oracle
+            Answers f, g and Hv.
+        start : vector, optional
+            Where to start Lanczos instead of at the gradient: a direction of negative curvature known from
+            elsewhere, at a point where the gradient vanishes.
+
+        Returns
+        -------
+        point : vector
+            The next point; `x` itself where the iteration stayed.
+        record : Record
+        """
+        clock = time.perf_counter()
+        before = self.state
+        self.judge.sigma = before.sigma
+        draft = _Draft(sigma=before.sigma)
+        oracle.begin(before.iteration)
+        try:
+            point = self._advance(x, oracle, start, draft)
+        except BaseException:
+            self.state = before
+            raise
+        sizes = oracle.sizes
+        oracle.meter.paper_calls += sizes[0] + draft.krylov_dim * sizes[1]
+        self.state = replace(
+            self.state,
+            iteration=before.iteration + 1,
+            sigma=self.judge.sigma,
+            seconds=before.seconds + time.perf_counter() - clock,
+        )
+        record = Record(
+            iteration=before.iteration,
+            branch=draft.branch,
+            rho=draft.rho,
+            sigma=draft.sigma,
+            grad_norm=draft.grad_norm,
+            ritz_value=draft.ritz_value,
+            step_norm=draft.step_norm,
+            model_decrease=draft.model_decrease,
+            value=draft.value,
+            trial_value=draft.trial_value,
+            krylov_dim=draft.krylov_dim,
+            trials=draft.trials,
+            calls=oracle.meter.snapshot(),
+            seconds=self.state.seconds,
+            note=draft.note,
+        )
+        return point, record
+
+    def _advance(self, x: Vector, oracle: Oracle, start: Vector | None, draft: _Draft) -> Vector:
+        self.at_rest = False
+        space = oracle.space
+        draft.value, g = oracle.gradient(x)
+        draft.grad_norm = space.norm(g)
+        if not (math.isfinite(draft.value) and math.isfinite(draft.grad_norm)):
+            what = "gradient" if math.isfinite(draft.value) else "loss"
+            return self._refuse(x, draft, f"the {what} of the gradient sample is not finite")
+        if not self.method.uses_krylov:
+            return self._escape(x, g, None, None, None, oracle, draft)
+
+        operator = oracle.hessian(x)
+        try:
+            krylov, eigen = self._grow(operator, g, start, oracle, draft)
+            if self.method.model != "none":
+                point = self._cubic(x, g, krylov, eigen, operator, oracle, draft)
+                if point is not None:
+                    return point
+            if self.method.on_rejection == "escape":
+                return self._escape(x, g, krylov, eigen, operator, oracle, draft)
+        except NonFiniteProductError as problem:
+            self._refuse(x, draft, str(problem))
+            if self.method.on_rejection == "escape":
+                return self._escape(x, g, None, None, operator, oracle, draft)
+        finally:
+            operator.release()
+        self._rest(oracle, draft)
+        return x
+
+    def _refuse(self, x: Vector, draft: _Draft, note: str) -> Vector:
+        """Stay at `x` because something is not finite; at the very start that is an error."""
+        if self.state.iteration == 0:
+            raise NonFiniteStartError(
+                f"{note} at the starting point (loss {draft.value!r}, gradient norm {draft.grad_norm!r}). "
+                "Start where the loss is finite, and check the data and the initial weights."
+            )
+        self.judge.reject()
+        draft.note = note
+        return x
+
+    def _random(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng((self.state.seed, self.state.iteration, purpose))
+
+    def _coin(self, purpose: int) -> float:
+        return 1.0 if self._random(purpose).integers(2) else -1.0
+
+    # ------------------------------------------------------------------ the Krylov space
+
+    def _grow(
+        self, operator: Operator, g: Vector, start: Vector | None, oracle: Oracle, draft: _Draft
+    ) -> tuple[Krylov, cubic.Spectrum]:
+        """Lanczos until both tests hold, the space is invariant, or J iterations are made."""
+        s = self.settings
+        linear = None
+        if start is None and draft.grad_norm == 0.0:
+            start = oracle.space.normal(self._random(_START))
+        if start is not None:
+            linear = g
+        krylov = Krylov(
+            operator,
+            g if start is None else start,
+            oracle.space,
+            store=s.lanczos == "store",
+            reorthogonalise=s.reorthogonalise,
+            linear=linear,
+        )
+        limit = min(s.krylov_dim or oracle.space.dim, oracle.space.dim)
+        test_at = 1
+        while True:
+            krylov.extend()
+            j = krylov.dim
+            draft.krylov_dim = j
+            last = j >= limit or krylov.invariant
+            if last or j >= test_at:
+                eigen = cubic.spectrum(*krylov.tridiagonal())
+                if last or self._converged(krylov, eigen, draft.grad_norm):
+                    draft.ritz_value = eigen.leftmost
+                    return krylov, eigen
+                test_at = (
+                    j + 1 if j < 10 else j + j // 5
+                )  # an eigendecomposition is O(j²): test a long basis less often
+
+    def _converged(self, krylov: Krylov, eigen: cubic.Spectrum, grad_norm: float) -> bool:
+        s = self.settings
+        if s.krylov_stop == "paper":
+            ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
+            if ritz_residual > max(s.epsilon, grad_norm) / 2:
+                return False
+            tolerance = s.gradient_tolerance
+        else:
+            tolerance = min(0.1, math.sqrt(grad_norm)) * grad_norm
+        if self.method.model == "none":
+            return True
+        step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        return krylov.residual * abs(float(step.u[-1])) <= tolerance
+
+    # ------------------------------------------------------------------ the cubic step
+
+    def _cubic(
+        self,
+        x: Vector,
+        g: Vector,
+        krylov: Krylov,
+        eigen: cubic.Spectrum,
+        operator: Operator,
+        oracle: Oracle,
+        draft: _Draft,
+    ) -> Vector | None:
+        """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
+        tested = self.method.acceptance == "ratio"
+        eps = oracle.space.eps
+        for _ in range(1 + (self.settings.resolves if tested else 0)):
+            draft.sigma = self.judge.sigma
+            step = cubic.minimise(eigen, krylov.linear, draft.sigma)
+            if step.hard:
+                sign = self._hard_sign(g, krylov, eigen, oracle)
+                step = cubic.minimise(eigen, krylov.linear, draft.sigma, sign)
+            draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
+            if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
+                draft.note = "the model has its minimum here"
+                self._rest(oracle, draft)
+                return x
+            (s,) = krylov.combine(step.u)
+            operator.release()
+            trial = x + s
+            if draft.trials == 0:
+                draft.value = oracle.value(x)
+                if not math.isfinite(draft.value):
+                    return self._refuse(x, draft, "the loss of the objective sample is not finite")
+            draft.trial_value = oracle.value(trial)
+            draft.trials += 1
+            actual = draft.value - draft.trial_value
+            if not tested:
+                if not math.isfinite(draft.trial_value):
+                    self.judge.reject()
+                    draft.note = "the trial value is not finite"
+                    return None
+                self.judge.relax()
+                draft.rho = ratio(actual, step.decrease)
+                draft.branch = Branch.UNTESTED
+                point = self._momentum(x, trial, step.norm, oracle, draft) if self.method.momentum else trial
+                draft.step_norm = step.norm if point is trial else oracle.space.norm(point - x)
+                return point
+            noise = 10.0 * eps * abs(draft.value) if self.settings.rounding_guard else 0.0
+            draft.rho = ratio(actual, step.decrease, noise)
+            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise)
+            if verdict.accepted:
+                very = verdict is Verdict.VERY_SUCCESSFUL
+                draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
+                draft.step_norm = step.norm
+                return trial
+            if not math.isfinite(draft.trial_value):
+                draft.note = "the trial value is not finite"
+            if step.norm <= eps * max(oracle.space.norm(x), 1e-300):
+                break  # the step no longer changes x
+        return None
+
+    def _hard_sign(self, g: Vector, krylov: Krylov, eigen: cubic.Spectrum, oracle: Oracle) -> float:
+        """Sign of the left-most vector in the hard case: both are minimisers of the model."""
+        if self.settings.sign == "descent":
+            slope = float(eigen.leftmost_vector @ krylov.linear)
+            if slope != 0.0:
+                return -math.copysign(1.0, slope)
+        return self._coin(_HARD)
+
+    def _momentum(self, x: Vector, trial: Vector, norm: float, oracle: Oracle, draft: _Draft) -> Vector:
+        """CRM (Wang, Zhou, Liang and Lan 2018): extrapolate beyond the cubic point, keep the better of the two."""
+        previous = self.state.previous if self.state.previous is not None else x
+        self.state = replace(self.state, previous=trial)
+        _, g = oracle.gradient(trial)
+        beta = min(self.settings.momentum, oracle.space.norm(g), norm)
+        if not (math.isfinite(beta) and beta > 0.0):
+            return trial
+        ahead = trial + beta * (trial - previous)
+        value = oracle.value(ahead)
+        draft.trials += 1
+        if value < draft.trial_value:
+            draft.trial_value = value
+            draft.note = "momentum"
+            return ahead
+        return trial
+
+    # ------------------------------------------------------------------ when the cubic step failed
+
+    def _escape(
+        self,
+        x: Vector,
+        g: Vector,
+        krylov: Krylov | None,
+        eigen: cubic.Spectrum | None,
+        operator: Operator | None,
+        oracle: Oracle,
+        draft: _Draft,
+    ) -> Vector:
+        """Step along negative curvature or the gradient; stay where that cannot be done safely."""
+        s = self.settings
+        if self.method.on_rejection == "gradient":
+            plan = escape.Escape(Branch.GRADIENT, s.lr)
+        else:
+            L1, L2 = self._constants(eigen)
+            plan = escape.choose(draft.ritz_value, draft.grad_norm, L1, L2, s)
+        if plan.branch is Branch.CURVATURE and krylov is not None and eigen is not None:
+            (v,) = krylov.combine(eigen.leftmost_vector)
+            d = (plan.length * self._curvature_sign(g, v, oracle)) * v
+        elif plan.branch is Branch.GRADIENT:
+            use_hessian = s.fallback_sample == "hessian" and operator is not None
+            d = -plan.length * (operator.gradient() if use_hessian and operator is not None else g)
+        else:
+            self._rest(oracle, draft)
+            return x
+        if operator is not None:
+            operator.release()
+        if self.method.model == "none":  # there σ measures nothing but how often a step was not finite
+            d = d * (s.sigma0 / self.judge.sigma)
+        return self._checked(x, d, plan.branch, oracle, draft)
+
+    def _checked(self, x: Vector, d: Vector, branch: Branch, oracle: Oracle, draft: _Draft) -> Vector:
+        """Take the step d if f is finite there (or lower, as the settings ask)."""
+        norm = oracle.space.norm(d)
+        if norm == 0.0:
+            self._rest(oracle, draft)
+            return x
+        must_fall = self.settings.escape_check == "decrease"
+        if must_fall and draft.trials == 0:
+            draft.value = oracle.value(x)
+        for _ in range(40 if must_fall else 1):
+            trial = x + d
+            value = oracle.value(trial)
+            draft.trials += 1
+            if math.isfinite(value) and not (must_fall and value >= draft.value):
+                draft.branch, draft.step_norm, draft.trial_value = branch, norm, value
+                if self.method.acceptance == "always":
+                    self.judge.relax()
+                return trial
+            d, norm = 0.5 * d, 0.5 * norm
+            if norm <= oracle.space.eps * max(oracle.space.norm(x), 1e-300):
+                break
+        if self.method.acceptance == "always":
+            self.judge.reject()
+        draft.note = f"the {branch} step " + ("does not lower the loss" if must_fall else "is not finite")
+        return x
+
+    def _constants(self, eigen: cubic.Spectrum | None) -> tuple[float, float]:
+        s = self.settings
+        if not s.estimate_constants or eigen is None:
+            return s.L1, s.L2
+        steepest = float(np.max(np.abs(eigen.values)))
+        return (steepest or s.L1), 2.0 * self.judge.sigma
+
+    def _curvature_sign(self, g: Vector, v: Vector, oracle: Oracle) -> float:
+        if self.settings.sign == "descent":
+            slope = oracle.space.dot(g, v)
+            if slope != 0.0:
+                return -math.copysign(1.0, slope)
+        return -self._coin(_COIN)
+
+    def _rest(self, oracle: Oracle, draft: _Draft) -> None:
+        """Note whether staying here is the paper's ending: d = 0 and ‖s‖ ≤ ε_s."""
+        draft.branch, draft.step_norm = Branch.STAYED, 0.0
+        decides = oracle.exact or draft.grad_norm == 0.0  # with samples, d = 0 says something only if g is 0
+        self.at_rest = decides and draft.cubic_norm <= self.settings.epsilon_s

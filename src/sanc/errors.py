@@ -1,0 +1,45 @@
+"""Errors that name the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SancError(Exception):
+    """Base of every error that this package raises by itself."""
+
+
+class ArgumentError(SancError, ValueError):
+    """An argument cannot be used; the message names it, its value and what to pass instead."""
+
+
+class ArgumentTypeError(SancError, TypeError):
+    """An argument is of the wrong type; the message names it, its type and what to pass instead."""
+
+
+class NonFiniteStartError(SancError, ValueError):
+    """The loss, its gradient or a Hessian product is not finite at the starting point."""
+
+
+class SecondDerivativeError(SancError, RuntimeError):
+    """An operator in the loss has no second derivative, so no exact Hessian product exists.
+
+    Attributes
+    ----------
+    operator : str
+        The name of the operator as the automatic differentiation reports it.
+    """
+
+    def __init__(self, message: str, operator: str) -> None:
+        super().__init__(message)
+        self.operator = operator
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown `name`: the nearest of `known`, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"choose from {', '.join(names)}"

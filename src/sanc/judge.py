@@ -1,0 +1,102 @@
+"""The judge: the ratio of actual to predicted decrease, the success classes, and σ.
+
+It never divides before it compares, never lets anything that is not finite through, and is the only writer of σ.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+from sanc.settings import AUTHORS_FLOAT32_FLOOR, Settings
+
+
+class Verdict(Enum):
+    """How well the model foretold the decrease."""
+
+    VERY_SUCCESSFUL = "very successful"
+    SUCCESSFUL = "successful"
+    UNSUCCESSFUL = "unsuccessful"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the step is taken."""
+        return self is not Verdict.UNSUCCESSFUL
+
+
+def classify(actual: float, predicted: float, eta1: float, eta2: float, noise: float = 0.0) -> Verdict:
+    """Class of a step by actual ≥ η·predicted, with `noise` granted to both sides."""
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
+        return Verdict.UNSUCCESSFUL
+    gained, promised = actual + noise, predicted + noise
+    if gained > eta2 * promised:
+        return Verdict.VERY_SUCCESSFUL
+    if gained >= eta1 * promised:
+        return Verdict.SUCCESSFUL
+    return Verdict.UNSUCCESSFUL
+
+
+def ratio(actual: float, predicted: float, noise: float = 0.0) -> float:
+    """ρ for the record; NaN where it is not defined."""
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + noise <= 0.0:
+        return math.nan
+    return (actual + noise) / (predicted + noise)
+
+
+class Judge:
+    """Holds σ and the rule by which it moves.
+
+    Parameters
+    ----------
+    settings : Settings
+        The rule and its numbers.
+    eps : float
+        Machine precision of the parameters' type.
+    """
+
+    def __init__(self, settings: Settings, eps: float) -> None:
+        self.settings = settings
+        floor = eps if settings.sigma_floor is None else settings.sigma_floor
+        if floor < 1e-45 and eps > 1e-10:  # would be zero in float32
+            floor = max(floor, AUTHORS_FLOAT32_FLOOR)
+        self.floor = floor
+        self.sigma = settings.sigma0
+
+    def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float) -> Verdict:
+        """Judge a step of length `norm` and move σ accordingly."""
+        s = self.settings
+        verdict = classify(actual, predicted, s.eta1, s.eta2, noise)
+        if s.sigma_rule == "paper":
+            if verdict is Verdict.VERY_SUCCESSFUL:
+                self.sigma = max(min(self.sigma, grad_norm), self.floor)
+            elif verdict is Verdict.UNSUCCESSFUL:
+                self.reject()
+        else:
+            self._interpolate(verdict, actual, predicted, norm, noise)
+        return verdict
+
+    def reject(self) -> None:
+        """Grow σ after anything that is not finite, or a rejection that taught nothing else."""
+        self.sigma = min(self.sigma * self.settings.gamma, max(self.settings.sigma_ceiling, self.settings.sigma0))
+
+    def relax(self) -> None:
+        """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
+        self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
+
+    def _interpolate(self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float) -> None:
+        """Move σ to the coefficient that f showed along the step: f(x+s) = q(s) + (κ/3)‖s‖³."""
+        if not math.isfinite(actual):
+            self.sigma = self._bounded(10.0 * self.sigma)
+            return
+        cube = norm**3
+        if cube <= 0.0 or predicted <= noise:
+            seen = self.sigma
+        else:
+            seen = self.sigma + 3.0 * (predicted - actual) / cube
+        if verdict is Verdict.UNSUCCESSFUL:
+            self.sigma = self._bounded(min(max(seen, self.settings.gamma * self.sigma), 100.0 * self.sigma))
+        elif verdict is Verdict.VERY_SUCCESSFUL:
+            self.sigma = self._bounded(min(max(seen, 0.1 * self.sigma), 0.5 * self.sigma))
+
+    def _bounded(self, sigma: float) -> float:
+        return max(self.floor, min(sigma, self.settings.sigma_ceiling))

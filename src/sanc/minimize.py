@@ -1,0 +1,457 @@
+"""The SciPy-shaped front door: `minimize`, and a method for `scipy.optimize.minimize`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from scipy.optimize import OptimizeResult
+
+from sanc import theory
+from sanc.certificate import Certificate, probe
+from sanc.engine import Engine
+from sanc.errors import ArgumentError, NonFiniteStartError, nearest
+from sanc.oracles.autograd import HVP_MODES, HvpMode
+from sanc.oracles.base import Oracle
+from sanc.oracles.build import Restore, build_oracle
+from sanc.oracles.finite_sum import FiniteSumOracle
+from sanc.problems import FiniteSum
+from sanc.record import Branch, Record
+from sanc.settings import Method, find_method, make_settings
+from sanc.vectors import NumpySpace, TorchSpace, Vector
+
+__all__ = ["Status", "minimize", "scipy_method"]
+
+_PATIENCE = 10
+"""Iterations without any progress that rounding allows before the run is called stalled."""
+
+
+class Status(IntEnum):
+    """How a minimisation ended; `sentence` says it in words."""
+
+    sentence: str
+
+    def __new__(cls, number: int, sentence: str) -> Status:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.sentence = sentence
+        return member
+
+    SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
+    UNCERTIFIED = (
+        1,
+        (
+            "The gradient is small and no negative curvature was found, but more Hessian products are needed to certify it."
+        ),
+    )
+    FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
+    AT_REST = 3, "The model has no step left to offer: the escape step is zero and the cubic step is below epsilon_s."
+    STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
+    ITERATION_LIMIT = 5, "The limit on iterations was reached."
+    CALL_LIMIT = 6, "The limit on oracle calls was reached."
+    TIME_LIMIT = 7, "The limit on time was reached."
+    CALLBACK = 8, "The callback asked to stop."
+    NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
+
+    @property
+    def success(self) -> bool:
+        """Whether a point of the wanted kind was found."""
+        return self in (Status.SECOND_ORDER, Status.UNCERTIFIED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    tol: float
+    curvature_tol: float
+    max_iter: int
+    max_calls: float
+    max_time: float
+    certify: bool
+    max_products: int | None
+
+
+@dataclass
+class _Run:
+    """A minimisation under way."""
+
+    oracle: Oracle
+    engine: Engine
+    limits: _Limits
+    x: Vector
+    seed: int
+    history: list[Record] = field(default_factory=list)
+    certificate: Certificate | None = None
+    stalled: int = 0
+    best_gradient: float = math.inf
+
+    @property
+    def method(self) -> Method:
+        return self.engine.method
+
+    def go(self, report: Callable[[_Run], bool]) -> Status:
+        """Iterate until something ends the run."""
+        clock = time.perf_counter()
+        growth: float | None = None
+        while True:
+            direction = None
+            if self.oracle.exact:
+                value, g = self.oracle.gradient(self.x)
+                norm = self.oracle.space.norm(g)
+                if not (math.isfinite(value) and math.isfinite(norm)):
+                    return Status.NOT_FINITE
+                if norm <= self.limits.tol:
+                    ending, direction = self._second_order_test()
+                    if ending is not None:
+                        return ending
+                if self.stalled >= _PATIENCE:
+                    return Status.STALLED
+            if len(self.history) >= self.limits.max_iter:
+                return Status.ITERATION_LIMIT
+            if self.oracle.meter.paper_calls >= self.limits.max_calls:
+                return Status.CALL_LIMIT
+            if time.perf_counter() - clock >= self.limits.max_time:
+                return Status.TIME_LIMIT
+            try:
+                self.x, record = self.engine.iterate(self.x, self.oracle, direction)
+            except NonFiniteStartError:
+                return Status.NOT_FINITE
+            self.history.append(record)
+            self._watch(record)
+            if report(self):
+                return Status.CALLBACK
+            if self.engine.at_rest and not self.oracle.exact:
+                return Status.AT_REST
+            if self.growing and record.step_norm > 0:
+                growth = growth or record.step_norm
+                self._grow(record.step_norm, growth)
+
+    growing: bool = False
+    base: tuple[int, int] = (1, 1)
+
+    def _grow(self, norm: float, reference: float) -> None:
+        assert isinstance(self.oracle, FiniteSumOracle)
+        n = self.oracle.problem.n
+        self.oracle.wanted[:2] = theory.growing_sample_sizes(norm, reference, self.base, n)
+
+    def _watch(self, record: Record) -> None:
+        """Count iterations that neither moved x nor lowered the gradient."""
+        if not self.oracle.exact:
+            return
+        lower = record.grad_norm < 0.99 * self.best_gradient
+        self.best_gradient = min(self.best_gradient, record.grad_norm)
+        fell = record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
+        if lower or (record.branch is not Branch.STAYED and fell):
+            self.stalled = 0
+        elif record.branch is not Branch.STAYED or self.engine.at_rest:
+            self.stalled += 1
+        elif self.engine.settings.sigma_rule == "interpolate":
+            self.stalled += 1  # all re-solves and the checked escape failed: only rounding is left
+
+    def _second_order_test(self) -> tuple[Status | None, Vector | None]:
+        """Decide whether a stationary point is the end, or which way negative curvature leads out."""
+        cert, v = probe(
+            self.oracle,
+            self.x,
+            eps=self.limits.tol,
+            eps_curvature=self.limits.curvature_tol,
+            max_products=self.limits.max_products,
+            seed=self.seed + len(self.history),
+        )
+        self.certificate = cert
+        if cert.second_order:
+            return Status.SECOND_ORDER, None
+        if not cert.saddle:
+            return Status.UNCERTIFIED, None
+        if not self.method.uses_krylov or self.stalled >= _PATIENCE:
+            return Status.FIRST_ORDER, None
+        return None, v
+
+
+def minimize(
+    fun: Any,
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    method: str = "sanc",
+    jac: Callable[..., Any] | bool | None = None,
+    hess: Callable[..., Any] | None = None,
+    hessp: Callable[..., Any] | None = None,
+    tol: float | None = None,
+    callback: Callable[..., Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    preset: str = "robust",
+    curvature_tol: float | None = None,
+    max_iter: int = 10_000,
+    max_calls: float | None = None,
+    max_time: float | None = None,
+    batch_size: int | None = None,
+    hessian_batch_size: int | None = None,
+    objective_batch_size: int | None = None,
+    grow_samples: bool = False,
+    seed: int = 0,
+    hvp: HvpMode = "double-backward",
+    certify: bool = True,
+    max_products: int | None = None,
+    disp: bool = False,
+    **settings: Any,
+) -> OptimizeResult:
+    """Find a second-order point of a smooth function or a finite sum.
+
+    Parameters
+    ----------
+    fun : callable or FiniteSum
+        A torch function ``fun(x, *args)`` of a tensor that returns a scalar tensor; or, with `jac`, any function that
+        returns a number; or a finite sum from `sanc.problems`.
+    x0 : array or Tensor
+        The starting point, of any shape.
+    args : tuple
+        Further arguments of `fun`, `jac`, `hess` and `hessp`.
+    method : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}
+        Member of the family.
+    jac, hess, hessp : callable, optional
+        Gradient ``jac(x)`` (or True where `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without
+        `jac` torch differentiates `fun`; without either Hessian, `jac` is differenced.
+    tol : float, optional
+        Stop where ‖∇f‖ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32.
+    callback : callable, optional
+        ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
+        value that is true, ends the run.
+    options : mapping, optional
+        More of the keyword arguments below, as SciPy takes them.
+    preset : {"robust", "paper", "authors"}
+        The set of rules and numbers to start from.
+    curvature_tol : float, optional
+        How negative λ_min may be; by default √tol.
+    max_iter, max_calls, max_time : number, optional
+        Limits on iterations, on `paper_calls` and on seconds.
+    batch_size : int, optional
+        Components in the gradient and Hessian samples of a finite sum; by default all.
+    hessian_batch_size, objective_batch_size : int, optional
+        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components).
+    grow_samples : bool
+        With method "scr": let the samples grow as steps shrink.
+    seed : int
+        Seed of samples, coin and random starts.
+    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+        How torch functions get their Hessian products.
+    certify : bool
+        Compute the certificate of the final point also where the run ended at a limit.
+    max_products : int, optional
+        Most Hessian products of one certificate.
+    disp : bool
+        Print a line for every iteration.
+    **settings
+        Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
+
+    Returns
+    -------
+    scipy.optimize.OptimizeResult
+        With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
+        calls, and certificate (None where `certify` is off and the run ended at a limit). The counts leave the
+        certificates out; they have their own.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> res = sanc.minimize(lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2, torch.zeros(2, dtype=torch.float64))
+    >>> res.success, round(abs(float(res.x[0])), 6)
+    (True, 1.0)
+    """
+    if options:
+        own = {
+            name: p.default
+            for name, p in inspect.signature(minimize).parameters.items()
+            if p.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        given = locals()
+        twice = [name for name in options if name in settings or (name in own and given[name] is not own[name])]
+        if twice:
+            raise ArgumentError(f"{twice[0]!r} stands in options and beside it: pass it once.")
+        return minimize(
+            fun, x0, args, method, jac, hess, hessp, tol, callback,
+            **{**{name: given[name] for name in own}, **settings, **options},
+        )  # fmt: skip
+
+    chosen = find_method(method)
+    names = inspect.signature(minimize).parameters
+    tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
+    if hvp not in HVP_MODES:
+        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
+    sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
+    oracle, x, restore = build_oracle(
+        fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
+    )
+    run = _Run(
+        oracle=oracle,
+        engine=Engine(chosen, tuned, seed, oracle.space.eps),
+        limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
+        x=x,
+        seed=seed,
+    )
+    if grow_samples:
+        run.growing, run.base = True, oracle.sizes[:2]
+    status = run.go(_reporter(callback, restore, disp))
+    result = _result(run, status, restore, fun)
+    if disp:
+        print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
+    return result
+
+
+def _sizes(
+    fun: Any, method: Method, batch: int | None, hessian: int | None, objective: int | None, grow: bool
+) -> tuple[int | None, int | None, int | None]:
+    named = {"batch_size": batch, "hessian_batch_size": hessian, "objective_batch_size": objective}
+    given = {name: size for name, size in named.items() if size is not None}
+    if grow and (method.name != "scr" or batch is None):
+        raise ArgumentError('grow_samples = True goes with method="scr" and a batch_size to start from.')
+    for name, size in given.items():
+        if not isinstance(fun, FiniteSum):
+            raise ArgumentError(f"{name} = {size!r} needs a finite sum to sample from: pass a sanc.problems.FiniteSum.")
+        if method.exact:
+            raise ArgumentError(f'{name} = {size!r} cannot go with method="arc", which is exact: use "scr".')
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size <= fun.n:
+            raise ArgumentError(
+                f"{name} = {size!r} does not fit the {fun.n} components: pass an integer from 1 to {fun.n}."
+            )
+    return batch, batch if hessian is None else hessian, objective
+
+
+def _limits(
+    oracle: Oracle,
+    tol: float | None,
+    curvature_tol: float | None,
+    max_iter: int,
+    max_calls: float | None,
+    max_time: float | None,
+    certify: bool,
+    max_products: int | None,
+) -> _Limits:
+    space = oracle.space
+    assert isinstance(space, (NumpySpace, TorchSpace))
+    if tol is None:
+        tol = 1e-8 if space.eps < 1e-10 else 1e-4
+    for name, value in (
+        ("tol", tol),
+        ("curvature_tol", curvature_tol),
+        ("max_calls", max_calls),
+        ("max_time", max_time),
+    ):
+        if value is not None and not value > 0:
+            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive number.")
+    if isinstance(max_iter, bool) or not isinstance(max_iter, (int, np.integer)) or max_iter < 0:
+        raise ArgumentError(f"max_iter = {max_iter!r} cannot be used: pass an integer ≥ 0.")
+    if max_products is not None and (not isinstance(max_products, int) or max_products < 1):
+        raise ArgumentError(f"max_products = {max_products!r} cannot be used: pass an integer ≥ 1.")
+    return _Limits(
+        tol=tol,
+        curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
+        max_iter=max_iter,
+        max_calls=math.inf if max_calls is None else max_calls,
+        max_time=math.inf if max_time is None else max_time,
+        certify=certify,
+        max_products=max_products,
+    )
+
+
+def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[_Run], bool]:
+    """Print a line and call the caller back; true means stop."""
+    by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
+
+    def report(run: _Run) -> bool:
+        record = run.history[-1]
+        if disp:
+            print(
+                f"{record.iteration:5d}  f = {record.value: .6e}  ‖g‖ = {record.grad_norm:.2e}  "
+                f"λ1 = {record.ritz_value: .2e}  σ = {record.sigma:.1e}  {record.branch}"
+            )
+        if callback is None:
+            return False
+        try:
+            if by_name:
+                known = record.trial_value if record.branch is not Branch.STAYED else record.value
+                result = OptimizeResult(x=restore(run.x), fun=known, nit=len(run.history), record=record)
+                return bool(callback(intermediate_result=result))
+            return bool(callback(restore(run.x)))
+        except StopIteration:
+            return True
+
+    return report
+
+
+def _result(run: _Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
+    oracle, meter = run.oracle, run.oracle.meter
+    counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
+    whole = oracle if oracle.exact else FiniteSumOracle(fun, (None, None, None), run.seed)
+    value, g = whole.gradient(run.x)
+    ended_elsewhere = status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER)
+    if ended_elsewhere:
+        run.certificate = None
+        if run.limits.certify and status is not Status.NOT_FINITE:
+            run.certificate, _ = probe(
+                whole,
+                run.x,
+                eps=run.limits.tol,
+                eps_curvature=run.limits.curvature_tol,
+                max_products=run.limits.max_products,
+                seed=run.seed,
+            )
+    return OptimizeResult(
+        x=restore(run.x),
+        fun=value,
+        jac=restore(g),
+        success=status.success,
+        status=status,
+        message=status.sentence,
+        nit=len(run.history),
+        history=run.history,
+        certificate=run.certificate,
+        **counts,
+    )
+
+
+def scipy_method(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    jac: Any = None,
+    hess: Any = None,
+    hessp: Any = None,
+    bounds: Any = None,
+    constraints: Any = (),
+    callback: Callable[..., Any] | None = None,
+    maxiter: int | None = None,
+    method: str = "sanc",
+    **options: Any,
+) -> OptimizeResult:
+    """Run `sanc.minimize` as a custom method of SciPy.
+
+    Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``;
+    `options` takes every keyword argument of `sanc.minimize`, ``method`` for a member of the family, and SciPy's
+    ``maxiter``. Bounds and constraints are not supported.
+
+    Examples
+    --------
+    >>> import sanc
+    >>> from scipy.optimize import minimize, rosen, rosen_der, rosen_hess_prod
+    >>> res = minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, method=sanc.scipy_method)
+    >>> res.success
+    True
+    """
+    if bounds is not None:
+        raise ArgumentError("bounds cannot be used: sanc minimises without constraints; leave bounds out.")
+    if constraints is not None and np.size(constraints) > 0:
+        raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
+    if not callable(jac):
+        raise ArgumentError(f"jac = {jac!r} cannot be used: pass the gradient as a function.")
+    if maxiter is not None:
+        options.setdefault("max_iter", maxiter)
+    return minimize(fun, x0, args, method, jac, hess if callable(hess) else None, hessp, callback=callback, **options)

@@ -1,0 +1,321 @@
+"""The family as `torch.optim.Optimizer`: SANC, SCR, ARC, CR, CRM and NCD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sanc.data import Batch
+from sanc.engine import Engine, EngineState
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.base import Meter
+from sanc.oracles.replay import derive, own_randomness
+from sanc.record import Record
+from sanc.settings import METHODS, PRESETS, make_settings
+
+__all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
+
+_KRYLOV_DIM = 5
+"""Lanczos iterations of a preset that leaves their number open: a mini-batch Hessian deserves no more."""
+
+
+class CubicOptimizer(Optimizer):
+    """What the optimisers of the family share.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
+        ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
+        left alone).
+    preset : {"robust", "paper", "authors"}
+        The set of rules and numbers to start from.
+    weight_decay : float
+        Default weight decay of the groups.
+    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+        How Hessian products are made.
+    microbatch : int, optional
+        Most rows of a `Batch` that are in memory at a time.
+    seed : int, optional
+        Seed of the optimiser and of the closures' randomness; by default it is drawn from torch's generator.
+    check : bool
+        Evaluate the loss twice at the first step and complain if it differs.
+    **options
+        Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
+
+    Attributes
+    ----------
+    record : Record or None
+        What happened in the last step.
+
+    Notes
+    -----
+    Closures return the mean loss and never call ``backward``; ``.grad`` is neither read nor written. While a step
+    runs, the global random states of torch, NumPy and Python are replaced by seeds of the optimiser's own, so that
+    dropout makes the same draw at x and at x + s, and are put back afterwards. Module buffers (BatchNorm) move once a
+    step, with the gradient.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        preset: str = "robust",
+        weight_decay: float = 0.0,
+        hvp: HvpMode = "double-backward",
+        microbatch: int | None = None,
+        seed: int | None = None,
+        check: bool = True,
+        **options: Any,
+    ) -> None:
+        method = METHODS[self.method]
+        own = ("preset", "weight_decay", "hvp", "microbatch", "seed", "check")
+        if preset in PRESETS and PRESETS[preset].krylov_dim is None:
+            options.setdefault("krylov_dim", _KRYLOV_DIM)
+        self._settings = make_settings(method, preset, options, own)
+        if hvp not in HVP_MODES:
+            raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+        if microbatch is not None and (not isinstance(microbatch, int) or microbatch < 1):
+            raise ArgumentError(f"microbatch = {microbatch!r} cannot be used: pass an integer ≥ 1, or None.")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+            raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0, or None.")
+        params = list(params)
+        if not params:
+            raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
+        super().__init__(params, {"weight_decay": weight_decay, "frozen": False})
+        self._preset = preset
+        self._hvp: HvpMode = hvp
+        self._microbatch = microbatch
+        self._check = check
+        if seed is None:
+            seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        self._engine = Engine(method, self._settings, seed, torch.finfo(self._layout().leaves[0].dtype).eps)
+        self._meter = Meter()
+        self.record: Record | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, after its entries were checked."""
+        known = {"params", "weight_decay", "frozen"}
+        for name, value in param_group.items():
+            if name not in known:
+                raise ArgumentError(f"group option {name!r} (= {value!r}) is not known: {nearest(name, known)}.")
+        decay = param_group.get("weight_decay", self.defaults["weight_decay"])
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < math.inf:
+            raise ArgumentError(f"weight_decay = {decay!r} cannot be used: pass a finite number ≥ 0.")
+        if not isinstance(param_group.get("frozen", False), bool):
+            raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
+        super().add_param_group(param_group)
+
+    def _layout(self) -> Layout:
+        """Gather the parameters that take part now: not frozen, and asking for a gradient."""
+        leaves: list[Tensor] = []
+        decays: list[float] = []
+        for group in self.param_groups:
+            if group["frozen"]:
+                continue
+            for p in group["params"]:
+                if p.requires_grad:
+                    leaves.append(p)
+                    decays.append(group["weight_decay"])
+        if not leaves:
+            raise ArgumentError(
+                "params has nothing to optimise: every parameter is frozen or has requires_grad=False; free at least one."
+            )
+        first = leaves[0]
+        if first.dtype not in (torch.float32, torch.float64):
+            raise ArgumentTypeError(
+                f"params hold {first.dtype}: keep the parameters in float32 or float64, and use torch.autocast in the "
+                "closure for lower precision."
+            )
+        for p in leaves:
+            if p.dtype != first.dtype or p.device != first.device:
+                raise ArgumentTypeError(
+                    f"params mix {first.dtype} on {first.device} with {p.dtype} on {p.device}: put all that are "
+                    "optimised on one device in one type."
+                )
+            if p.layout != torch.strided:
+                raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
+        return Layout(leaves, decays)
+
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Tensor],
+        *,
+        hessian: Callable[[], Tensor] | None = None,
+        objective: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Make one iteration.
+
+        Parameters
+        ----------
+        closure : callable or Batch
+            Returns the mean loss on the gradient sample.
+        hessian : callable or Batch, optional
+            Returns the mean loss on the Hessian sample; by default the gradient sample.
+        objective : callable or Batch, optional
+            Returns the mean loss on the sample for the ratio ρ; by default the gradient sample.
+
+        Returns
+        -------
+        Tensor
+            The loss of `closure` before the step, without weight decay.
+        """
+        if METHODS[self.method].exact and (hessian is not None or objective is not None):
+            raise ArgumentError(
+                "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or use SCR."
+            )
+        state = self._engine.state
+        gradient = self._sample("closure", closure, 0)
+        samples = [gradient]
+        for role, (name, given) in enumerate((("hessian", hessian), ("objective", objective)), start=1):
+            samples.append(gradient if given is None or given is closure else self._sample(name, given, role))
+        layout = self._layout()
+        everyone = [p for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in everyone]
+        for p in everyone:
+            p.grad = None
+        exact = METHODS[self.method].exact
+        oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=exact)
+        x = oracle.start()
+        point, known = x, (self._meter_counts(), self.record)
+        try:
+            with own_randomness(oracle.device), torch.enable_grad():
+                if self._check and state.iteration == 0:
+                    self._probe(oracle, x, gradient)
+                self._gather(layout)
+                point, self.record = self._engine.iterate(x, oracle)
+        except BaseException:
+            counts, self.record = known
+            self._meter = Meter(**counts)
+            raise
+        finally:
+            oracle.load(point)
+            oracle.close()
+            for p, grad in zip(everyone, grads, strict=True):
+                p.grad = grad
+        self._scatter(layout)
+        assert oracle.raw_loss is not None
+        return oracle.raw_loss
+
+    def _sample(self, name: str, given: Any, role: int) -> Sample:
+        if not callable(given):
+            raise ArgumentTypeError(
+                f"{name} = {given!r:.60} cannot be called: pass a function without arguments that returns the mean loss."
+            )
+        seed = derive(self._engine.state.seed, self._engine.state.iteration, role)
+        if isinstance(given, Batch):
+            return Sample(name, given.parts(self._microbatch), len(given), seed)
+        if self._microbatch is not None:
+            raise ArgumentTypeError(
+                f"{name} is a plain function, which microbatch = {self._microbatch} cannot cut: pass sanc.Batch(loss, "
+                "*tensors)."
+            )
+        return Sample(name, [(1.0, given)], 1, seed)
+
+    def _probe(self, oracle: AutogradOracle, x: Tensor, sample: Sample) -> None:
+        """Catch a closure that changes between two calls, such as one that draws a new batch each time."""
+        counts = self._meter_counts()
+        first, second = oracle.evaluate(x, sample), oracle.evaluate(x, sample)
+        self._meter = oracle.meter = Meter(**counts)
+        if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
+            raise ArgumentError(
+                f"closure returned {first!r} and then {second!r} at the same parameters: fix the batch before the step "
+                "and return the loss on it, so that values can be compared; check=False turns this test off."
+            )
+
+    def _meter_counts(self) -> dict[str, int]:
+        return {name: getattr(self._meter, name) for name in Meter.__slots__}
+
+    def _gather(self, layout: Layout) -> None:
+        """Give the engine CRM's previous point as a flat vector."""
+        points = [self.state.get(p, {}).get("previous") for p in layout.leaves]
+        known = all(point is not None for point in points)
+        previous = layout.flatten(points) if known and METHODS[self.method].momentum else None
+        state = self._engine.state
+        self._engine.state = EngineState(state.seed, state.iteration, state.sigma, state.seconds, previous)
+
+    def _scatter(self, layout: Layout) -> None:
+        previous = self._engine.state.previous
+        if previous is not None:
+            for p, point in zip(layout.leaves, layout.split(previous), strict=True):
+                self.state[p]["previous"] = point
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything a resumed run needs, as plain numbers and tensors.
+
+        The parameters themselves are the model's to save.
+        """
+        state = self._engine.state
+        return super().state_dict() | {
+            "engine": {
+                "method": self.method,
+                "preset": self._preset,
+                "seed": state.seed,
+                "iteration": state.iteration,
+                "sigma": state.sigma,
+                "seconds": state.seconds,
+                "meter": self._meter_counts(),
+            }
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state; the next step is bit for bit the one the saved run would have made."""
+        engine = state_dict.get("engine")
+        if not isinstance(engine, dict):
+            raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
+        if engine["method"] != self.method:
+            raise ArgumentError(
+                f"state_dict is of {engine['method']!r}, not {self.method!r}: load it into that method."
+            )
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self._engine.state = EngineState(engine["seed"], engine["iteration"], engine["sigma"], engine["seconds"])
+        self._meter = Meter(**engine["meter"])
+        self.record = None
+
+
+class SANC(CubicOptimizer):
+    """Adaptive cubic regularisation that escapes along negative curvature when a step is rejected."""
+
+    method = "sanc"
+
+
+class SCR(CubicOptimizer):
+    """Sub-sampled cubic regularisation (Kohler and Lucchi 2017): stays when a step is rejected."""
+
+    method = "scr"
+
+
+class ARC(CubicOptimizer):
+    """Adaptive regularisation with cubics (Cartis, Gould and Toint 2011) on one exact objective."""
+
+    method = "arc"
+
+
+class CR(CubicOptimizer):
+    """Cubic regularisation with a fixed σ (Nesterov and Polyak 2006); every step is taken."""
+
+    method = "cr"
+
+
+class CRM(CubicOptimizer):
+    """Cubic regularisation with a fixed σ and momentum (Wang, Zhou, Liang and Lan 2018)."""
+
+    method = "crm"
+
+
+class NCD(CubicOptimizer):
+    """Negative curvature descent (Liu et al. 2018): the curvature or the gradient step, whichever promises more."""
+
+    method = "ncd"
+
+
+for _class in (SANC, SCR, ARC, CR, CRM, NCD):
+    _class.__doc__ = f"{_class.__doc__}\n\n    {(CubicOptimizer.__doc__ or '').split('share.', 1)[1].strip()}\n"

@@ -1,0 +1,1 @@
+"""Who answers f, g and Hv: autograd, closed forms, NumPy callables."""

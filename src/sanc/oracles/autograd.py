@@ -1,0 +1,430 @@
+"""f, g and Hv of a torch loss by automatic differentiation.
+
+The loss is a closure over leaf tensors, which is how both a model's parameters and the argument of a plain function
+look from here. Points are flat vectors; `load` writes one into the leaves, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
+from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.oracles.replay import seed_all, still_buffers
+from sanc.vectors import TorchSpace, Vector
+
+HvpMode = Literal["double-backward", "forward-over-reverse", "finite-difference"]
+HVP_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse", "finite-difference")
+
+Closure = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays.
+
+    Attributes
+    ----------
+    name : str
+        The argument it came from, for messages.
+    parts : sequence of (float, callable)
+        Weights and closures; more than one when the sample is cut into micro-batches.
+    size : int
+        Components in it.
+    seed : int
+        What its random draws are a function of; None for a function that draws nothing.
+    """
+
+    name: str
+    parts: Sequence[tuple[float, Closure]]
+    size: int
+    seed: int | None
+
+
+class Layout:
+    """How flat vectors lie in leaf tensors, and the weight decay of each stretch."""
+
+    def __init__(self, leaves: Sequence[Tensor], decays: Sequence[float]) -> None:
+        self.leaves = list(leaves)
+        self._sizes = [leaf.numel() for leaf in self.leaves]
+        self.dim = sum(self._sizes)
+        self.decays: list[tuple[int, int, float]] = []
+        offset = 0
+        for size, decay in zip(self._sizes, decays, strict=True):
+            if decay:
+                if self.decays and self.decays[-1][1:] == (offset, decay):
+                    self.decays[-1] = (self.decays[-1][0], offset + size, decay)
+                else:
+                    self.decays.append((offset, offset + size, decay))
+            offset += size
+
+    def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Join per-leaf tensors into one new vector; a missing one is zero."""
+        pieces = [
+            leaf.new_zeros(leaf.numel()) if tensor is None else tensor.detach().to(leaf.dtype).reshape(-1)
+            for leaf, tensor in zip(self.leaves, tensors, strict=True)
+        ]
+        return torch.cat(pieces)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """View a flat vector as tensors of the leaves' shapes."""
+        pieces: Sequence[Tensor] = vector.split(self._sizes)  # type: ignore[no-untyped-call]
+        return [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+
+    def write(self, vector: Tensor) -> None:
+        """Copy a flat vector into the leaves."""
+        with torch.no_grad():
+            torch._foreach_copy_([leaf.detach() for leaf in self.leaves], self.split(vector))
+
+    def penalty(self, x: Tensor) -> float:
+        """½ Σ decay·‖x‖² over the stretches that have one."""
+        return sum(0.5 * decay * float(x[a:b].square().sum()) for a, b, decay in self.decays)
+
+    def add_decay(self, result: Tensor, v: Tensor) -> Tensor:
+        """Add decay·v, the penalty's gradient and Hessian product alike, in place."""
+        for a, b, decay in self.decays:
+            result[a:b].add_(v[a:b], alpha=decay)
+        return result
+
+
+class AutogradOracle(Oracle):
+    """f, g and Hv of closures over leaf tensors.
+
+    Parameters
+    ----------
+    layout : Layout
+        The leaves.
+    gradient, hessian, objective : Sample
+        The three samples; the same object where two coincide, which saves work.
+    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+        How products are made.
+    meter : Meter
+        Where calls are counted.
+    exact : bool
+        Whether the samples are the whole objective in every iteration.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        gradient: Sample,
+        hessian: Sample,
+        objective: Sample,
+        *,
+        hvp: HvpMode,
+        meter: Meter,
+        exact: bool = False,
+    ) -> None:
+        leaf = layout.leaves[0]
+        self.layout = layout
+        self.space = TorchSpace(layout.dim, leaf.dtype, leaf.device)
+        self.device = leaf.device
+        self.meter = meter
+        self.exact = exact
+        self.hvp = hvp
+        self._samples = (gradient, hessian, objective)
+        self._loaded: Vector | None = None
+        self._values: list[tuple[Sample, Vector, float]] = []
+        self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
+        self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
+        self.raw_loss: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        g, h, f = self._samples
+        return g.size, h.size, f.size
+
+    def start(self) -> Vector:
+        """Gather the leaves into the flat vector that stands for the current point."""
+        x = self.layout.flatten([leaf.detach() for leaf in self.layout.leaves])
+        self._loaded = x
+        return x
+
+    def load(self, x: Vector) -> None:
+        """Write a point into the leaves, unless it is there already."""
+        if self._loaded is not x:
+            self._loaded = self._graph = None  # a graph that was built on the old content is void
+            self.layout.write(x)
+            self._loaded = x
+
+    def value(self, x: Vector) -> float:
+        sample = self._samples[2]
+        for known, point, value in self._values:
+            if known is sample and point is x:
+                return value
+        value = self.evaluate(x, sample)
+        self._remember(sample, x, value)
+        return value
+
+    def _remember(self, sample: Sample, x: Vector, value: float) -> None:
+        self._values = [*self._values[-2:], (sample, x, value)]
+
+    def evaluate(self, x: Vector, sample: Sample) -> float:
+        """f(x) on a sample, with its randomness replayed and no buffer moved."""
+        self.load(x)
+        total = self.layout.penalty(x)
+        with still_buffers(), torch.no_grad():
+            self.rewind(sample)
+            for weight, closure in sample.parts:
+                total += weight * float(self.call(closure, sample, graph=False))
+        self.meter.count_value(sample.size)
+        return total
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        known = self._gradients
+        if known is not None and known[0] is x:
+            return known[1]
+        sample, hessian, _ = self._samples
+        keep = sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
+        self.load(x)
+        first = self.raw_loss is None
+        if first:  # the pass that counts as training: buffers move once, as in a plain forward pass
+            answer = self._gradient(x, sample, keep_graph=keep)
+        else:
+            with still_buffers():
+                answer = self._gradient(x, sample, keep_graph=keep)
+        self._remember(sample, x, answer[0])
+        self._gradients = (x, answer)
+        return answer
+
+    def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[float, Vector]:
+        total, result = self.layout.penalty(x), None
+        raw: Tensor | None = None
+        self.rewind(sample)
+        for weight, closure in sample.parts:
+            loss = self.call(closure, sample)
+            grads = self._first_order(loss, create_graph=keep_graph)
+            if keep_graph:
+                self._graph = (x, grads)
+            part = self.layout.flatten(grads)
+            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+            raw = weight * loss.detach() if raw is None else raw + weight * loss.detach()
+        assert result is not None
+        assert raw is not None
+        if self.raw_loss is None:
+            self.raw_loss = raw
+        self.meter.count_gradient(sample.size)
+        return total + float(raw), self.layout.add_decay(result, x)
+
+    def rewind(self, sample: Sample) -> None:
+        """Put the random state back to where every evaluation of this sample starts."""
+        if sample.seed is not None:
+            seed_all(sample.seed, self.device)
+
+    def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
+        """Run a closure and reject what is no loss, or one that has called backward() already."""
+        loss = closure()
+        if any(leaf.grad is not None for leaf in self.layout.leaves):
+            raise ArgumentError(
+                f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."
+            )
+        return check_loss(loss, sample.name, graph=graph)
+
+    def _first_order(self, loss: Tensor, *, create_graph: bool) -> Sequence[Tensor | None]:
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, self.layout.leaves, create_graph=create_graph, allow_unused=True
+        )
+        return grads
+
+    def hessian(self, x: Vector) -> Operator:
+        kinds: dict[str, type[_AutogradOperator]] = {
+            "double-backward": _DoubleBackward,
+            "forward-over-reverse": _ForwardOverReverse,
+            "finite-difference": _FiniteDifference,
+        }
+        return kinds[self.hvp](self, x, self._samples[1])
+
+    def take_graph(self, x: Vector) -> Sequence[Tensor | None] | None:
+        """Hand over the graph that the gradient pass built at `x`, if it built one."""
+        graph, self._graph = self._graph, None
+        return graph[1] if graph is not None and graph[0] is x else None
+
+    def close(self) -> None:
+        """Drop every graph and cached point."""
+        self._graph = None
+        self._gradients = None
+        self._values.clear()
+
+
+class _AutogradOperator(Operator):
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        self.oracle, self.x, self.sample = oracle, x, sample
+
+    def __call__(self, v: Vector) -> Vector:
+        oracle = self.oracle
+        with torch.enable_grad():
+            oracle.load(self.x)
+            try:
+                result = self.product(v)
+            except (RuntimeError, NotImplementedError) as problem:
+                _explain(problem)
+        oracle.meter.count_product(self.sample.size)
+        return oracle.layout.add_decay(result, v)
+
+    def product(self, v: Vector) -> Vector:
+        raise NotImplementedError
+
+    def gradient(self) -> Vector:
+        oracle = self.oracle
+        oracle.load(self.x)
+        with still_buffers(), torch.enable_grad():
+            result = self.first_order()
+        oracle.meter.count_gradient(self.sample.size)
+        return oracle.layout.add_decay(result, self.x)
+
+    def first_order(self) -> Vector:
+        """Gradient of the sample at whatever the leaves hold, without decay."""
+        oracle, result = self.oracle, None
+        oracle.rewind(self.sample)
+        for weight, closure in self.sample.parts:
+            loss = oracle.call(closure, self.sample)
+            part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
+            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+        return result
+
+
+class _DoubleBackward(_AutogradOperator):
+    """Differentiate the gradient once more; its graph is built once and kept for all products."""
+
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        super().__init__(oracle, x, sample)
+        self._grads = oracle.take_graph(x)
+
+    def product(self, v: Vector) -> Vector:
+        parts = self.sample.parts
+        if len(parts) == 1:
+            if self._grads is None:
+                with still_buffers():
+                    self.oracle.rewind(self.sample)
+                    self._grads = self._graph(parts[0][1])
+            return self._again(self._grads, v, retain=True).mul_(parts[0][0])
+        result = torch.zeros_like(v)
+        with still_buffers():
+            self.oracle.rewind(self.sample)
+            for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
+                result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
+        return result
+
+    def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
+        return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)
+
+    def _again(self, grads: Sequence[Tensor | None], v: Vector, *, retain: bool) -> Vector:
+        layout = self.oracle.layout
+        pairs = [
+            (g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None and g.requires_grad
+        ]  # a gradient that requires none is constant, and its Hessian rows are zero
+        if not pairs:
+            return torch.zeros_like(v)
+        outputs, weights = zip(*pairs, strict=True)
+        weights = tuple(w.to(g.dtype) for g, w in pairs)
+        return layout.flatten(
+            torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+        )
+
+    def release(self) -> None:
+        self._grads = None
+
+
+class _ForwardOverReverse(_AutogradOperator):
+    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
+
+    def product(self, v: Vector) -> Vector:
+        oracle, layout = self.oracle, self.oracle.layout
+        result: Vector | None = None
+        with still_buffers(), forward_ad.dual_level():
+            with torch.no_grad():
+                for leaf, primal, tangent in zip(
+                    layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
+                ):
+                    leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
+            oracle.rewind(self.sample)
+            for weight, closure in self.sample.parts:
+                loss = oracle.call(closure, self.sample)
+                grads = oracle._first_order(loss, create_graph=False)
+                tangents = [_tangent(g) for g in grads]
+                part = layout.flatten(tangents)
+                result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+        return result
+
+
+def _tangent(g: Tensor | None) -> Tensor | None:
+    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
+class _FiniteDifference(_AutogradOperator):
+    """Central difference of gradients, for losses with operators that have no second derivative."""
+
+    def product(self, v: Vector) -> Vector:
+        oracle = self.oracle
+        norm = oracle.space.norm(v)
+        if norm == 0.0:
+            return torch.zeros_like(v)
+        scale = max(1.0, oracle.space.norm(self.x) / self.x.numel() ** 0.5)
+        h = oracle.space.eps ** (1 / 3) * scale / norm
+        with still_buffers():
+            oracle.load(self.x + h * v)
+            ahead = self.first_order()
+            oracle.load(self.x - h * v)
+            behind = self.first_order()
+        oracle.load(self.x)
+        return (ahead - behind).mul_(0.5 / h)
+
+
+def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
+    """Reject what is not a scalar tensor that depends on the parameters."""
+    if not isinstance(loss, Tensor):
+        raise ArgumentTypeError(
+            f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one element, "
+            "without .item()."
+        )
+    if loss.numel() != 1:
+        raise ArgumentError(
+            f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
+        )
+    if not loss.is_floating_point():
+        raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
+    if graph and not loss.requires_grad:
+        raise ArgumentError(
+            f"{name} returned a loss that does not depend on the parameters: compute it from the model inside the "
+            "closure, without torch.no_grad(), detach() or .data."
+        )
+    return loss.reshape(())
+
+
+_MISSING = re.compile(
+    r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
+    r"|forward AD with (?:aten::)?(\w+) that does not support it"
+    r"|(once_differentiable)"
+)
+
+
+def _explain(problem: Exception) -> NoReturn:
+    """Turn autograd's complaint about a missing second derivative into one that names operator and remedy."""
+    match = _MISSING.search(str(problem))
+    if match is None:
+        raise problem
+    operator = next(group for group in match.groups() if group)
+    if operator == "once_differentiable":
+        operator = "a torch.autograd.Function marked once_differentiable"
+    remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
+    if "forward AD" in str(problem):
+        remedy += ', or hvp="double-backward"'
+    if "attention" in operator:
+        remedy += (
+            "; or compute attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which is differentiable"
+        )
+    if "cudnn_rnn" in operator:
+        remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
+    raise SecondDerivativeError(
+        f"the operator {operator} has no second derivative in torch {torch.__version__}, so the loss has no exact "
+        f"Hessian product. {remedy}.",
+        operator,
+    ) from problem

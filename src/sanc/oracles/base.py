@@ -1,0 +1,94 @@
+"""What the engine asks of the world: f, ∇f and Hessian products, each on its own sample, and how many it asked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from sanc.record import Calls
+from sanc.vectors import Space, Vector
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts component evaluations (D4) and, beside them, plain calls."""
+
+    value: int = 0
+    gradient: int = 0
+    product: int = 0
+    paper_calls: int = 0
+    nfev: int = 0
+    njev: int = 0
+    nhev: int = 0
+
+    def count_value(self, size: int) -> None:
+        """One function value over `size` components."""
+        self.value += size
+        self.nfev += 1
+
+    def count_gradient(self, size: int) -> None:
+        """One gradient over `size` components."""
+        self.gradient += size
+        self.njev += 1
+
+    def count_product(self, size: int) -> None:
+        """One Hessian product over `size` components."""
+        self.product += size
+        self.nhev += 1
+
+    def snapshot(self) -> Calls:
+        """Return the component counts as they stand."""
+        return Calls(self.value, self.gradient, self.product, self.paper_calls)
+
+
+class Operator(ABC):
+    """The Hessian at one point on one sample, good for many products."""
+
+    @abstractmethod
+    def __call__(self, v: Vector) -> Vector:
+        """Return the product with `v` as a fresh vector."""
+
+    @abstractmethod
+    def gradient(self) -> Vector:
+        """Return the gradient on the Hessian's sample."""
+
+    def release(self) -> None:
+        """Let go of whatever the products needed; a later product builds it anew."""
+
+
+class Oracle(ABC):
+    """Answers f, g and Hv at a point, on the samples of the current iteration.
+
+    Attributes
+    ----------
+    space : Space
+        The vectors it speaks in.
+    meter : Meter
+        What was asked so far.
+    exact : bool
+        Whether all three samples are the whole objective in every iteration.
+    """
+
+    space: Space
+    meter: Meter
+    exact: bool = False
+
+    def begin(self, iteration: int) -> None:  # noqa: B027 - an exact oracle has nothing to draw
+        """Draw the samples of an iteration."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Components in the gradient, Hessian and objective samples."""
+        return 1, 1, 1
+
+    @abstractmethod
+    def value(self, x: Vector) -> float:
+        """f(x) on the objective sample."""
+
+    @abstractmethod
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        """f(x) and ∇f(x) on the gradient sample."""
+
+    @abstractmethod
+    def hessian(self, x: Vector) -> Operator:
+        """The Hessian at x on the Hessian sample."""

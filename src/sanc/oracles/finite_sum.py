@@ -1,0 +1,118 @@
+"""f, g and Hv of a finite sum on three independent samples of constant size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.problems import FiniteSum
+from sanc.vectors import NumpySpace, Vector
+
+_ROLES = {"gradient": 0, "hessian": 1, "objective": 2}
+
+
+class FiniteSumOracle(Oracle):
+    """Draws the samples of each iteration as a function of (seed, iteration), so that every method sees the same.
+
+    Parameters
+    ----------
+    problem : FiniteSum
+        The whole sum.
+    sizes : tuple of (int or None)
+        Rows of the gradient, Hessian and objective samples; None is the whole sum.
+    seed : int
+        Seed of the draws.
+    """
+
+    def __init__(self, problem: FiniteSum, sizes: tuple[int | None, int | None, int | None], seed: int) -> None:
+        self.problem = problem
+        self.space = NumpySpace(problem.dim, problem.dtype)
+        self.meter = Meter()
+        self.seed = seed
+        self.wanted = list(sizes)
+        self._iteration = -1
+        self._samples: list[FiniteSum | None] = [None, None, None]
+        self._values: list[tuple[Vector, float]] = []
+        self._gradient: tuple[Vector, float, Vector] | None = None
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether all three samples are the whole sum."""
+        return all(size is None for size in self.wanted)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        n = self.problem.n
+        g, h, f = (n if size is None else size for size in self.wanted)
+        return g, h, f
+
+    def begin(self, iteration: int) -> None:
+        if iteration == self._iteration:
+            return
+        self._iteration = iteration
+        self._samples = [None, None, None]
+        if self.wanted[0] is not None:
+            self._gradient = None
+        if self.wanted[2] is not None:
+            self._values = []
+
+    def _sample(self, role: str) -> FiniteSum:
+        index = _ROLES[role]
+        sample = self._samples[index]
+        if sample is None:
+            size = self.wanted[index]
+            if size is None:
+                sample = self.problem
+            else:
+                rng = np.random.default_rng((self.seed, self._iteration, index))
+                sample = self.problem.subset(rng.choice(self.problem.n, size, replace=False, shuffle=False))
+            self._samples[index] = sample
+        return sample
+
+    def value(self, x: Vector) -> float:
+        for point, value in self._values:
+            if point is x:
+                return value
+        sample = self._sample("objective")
+        value = sample.value(x)
+        self.meter.count_value(sample.n)
+        self._remember(x, value)
+        return value
+
+    def _remember(self, x: Vector, value: float) -> None:
+        self._values = [*self._values[-2:], (x, value)]
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        if self._gradient is not None and self._gradient[0] is x:
+            return self._gradient[1], self._gradient[2]
+        sample = self._sample("gradient")
+        value, g = sample.value_and_gradient(x)
+        self.meter.count_gradient(sample.n)
+        self._gradient = (x, value, g)
+        if self.wanted[0] is None and self.wanted[2] is None:
+            self._remember(x, value)
+        return value, g
+
+    def hessian(self, x: Vector) -> Operator:
+        return _SampleHessian(self, self._sample("hessian"), x)
+
+
+class _SampleHessian(Operator):
+    def __init__(self, oracle: FiniteSumOracle, sample: FiniteSum, x: Vector) -> None:
+        self.meter, self.sample, self.x = oracle.meter, sample, x
+        self._product: Callable[[Vector], Vector] | None = None
+
+    def __call__(self, v: Vector) -> Vector:
+        if self._product is None:
+            self._product = self.sample.hessian(self.x)
+        self.meter.count_product(self.sample.n)
+        return self._product(v)
+
+    def gradient(self) -> Vector:
+        self.meter.count_gradient(self.sample.n)
+        return self.sample.value_and_gradient(self.x)[1]
+
+    def release(self) -> None:
+        self._product = None

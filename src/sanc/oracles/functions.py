@@ -1,0 +1,155 @@
+"""f, g and Hv of functions that a caller wrote: NumPy or torch callables, and torch functions without derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.vectors import NumpySpace, Space, TorchSpace, Vector
+
+
+class CallableOracle(Oracle):
+    """A function with its gradient and, optionally, its Hessian, as callables on arrays or tensors.
+
+    Parameters
+    ----------
+    fun : callable
+        ``fun(x, *args)`` returns f, or (f, g) where `jac` is True.
+    x0 : ndarray or Tensor
+        Gives shape, type and device of the points.
+    jac : callable or True
+        ``jac(x, *args)`` returns the gradient.
+    hess : callable, optional
+        ``hess(x, *args)`` returns a matrix, sparse matrix or linear operator.
+    hessp : callable, optional
+        ``hessp(x, v, *args)`` returns a product. Without either, products are central differences of `jac`.
+    args : tuple
+        Further arguments of all of them.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        x0: Any,
+        *,
+        jac: Callable[..., Any] | bool,
+        hess: Callable[..., Any] | None = None,
+        hessp: Callable[..., Any] | None = None,
+        args: tuple[Any, ...] = (),
+    ) -> None:
+        self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
+        self.shape = x0.shape
+        self.meter = Meter()
+        self.space: Space
+        if isinstance(x0, Tensor):
+            self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
+        else:
+            self.space = NumpySpace(x0.size, x0.dtype)
+        self._values: list[tuple[Vector, float]] = []
+        self._gradients: tuple[Vector, Vector] | None = None
+
+    def vector(self, answer: Any, name: str) -> Vector:
+        """Turn what a callable returned into a fresh flat vector."""
+        flat: Vector
+        if isinstance(self.space, TorchSpace):
+            tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
+            flat, size = tensor.detach().reshape(-1).clone(), tensor.numel()
+        else:
+            assert isinstance(self.space, NumpySpace)
+            array = np.array(answer.detach().cpu() if isinstance(answer, Tensor) else answer, self.space.dtype)
+            flat, size = array.reshape(-1), array.size
+        if size != self.space.dim:
+            raise ArgumentError(
+                f"{name} returned {size} numbers: return one for each of the {self.space.dim} variables."
+            )
+        return flat
+
+    def value(self, x: Vector) -> float:
+        for point, value in self._values:
+            if point is x:
+                return value
+        answer = self.fun(x.reshape(self.shape), *self.args)
+        if self.jac is True:
+            answer, g = answer
+            self._gradients = (x, self.vector(g, "fun"))
+            self.meter.count_gradient(1)
+        self.meter.count_value(1)
+        value = _scalar(answer)
+        self._values = [*self._values[-2:], (x, value)]
+        return value
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        value = self.value(x)
+        if self._gradients is None or self._gradients[0] is not x:
+            if self.jac is True:
+                self._values.clear()
+                value = self.value(x)
+            else:
+                assert callable(self.jac)
+                self._gradients = (x, self.slope(x))
+        assert self._gradients is not None
+        return value, self._gradients[1]
+
+    def slope(self, x: Vector) -> Vector:
+        """∇f(x) by the callable, counted."""
+        self.meter.count_gradient(1)
+        if self.jac is True:
+            return self.vector(self.fun(x.reshape(self.shape), *self.args)[1], "fun")
+        assert callable(self.jac)
+        return self.vector(self.jac(x.reshape(self.shape), *self.args), "jac")
+
+    def hessian(self, x: Vector) -> Operator:
+        return _CallableOperator(self, x)
+
+
+class _CallableOperator(Operator):
+    def __init__(self, oracle: CallableOracle, x: Vector) -> None:
+        self.oracle, self.x = oracle, x
+        self._matrix: Any = None
+
+    def __call__(self, v: Vector) -> Vector:
+        o = self.oracle
+        o.meter.count_product(1)
+        if o.hessp is not None:
+            return o.vector(o.hessp(self.x.reshape(o.shape), v.reshape(o.shape), *o.args), "hessp")
+        if o.hess is not None:
+            if self._matrix is None:
+                self._matrix = o.hess(self.x.reshape(o.shape), *o.args)
+                if hasattr(self._matrix, "ndim") and self._matrix.ndim != 2:
+                    self._matrix = self._matrix.reshape(o.space.dim, o.space.dim)
+            return o.vector(self._matrix @ v, "hess")
+        norm = o.space.norm(v)
+        if norm == 0.0:
+            return o.space.zeros()
+        scale = max(1.0, o.space.norm(self.x) / o.space.dim**0.5)
+        h = o.space.eps ** (1 / 3) * scale / norm
+        return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
+
+    def gradient(self) -> Vector:
+        return self.oracle.gradient(self.x)[1]
+
+
+def torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:
+    """Differentiate a torch function of one tensor automatically."""
+    leaf = x0.detach().clone().requires_grad_()
+    sample = Sample("fun", [(1.0, lambda: fun(leaf, *args))], 1, seed=None)
+    return AutogradOracle(Layout([leaf], [0.0]), sample, sample, sample, hvp=hvp, meter=Meter(), exact=True)
+
+
+def _scalar(answer: Any) -> float:
+    size = answer.numel() if isinstance(answer, Tensor) else np.size(answer)
+    if size != 1:
+        raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
+    try:
+        return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"fun returned {answer!r:.60}: return a real number.") from None

@@ -1,0 +1,82 @@
+"""Evaluations that can be repeated: the same random draws, and module buffers that do not move.
+
+A loss with dropout is a different function in every call unless the random state is put back first; a BatchNorm layer
+in training mode moves its running averages in every forward pass. Both would make f(x) and f(x+s) incomparable, or
+count trial evaluations as training. This module holds them still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+def derive(seed: int, *path: int) -> int:
+    """Return a seed of 63 bits that is a fixed function of `seed` and `path`."""
+    text = ",".join(map(str, (seed, *path))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return generators
+
+
+@contextmanager
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Give the global random states of torch, NumPy and Python back as they were when the block ends."""
+    generators = _generators(device)
+    states = [generator.get_state() for generator in generators]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global state is what closures use
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed everything that a closure may draw from."""
+    for generator in _generators(device):
+        generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
+@contextmanager
+def still_buffers() -> Iterator[None]:
+    """Put the buffers of every module that runs in training mode inside the block back as they were."""
+    saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor, int]] = {}
+
+    def remember(module: nn.Module, _: object) -> None:
+        if not module.training:
+            return
+        for name, buffer in module._buffers.items():
+            key = (id(module), name)
+            if buffer is not None and key not in saved:
+                saved[key] = (module, name, buffer, buffer.detach().clone(), buffer._version)
+
+    handle = register_module_forward_pre_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
+        with torch.no_grad():
+            for module, name, buffer, content, version in saved.values():
+                if buffer._version != version:
+                    buffer.copy_(content)
+                if module._buffers.get(name) is not buffer:
+                    module._buffers[name] = buffer

@@ -1,0 +1,103 @@
+"""What happened in one iteration: the record that every front door hands back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Branch(StrEnum):
+    """Which kind of step an iteration took."""
+
+    VERY_SUCCESSFUL = "very successful"
+    SUCCESSFUL = "successful"
+    UNTESTED = "untested"
+    CURVATURE = "curvature"
+    GRADIENT = "gradient"
+    STAYED = "stayed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Component evaluations since the start: values f_i, gradients ∇f_i and products ∇²f_i·v.
+
+    Attributes
+    ----------
+    value, gradient, product : int
+        How many components of each kind were evaluated, trial points and second Lanczos passes included.
+    paper_calls : int
+        The x-axis of the paper's figures: |S_g| per iteration plus |S_B| per Lanczos iteration; values are free.
+    """
+
+    value: int = 0
+    gradient: int = 0
+    product: int = 0
+    paper_calls: int = 0
+
+    @property
+    def total(self) -> int:
+        """All component evaluations together."""
+        return self.value + self.gradient + self.product
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One iteration.
+
+    Attributes
+    ----------
+    iteration : int
+        Number of the iteration, from 0.
+    branch : Branch
+        The kind of step taken.
+    rho : float
+        Actual over predicted decrease of the last trial, on the objective sample; NaN where no ratio was formed.
+    sigma : float
+        The cubic coefficient of the last trial.
+    grad_norm : float
+        Norm of the gradient on its sample.
+    ritz_value : float
+        Left-most Ritz value of the Hessian in the Krylov space; NaN where none was built.
+    step_norm : float
+        Length of the step that was taken, 0 where the iteration stayed.
+    model_decrease : float
+        Decrease that the cubic model predicted for its last trial; NaN where there was no model.
+    value : float
+        f(x) on the objective sample at the start of the iteration; NaN where the method asks for no value.
+    trial_value : float
+        f at the point the iteration ended at, on the objective sample.
+    krylov_dim : int
+        Dimension of the Krylov space.
+    trials : int
+        Points at which the objective was tried.
+    calls : Calls
+        Component evaluations since the start.
+    seconds : float
+        Time spent in iterations since the start.
+    note : str
+        Why the iteration went as it did, where that is not plain from the branch.
+    """
+
+    iteration: int
+    branch: Branch
+    rho: float
+    sigma: float
+    grad_norm: float
+    ritz_value: float
+    step_norm: float
+    model_decrease: float
+    value: float
+    trial_value: float
+    krylov_dim: int
+    trials: int
+    calls: Calls
+    seconds: float
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as plain numbers and strings, ready for JSON."""
+        return asdict(self) | {"branch": self.branch.value}

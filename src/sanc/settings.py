@@ -1,0 +1,246 @@
+"""The settings of the iteration, the presets that fix them, and the methods of the family: all of it data.
+
+A method is a choice of three things (model, acceptance, what to do on rejection); a preset is a set of numbers and
+rules for them. No other file knows a preset by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from sanc.errors import ArgumentError, nearest
+
+SigmaRule = Literal["paper", "interpolate"]
+KrylovStop = Literal["paper", "forcing"]
+Lanczos = Literal["store", "regenerate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every number and rule of the iteration.
+
+    Attributes
+    ----------
+    sigma0 : float
+        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value.
+    sigma_floor, sigma_ceiling : float or None
+        Bounds of σ. A floor of None is the machine precision of the parameters' type.
+    eta1, eta2 : float
+        A step with ρ ≥ η1 is taken; with ρ > η2 it also lowers σ.
+    gamma : float
+        Factor by which σ grows after a rejected step.
+    sigma_rule : {"paper", "interpolate"}
+        "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
+        σ follows the cubic coefficient that f showed along the last step, up or down.
+    rounding_guard : bool
+        Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves.
+    resolves : int
+        How often a rejected step is replaced by that of a larger σ in the same Krylov space; no Hessian product.
+    krylov_dim : int or None
+        Most Lanczos iterations J. None: as many as the problem needs, which only the function front door allows.
+    krylov_stop : {"paper", "forcing"}
+        "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
+        ‖∇m(s)‖ ≤ min(0.1, √‖g‖)·‖g‖, an inexact Newton condition.
+    lanczos : {"store", "regenerate"}
+        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
+    reorthogonalise : bool
+        Orthogonalise each new Lanczos vector against all earlier ones; needs lanczos="store".
+    L1, L2 : float
+        Lipschitz constants of the gradient and the Hessian, used by the escape step.
+    estimate_constants : bool
+        Estimate L1 and L2 from the Krylov space and the last trial instead of using the numbers given.
+    epsilon, epsilon_g, epsilon_s : float
+        ε, ε_g and ε_s of the paper; an ε_g of None is ε/4.
+    curvature_guard : {"negative", "epsilon"}
+        Follow negative curvature only if λ1 < 0, or only if λ1 < −ε.
+    otherwise : {"gradient", "stay"}
+        What a rejected step does where the guard finds no curvature.
+    gradient_tolerance_power : int
+        The gradient side of the escape rule is ‖g‖²/(4 L1) − ε_g^power/L1: 2 in the paper, 1 in its program.
+    fallback_sample : {"gradient", "hessian"}
+        The sample whose gradient the escape step −g/L1 uses.
+    sign : {"random", "descent"}
+        Sign of the curvature direction: a coin toss, or downhill.
+    escape_check : {"finite", "decrease"}
+        Keep an escape step if f is finite there, or only if it is lower there; the step is halved until it is.
+    momentum : float
+        Largest momentum coefficient of `CRM`.
+    lr : float
+        Step size of `sgd`.
+    """
+
+    sigma0: float = 1.0
+    sigma_floor: float | None = None
+    sigma_ceiling: float = math.inf
+    eta1: float = 0.2
+    eta2: float = 0.8
+    gamma: float = 2.0
+    sigma_rule: SigmaRule = "paper"
+    rounding_guard: bool = False
+    resolves: int = 0
+    krylov_dim: int | None = 5
+    krylov_stop: KrylovStop = "paper"
+    lanczos: Lanczos = "store"
+    reorthogonalise: bool = False
+    L1: float = 10.0
+    L2: float = 10.0
+    estimate_constants: bool = False
+    epsilon: float = 1e-4
+    epsilon_g: float | None = None
+    epsilon_s: float = 1e-8
+    curvature_guard: Literal["negative", "epsilon"] = "negative"
+    otherwise: Literal["gradient", "stay"] = "gradient"
+    gradient_tolerance_power: int = 2
+    fallback_sample: Literal["gradient", "hessian"] = "gradient"
+    sign: Literal["random", "descent"] = "random"
+    escape_check: Literal["finite", "decrease"] = "finite"
+    momentum: float = 0.9
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        positive = ("sigma0", "L1", "L2", "epsilon", "lr")
+        for name in positive:
+            _require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
+                     "pass a positive finite number")  # fmt: skip
+        for name in ("epsilon_g", "epsilon_s", "sigma_floor"):
+            given = getattr(self, name)
+            _require(given is None or 0 <= given < math.inf, name, given, "pass a number ≥ 0")
+        _require(0 < self.eta1 < 1, "eta1", self.eta1, "pass a number between 0 and 1")
+        _require(self.eta1 < self.eta2 < 1, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
+        _require(1 < self.gamma < math.inf, "gamma", self.gamma, "pass a finite number above 1")
+        _require(self.resolves >= 0, "resolves", self.resolves, "pass an integer ≥ 0")
+        _require(self.krylov_dim is None or self.krylov_dim >= 1, "krylov_dim", self.krylov_dim,
+                 "pass an integer ≥ 1")  # fmt: skip
+        _require(self.gradient_tolerance_power in (1, 2), "gradient_tolerance_power", self.gradient_tolerance_power,
+                 "pass 1 or 2")  # fmt: skip
+        _require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
+        _require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
+                 'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
+        floor = self.sigma_floor or 0.0
+        _require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """ε_g: the number given, or ε/4."""
+        return self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
+
+
+def _require(holds: bool, name: str, value: object, remedy: str) -> None:
+    if not holds:
+        raise ArgumentError(f"{name} = {value!r} cannot be used: {remedy}.")
+
+
+_HINTS: dict[str, Any] = {}
+
+
+def _check_types(settings: Settings) -> None:
+    """Reject a value of the wrong kind by name, before a comparison fails somewhere else."""
+    if not _HINTS:
+        _HINTS.update(get_type_hints(Settings))
+    for item in fields(settings):
+        value, hint = getattr(settings, item.name), _HINTS[item.name]
+        choices = [c for c in get_args(hint) if isinstance(c, str)]
+        if choices:
+            if value not in choices:
+                hint_text = nearest(str(value), choices)
+                raise ArgumentError(f"{item.name} = {value!r} is not a choice: {hint_text}.")
+            continue
+        allows_none = type(None) in get_args(hint)
+        if value is None and allows_none:
+            continue
+        if hint is bool:
+            good, want = isinstance(value, bool), "True or False"
+        elif hint is int or int in get_args(hint):
+            good, want = isinstance(value, int) and not isinstance(value, bool), "an integer"
+        else:
+            good = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+            want = "a number"
+        if not good:
+            raise ArgumentError(f"{item.name} = {value!r} cannot be used: pass {want}.")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A member of the family: three choices, and the settings in which it differs from the preset."""
+
+    name: str
+    model: Literal["adaptive", "fixed", "none"]
+    acceptance: Literal["ratio", "always"]
+    on_rejection: Literal["escape", "stay", "gradient"]
+    momentum: bool = False
+    exact: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uses_krylov(self) -> bool:
+        """Whether the method asks for Hessian products at all."""
+        return self.model != "none" or self.on_rejection == "escape"
+
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("sanc", "adaptive", "ratio", "escape"),
+        Method("scr", "adaptive", "ratio", "stay"),
+        Method("arc", "adaptive", "ratio", "stay", exact=True),
+        Method("cr", "fixed", "always", "stay", defaults={"sigma0": 5.0}),
+        Method("crm", "fixed", "always", "stay", momentum=True, defaults={"sigma0": 5.0}),
+        Method("ncd", "none", "always", "escape"),
+        Method("sgd", "none", "always", "gradient"),
+    )
+}
+"""The family by name."""
+
+PRESETS: Mapping[str, Settings] = {
+    "paper": Settings(),
+    "authors": Settings(
+        curvature_guard="epsilon",
+        otherwise="stay",
+        gradient_tolerance_power=1,
+        fallback_sample="hessian",
+        sigma_floor=1e-80,
+    ),
+    "robust": Settings(
+        eta1=0.1,
+        eta2=0.75,
+        sigma_floor=1e-8,
+        sigma_rule="interpolate",
+        rounding_guard=True,
+        resolves=12,
+        krylov_dim=None,
+        krylov_stop="forcing",
+        reorthogonalise=True,
+        estimate_constants=True,
+        sign="descent",
+        escape_check="decrease",
+    ),
+}
+"""The presets by name: the paper to the letter, the authors' program, and what we recommend."""
+
+AUTHORS_FLOAT32_FLOOR = 1e-20
+"""The authors' program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""
+
+
+def find_method(name: object) -> Method:
+    """Look a method up by name, with the nearest name in the error."""
+    if not isinstance(name, str) or name.lower() not in METHODS:
+        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
+    return METHODS[name.lower()]
+
+
+def make_settings(method: Method, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
+    """Preset, then the method's own defaults, then the caller's options; `also` are names the caller takes itself."""
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ArgumentError(f"preset = {preset!r} is not known: {nearest(str(preset), PRESETS)}.")
+    known = {item.name for item in fields(Settings)}
+    for name, value in options.items():
+        if name not in known:
+            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {nearest(name, known | set(also))}.")
+    merged = {**method.defaults, **options}
+    if merged.get("lanczos") == "regenerate":
+        merged.setdefault("reorthogonalise", False)
+    return replace(PRESETS[preset], **merged)

@@ -1,0 +1,188 @@
+r"""The paper's constants as functions: sample sizes, σ_max, the κ's and the iteration bounds, errors corrected.
+
+Symbols: :math:`L_0, L_1, L_2` are Lipschitz constants of f, its gradient and its Hessian; ε_g and ε_B bound the errors
+of the sampled gradient and Hessian; ε_s is the step length at which the method may stop; δ is a probability of failure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sanc.errors import ArgumentError
+
+__all__ = [
+    "ComplexityBound",
+    "complexity_bound",
+    "gradient_sample_size",
+    "growing_sample_sizes",
+    "hessian_sample_size",
+    "kappa_d",
+    "kappa_l",
+    "kappa_s1",
+    "kappa_s2",
+    "sigma_max",
+    "smallest_epsilon",
+]
+
+
+def _positive(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive finite number.")
+
+
+def _not_negative(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
+
+
+def _probability(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ArgumentError(f"delta = {delta!r} cannot be used: pass a probability between 0 and 1.")
+
+
+def gradient_sample_size(L0: float, epsilon_g: float, delta: float) -> int:
+    r"""Rows for which ‖g − ∇f‖ ≤ ε_g with probability 1 − δ.
+
+    .. math:: |S_g| \ge 4 L_0^2 \left(1 + 2\sqrt{\log(1/\delta)}\right)^2 / \epsilon_g^2
+    """
+    _positive(L0=L0, epsilon_g=epsilon_g)
+    _probability(delta)
+    return math.ceil(4 * L0**2 * (1 + 2 * math.sqrt(math.log(1 / delta))) ** 2 / epsilon_g**2)
+
+
+def hessian_sample_size(L1: float, epsilon_B: float, delta: float, dim: int) -> int:
+    r"""Rows for which ‖B − ∇²f‖ ≤ ε_B with probability 1 − δ.
+
+    .. math:: |S_B| \ge 16 L_1^2 \log(2d/\delta) / \epsilon_B^2
+    """
+    _positive(L1=L1, epsilon_B=epsilon_B, dim=dim)
+    _probability(delta)
+    return math.ceil(16 * L1**2 * math.log(2 * dim / delta) / epsilon_B**2)
+
+
+def sigma_max(sigma0: float, gamma: float, L2: float, epsilon_g: float, epsilon_B: float, epsilon_s: float) -> float:
+    r"""Upper bound of σ over all iterations.
+
+    .. math::
+        \sigma_{\max} = \max\{\sigma_0,\; \gamma(\tfrac32 L_2 + 3\epsilon_g/\epsilon_s^2 + 3\epsilon_B/(2\epsilon_s))\}
+
+    The paper's lemma loses a factor ‖s‖ in the last term.
+    """
+    _positive(sigma0=sigma0, L2=L2, epsilon_s=epsilon_s)
+    _not_negative(epsilon_g=epsilon_g, epsilon_B=epsilon_B)
+    if not 1 < gamma < math.inf:
+        raise ArgumentError(f"gamma = {gamma!r} cannot be used: pass a finite number above 1.")
+    return max(sigma0, gamma * (1.5 * L2 + 3 * epsilon_g / epsilon_s**2 + 1.5 * epsilon_B / epsilon_s))
+
+
+def kappa_l(L2: float, sigma_max: float) -> float:
+    r""":math:`\kappa_l = L_2 + 2\sigma_{\max}`, of the lower bound on ‖s‖."""
+    _positive(L2=L2, sigma_max=sigma_max)
+    return L2 + 2 * sigma_max
+
+
+def kappa_s1(eta1: float, sigma_min: float, sigma_max: float, L2: float) -> float:
+    r""":math:`\kappa_{s1} = \eta_1\sigma_{\min} / (36\sqrt6\,(L_2 + 2\sigma_{\max})^{3/2})`: first-order decrease."""
+    _positive(eta1=eta1, sigma_min=sigma_min)
+    return eta1 * sigma_min / (36 * math.sqrt(6) * math.pow(kappa_l(L2, sigma_max), 1.5))
+
+
+def kappa_s2(eta1: float, sigma_min: float, sigma_max: float) -> float:
+    r""":math:`\kappa_{s2} = \eta_1\sigma_{\min} / (6\sigma_{\max}^3)`: second-order decrease (printed: σ_max¹)."""
+    _positive(eta1=eta1, sigma_min=sigma_min, sigma_max=sigma_max)
+    return eta1 * sigma_min / (6 * sigma_max**3)
+
+
+def kappa_d(L2: float) -> float:
+    r""":math:`\kappa_d = 1/(24 L_2^2)`: decrease of the curvature step."""
+    _positive(L2=L2)
+    return 1 / (24 * L2**2)
+
+
+def smallest_epsilon(epsilon_g: float, epsilon_B: float, kappa_l: float) -> float:
+    r"""Smallest ε the complexity theorem covers: :math:`\max\{3\epsilon_g,\; 8\epsilon_B^2/(3\kappa_l)\}`.
+
+    It also asks ε_B ≤ ε'/12 with ε' = max(ε, ‖g‖)/2.
+    """
+    _positive(kappa_l=kappa_l)
+    _not_negative(epsilon_g=epsilon_g, epsilon_B=epsilon_B)
+    return max(3 * epsilon_g, 8 * epsilon_B**2 / (3 * kappa_l))
+
+
+@dataclass(frozen=True, slots=True)
+class ComplexityBound:
+    """Most iterations to a point of each order.
+
+    Attributes
+    ----------
+    first_order : int
+        l1, as proved, with ε^{3/2} in both terms.
+    first_order_stated : int
+        l1 as the theorem states it, with ε³ in the curvature term.
+    second_order : int
+        l2.
+    """
+
+    first_order: int
+    first_order_stated: int
+    second_order: int
+
+    @property
+    def total(self) -> int:
+        """l1 + l2 + 1: iterations to an ε-second-order point, with l1 as stated."""
+        return self.first_order_stated + self.second_order + 1
+
+
+def complexity_bound(
+    gap: float, epsilon: float, *, eta1: float, sigma_min: float, sigma_max: float, L2: float
+) -> ComplexityBound:
+    r"""Worst-case iterations of SANC.
+
+    .. math::
+        l_1 = \lceil (f_0 - f_{low}) / (\min\{\kappa_{s1}, \kappa_d\}\,\epsilon^{3/2}) \rceil, \qquad
+        l_2 = \lceil (f_0 - f_{low}) / (\min\{\kappa_{s2}, \kappa_d\}\,\epsilon^3) \rceil
+
+    Parameters
+    ----------
+    gap : float
+        f(x0) − f_low.
+    epsilon : float
+        The tolerance ε, below 1.
+    eta1, sigma_min, sigma_max, L2 : float
+        Constants of the method and the function.
+    """
+    _positive(gap=gap, epsilon=epsilon)
+    if epsilon >= 1:
+        raise ArgumentError(f"epsilon = {epsilon!r} cannot be used: pass a number below 1.")
+    s1 = kappa_s1(eta1, sigma_min, sigma_max, L2)
+    s2 = kappa_s2(eta1, sigma_min, sigma_max)
+    d = kappa_d(L2)
+    return ComplexityBound(
+        first_order=math.ceil(gap / (min(s1, d) * epsilon**1.5)),
+        first_order_stated=math.ceil(gap / min(s1 * epsilon**1.5, d * epsilon**3)),
+        second_order=math.ceil(gap / (min(s2, d) * epsilon**3)),
+    )
+
+
+def growing_sample_sizes(step_norm: float, reference_norm: float, base: tuple[int, int], limit: int) -> tuple[int, int]:
+    r"""Sizes (|S_g|, |S_B|) of SCR's growing samples: |S_g| ∝ 1/‖s‖⁴ and |S_B| ∝ 1/‖s‖² (Kohler and Lucchi 2017).
+
+    Parameters
+    ----------
+    step_norm : float
+        ‖s‖ of the last step taken.
+    reference_norm : float
+        ‖s‖ at which the sizes are `base`.
+    base : tuple of int
+        Sizes (|S_g|, |S_B|) never gone below.
+    limit : int
+        Rows there are.
+    """
+    _positive(step_norm=step_norm, reference_norm=reference_norm)
+    shrink = max(1.0, reference_norm / step_norm)
+    gradient = min(limit, math.ceil(base[0] * min(shrink**4, 1e18)))
+    hessian = min(limit, math.ceil(base[1] * min(shrink**2, 1e18)))
+    return gradient, hessian

@@ -1,0 +1,139 @@
+"""The few vector operations the engine needs, for NumPy arrays and torch tensors alike.
+
+The engine works on flat vectors and never asks what they are made of; a `Space` answers for it. Scalars come back
+as Python floats, so that everything small is done on the host in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Vector: TypeAlias = Any
+"""A one-dimensional `numpy.ndarray` or `torch.Tensor`; both carry the same arithmetic."""
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+"""A small float64 array on the host."""
+
+
+class Space(ABC):
+    """Vectors of one length, type and device."""
+
+    dim: int
+    eps: float
+
+    @abstractmethod
+    def dot(self, u: Vector, v: Vector) -> float:
+        """Inner product."""
+
+    @abstractmethod
+    def norm(self, v: Vector) -> float:
+        """Euclidean norm, safe from overflow of the squares where the library is."""
+
+    @abstractmethod
+    def subtract(self, v: Vector, scale: float, w: Vector) -> None:
+        """Subtract ``scale * w`` from `v` in place."""
+
+    @abstractmethod
+    def normal(self, rng: np.random.Generator) -> Vector:
+        """Draw a vector of independent standard normal entries; the host draws, so every device sees the same."""
+
+    @abstractmethod
+    def rows(self, count: int) -> Any:
+        """Allocate an uninitialised ``(count, dim)`` block."""
+
+    @abstractmethod
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
+        """Sum of the rows weighted by the coefficients."""
+
+    @abstractmethod
+    def project(self, rows: Any, v: Vector) -> Floats:
+        """Inner products of every row with `v`."""
+
+    @abstractmethod
+    def zeros(self) -> Vector:
+        """Return a new zero vector."""
+
+    def finite(self, v: Vector) -> bool:
+        """Whether every entry is finite; one reduction, so a norm that overflows counts as not finite."""
+        return math.isfinite(self.norm(v))
+
+
+class NumpySpace(Space):
+    """Vectors held by NumPy."""
+
+    def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:
+        self.dim = dim
+        self.dtype = np.dtype(dtype)
+        self.eps = float(np.finfo(self.dtype).eps)
+
+    def dot(self, u: Vector, v: Vector) -> float:
+        return float(u @ v)
+
+    def norm(self, v: Vector) -> float:
+        square = float(v @ v)
+        if 1e-280 < square < 1e280:
+            return math.sqrt(square)
+        largest = float(np.max(np.abs(v), initial=0.0))
+        if largest == 0.0 or not math.isfinite(largest):
+            return largest
+        scaled = v / largest
+        return largest * math.sqrt(float(scaled @ scaled))
+
+    def subtract(self, v: Vector, scale: float, w: Vector) -> None:
+        v -= scale * w  # a Python float keeps the type of the array
+
+    def normal(self, rng: np.random.Generator) -> Vector:
+        return rng.standard_normal(self.dim).astype(self.dtype, copy=False)
+
+    def rows(self, count: int) -> Any:
+        return np.empty((count, self.dim), self.dtype)
+
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
+        return coefficients.astype(self.dtype, copy=False) @ rows
+
+    def project(self, rows: Any, v: Vector) -> Floats:
+        return np.asarray(rows @ v, np.float64)
+
+    def zeros(self) -> Vector:
+        return np.zeros(self.dim, self.dtype)
+
+
+class TorchSpace(Space):
+    """Vectors held by torch, on any device."""
+
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dim = dim
+        self.dtype = dtype
+        self.device = device
+        self.eps = float(torch.finfo(dtype).eps)
+
+    def dot(self, u: Vector, v: Vector) -> float:
+        return float(torch.dot(u, v))
+
+    def norm(self, v: Vector) -> float:
+        return float(torch.linalg.vector_norm(v))
+
+    def subtract(self, v: Vector, scale: float, w: Vector) -> None:
+        v.sub_(w, alpha=scale)
+
+    def normal(self, rng: np.random.Generator) -> Vector:
+        return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
+
+    def rows(self, count: int) -> Any:
+        return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
+
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
+        return torch.from_numpy(coefficients).to(self.device, self.dtype) @ rows
+
+    def project(self, rows: Any, v: Vector) -> Floats:
+        products: Floats = torch.mv(rows, v).double().cpu().numpy()
+        return products
+
+    def zeros(self) -> Vector:
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
