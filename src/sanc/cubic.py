@@ -94,7 +94,7 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     CubicStep
     """
     c = eigen.vectors.T @ linear
-    c_norm = float(np.linalg.norm(c))
+    c_norm = _length(c)[0]
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| ≤ 1 and ‖ĉ‖ ≤ 1,
     # so no σ, however large or small, overflows or loses digits.
     a = max(float(np.max(np.abs(eigen.values))), math.sqrt(sigma) * math.sqrt(c_norm))
@@ -125,18 +125,18 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
         y = np.zeros_like(c)
         with np.errstate(divide="ignore", over="ignore"):
             y[live] = -c[live] / gaps[live]
-        rest = float(np.linalg.norm(y))
+        rest = _length(y)[0]
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
             return 0.0, y, True
         lower = 0.0
-    upper = float(_quadratic_root(np.linalg.norm(c), np.min(gaps), base)) * (1.0 + 1e-12)
+    upper = float(_quadratic_root(np.float64(_length(c)[0]), np.min(gaps), base)) * (1.0 + 1e-12)
     upper = max(upper, lower, 5e-324)
     t = lower if lower > 0.0 else 0.5 * upper
     for _ in range(200):
         shifted = gaps + t
         y = -c / shifted
-        norm = float(np.linalg.norm(y))
+        norm, unit = _length(y)
         excess = (base + t) / norm - 1.0
         if excess > 0.0:
             upper = t
@@ -144,7 +144,7 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
             lower = t
         if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
             break
-        slope = (1.0 + (base + t) * float(y @ (y / shifted)) / (norm * norm)) / norm
+        slope = (1.0 + (base + t) * float(unit @ (unit / shifted))) / norm
         newton = t - excess / slope
         if not lower < newton < upper:  # bisect on the scale on which t lives
             newton = math.sqrt(lower * upper) if lower > 0.0 else 0.5 * upper
@@ -152,12 +152,22 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
             break
         t = newton
     y = -c / (gaps + t)
-    others = float(np.linalg.norm(y[1:]))
+    others = _length(y[1:])[0]
     mu = base + t
     if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:
         # Nearly hard: t is a small difference, but the length of y, and with it |y_1|, is known to full precision.
         y[0] = math.copysign(math.sqrt((mu - others) * (mu + others)), y[0])
     return t, y, False
+
+
+def _length(y: Floats) -> tuple[float, Floats]:
+    """Norm and direction, safe where the squares would underflow or overflow."""
+    largest = float(np.max(np.abs(y), initial=0.0))
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest, y
+    scaled = y / largest
+    norm = math.sqrt(float(scaled @ scaled))
+    return largest * norm, scaled / norm
 
 
 def _quadratic_root(size: Floats | np.floating, gap: Floats | np.floating, base: float) -> Floats:

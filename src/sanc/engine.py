@@ -111,8 +111,7 @@ class Engine:
         except BaseException:
             self.state = before
             raise
-        sizes = oracle.sizes
-        oracle.meter.paper_calls += sizes[0] + draft.krylov_dim * sizes[1]
+        self._charge(oracle, draft.krylov_dim)
         self.state = replace(
             self.state,
             iteration=before.iteration + 1,
@@ -137,6 +136,17 @@ class Engine:
             note=draft.note,
         )
         return point, record
+
+    def _charge(self, oracle: Oracle, krylov_dim: int) -> None:
+        """Count as the paper's program does: |S_g| + J·|S_B|, whether or not Lanczos stopped before J.
+
+        A Krylov space whose length follows need is charged for what it used.
+        """
+        s = self.settings
+        if self.method.uses_krylov and s.krylov_stop == "paper" and s.krylov_dim is not None:
+            krylov_dim = min(s.krylov_dim, oracle.space.dim)
+        size_g, size_b, _ = oracle.sizes
+        oracle.meter.paper_calls += size_g + krylov_dim * size_b
 
     def _advance(self, x: Vector, oracle: Oracle, start: Vector | None, draft: _Draft) -> Vector:
         self.at_rest = False
@@ -338,7 +348,8 @@ class Engine:
             plan = escape.Escape(Branch.GRADIENT, s.lr)
         else:
             L1, L2 = self._constants(eigen)
-            plan = escape.choose(draft.ritz_value, draft.grad_norm, L1, L2, s)
+            has_model = self.method.model != "none"
+            plan = escape.choose(draft.ritz_value, draft.grad_norm, L1, L2, s, may_stay=has_model)
         if plan.branch is Branch.CURVATURE and krylov is not None and eigen is not None:
             (v,) = krylov.combine(eigen.leftmost_vector)
             d = (plan.length * self._curvature_sign(g, v, oracle)) * v

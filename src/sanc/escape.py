@@ -17,7 +17,9 @@ class Escape:
     length: float = 0.0
 
 
-def choose(ritz_value: float, grad_norm: float, L1: float, L2: float, settings: Settings) -> Escape:
+def choose(
+    ritz_value: float, grad_norm: float, L1: float, L2: float, settings: Settings, *, may_stay: bool = True
+) -> Escape:
     """Compare the decrease that curvature promises with that of the gradient (equation 9 of the paper).
 
     The curvature step d = ±(2|λ1|/L2) v promises 2(−λ1)³/(3 L2²) − ε λ1²/(6 L2²), the gradient step d = −g/L1
@@ -34,6 +36,8 @@ def choose(ritz_value: float, grad_norm: float, L1: float, L2: float, settings: 
         Lipschitz constants of gradient and Hessian.
     settings : Settings
         ε, ε_g and the variants of the rule.
+    may_stay : bool
+        Whether staying is allowed at all; a method without a model has nothing but this step.
     """
     guard = -settings.epsilon if settings.curvature_guard == "epsilon" else 0.0
     if ritz_value < guard:
@@ -41,6 +45,6 @@ def choose(ritz_value: float, grad_norm: float, L1: float, L2: float, settings: 
         slack = settings.gradient_tolerance**settings.gradient_tolerance_power
         if curvature > (grad_norm**2 / 4 - slack) / L1:
             return Escape(Branch.CURVATURE, 2 * -ritz_value / L2)
-    elif settings.otherwise == "stay" and not math.isnan(ritz_value):
+    elif may_stay and settings.otherwise == "stay" and not math.isnan(ritz_value):
         return Escape(Branch.STAYED)
     return Escape(Branch.GRADIENT, 1.0 / L1)

@@ -223,7 +223,7 @@ class CubicOptimizer(Optimizer):
     def _probe(self, oracle: AutogradOracle, x: Tensor, sample: Sample) -> None:
         """Catch a closure that changes between two calls, such as one that draws a new batch each time."""
         counts = self._meter_counts()
-        first, second = oracle.evaluate(x, sample), oracle.evaluate(x, sample)
+        first, second = oracle.evaluate(x, sample, graph=True), oracle.evaluate(x, sample)
         self._meter = oracle.meter = Meter(**counts)
         if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
             raise ArgumentError(

@@ -30,7 +30,8 @@ class Calls:
     value, gradient, product : int
         How many components of each kind were evaluated, trial points and second Lanczos passes included.
     paper_calls : int
-        The x-axis of the paper's figures: |S_g| per iteration plus |S_B| per Lanczos iteration; values are free.
+        The x-axis of the paper's figures: |S_g| + J·|S_B| per second-order step; values are free. Where the length of
+        the Krylov space follows need (preset "robust"), J is the length it had.
     """
 
     value: int = 0

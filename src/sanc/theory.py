@@ -182,7 +182,7 @@ def growing_sample_sizes(step_norm: float, reference_norm: float, base: tuple[in
         Rows there are.
     """
     _positive(step_norm=step_norm, reference_norm=reference_norm)
-    shrink = max(1.0, reference_norm / step_norm)
-    gradient = min(limit, math.ceil(base[0] * min(shrink**4, 1e18)))
-    hessian = min(limit, math.ceil(base[1] * min(shrink**2, 1e18)))
+    shrink = min(max(1.0, reference_norm / step_norm), 1e9)
+    gradient = min(limit, math.ceil(base[0] * shrink**4))
+    hessian = min(limit, math.ceil(base[1] * shrink**2))
     return gradient, hessian

@@ -76,7 +76,8 @@ class NumpySpace(Space):
         return float(u @ v)
 
     def norm(self, v: Vector) -> float:
-        square = float(v @ v)
+        with np.errstate(over="ignore"):
+            square = float(v @ v)
         if 1e-280 < square < 1e280:
             return math.sqrt(square)
         largest = float(np.max(np.abs(v), initial=0.0))

@@ -166,14 +166,14 @@ class AutogradOracle(Oracle):
     def _remember(self, sample: Sample, x: Vector, value: float) -> None:
         self._values = [*self._values[-2:], (sample, x, value)]
 
-    def evaluate(self, x: Vector, sample: Sample) -> float:
+    def evaluate(self, x: Vector, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
         self.load(x)
         total = self.layout.penalty(x)
-        with still_buffers(), torch.no_grad():
+        with still_buffers(), torch.set_grad_enabled(graph):
             self.rewind(sample)
             for weight, closure in sample.parts:
-                total += weight * float(self.call(closure, sample, graph=False))
+                total += weight * float(self.call(closure, sample, graph=graph).detach())
         self.meter.count_value(sample.size)
         return total
 

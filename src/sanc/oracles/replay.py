@@ -59,7 +59,7 @@ def seed_all(seed: int, device: torch.device) -> None:
 @contextmanager
 def still_buffers() -> Iterator[None]:
     """Put the buffers of every module that runs in training mode inside the block back as they were."""
-    saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor, int]] = {}
+    saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = {}
 
     def remember(module: nn.Module, _: object) -> None:
         if not module.training:
@@ -67,16 +67,16 @@ def still_buffers() -> Iterator[None]:
         for name, buffer in module._buffers.items():
             key = (id(module), name)
             if buffer is not None and key not in saved:
-                saved[key] = (module, name, buffer, buffer.detach().clone(), buffer._version)
+                saved[key] = (module, name, buffer, buffer.detach().clone())
 
     handle = register_module_forward_pre_hook(remember)
     try:
         yield
     finally:
         handle.remove()
-        with torch.no_grad():
-            for module, name, buffer, content, version in saved.values():
-                if buffer._version != version:
-                    buffer.copy_(content)
-                if module._buffers.get(name) is not buffer:
-                    module._buffers[name] = buffer
+        for module, name, buffer, content in saved.values():
+            # Written through .data: fused kernels move buffers without raising their version, and a graph that is
+            # kept for more products must not take the old content for a change.
+            buffer.data.copy_(content)
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer

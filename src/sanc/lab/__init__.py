@@ -1,0 +1,1 @@
+"""Things to run rather than to import: the demonstration. They need the extra ``sanc[lab]``."""

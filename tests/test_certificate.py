@@ -1,0 +1,122 @@
+"""Certificates against dense eigenvalues, over many random starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import sanc
+from sanc.problems import Logistic
+
+
+def quadratic(values, rng):
+    Q, _ = np.linalg.qr(rng.standard_normal((len(values), len(values))))
+    A = torch.from_numpy(Q @ np.diag(values) @ Q.T)
+    return lambda x: 0.5 * x @ ((A + A.T) / 2) @ x
+
+
+def test_small_problems_are_exact(rng):
+    values = np.array([-0.3, 0.0, 1.0, 5.0, 5.0])
+    cert = sanc.certificate(quadratic(values, rng), np.zeros(5))
+    assert cert.lambda_min == pytest.approx(-0.3, abs=1e-12)
+    assert cert.error_bound < 1e-12 and cert.confidence == 1.0
+    assert cert.stationary and cert.saddle and not cert.second_order
+    assert "negative curvature was found" in str(cert)
+
+
+def test_a_minimum_is_certified(rng):
+    cert = sanc.certificate(quadratic(np.linspace(0.1, 3, 40), rng), np.zeros(40))
+    assert cert.second_order and not cert.saddle
+    assert cert.lower_bound <= 0.1 + 1e-12 <= cert.lambda_min + 1e-11
+    assert "a second-order point" in str(cert)
+
+
+def test_a_slope_is_not_stationary(rng):
+    cert = sanc.certificate(quadratic(np.linspace(0.1, 3, 10), rng), np.ones(10))
+    assert not cert.stationary and not cert.second_order and "not a stationary point" in str(cert)
+    assert cert.grad_norm > 0.1
+
+
+def test_the_bound_holds_as_often_as_it_says():
+    """Spectra with a hidden small negative eigenvalue, few products, many random starts."""
+    values = np.concatenate([[-0.05], np.linspace(0.5, 1.5, 399)])
+    A = torch.from_numpy(np.diag(values))
+    held = 0
+    starts = 150
+    for seed in range(starts):
+        cert = sanc.certificate(
+            lambda x: 0.5 * (torch.diag(A) * x * x).sum(), np.zeros(400), max_products=18, confidence=0.9, seed=seed,
+            eps=1e-9,
+        )  # fmt: skip
+        assert cert.lambda_min >= -0.05 - 1e-10  # a Ritz value is never below the spectrum
+        held += cert.lower_bound <= -0.05 + 1e-10
+    assert held >= 0.9 * starts
+    assert cert.products <= 18 and np.isfinite(cert.error_bound)
+
+
+def test_more_products_tighten_the_bound(rng):
+    f = quadratic(np.linspace(1, 10, 200), rng)
+    bounds = [sanc.certificate(f, np.zeros(200), max_products=k, eps=1e-12).error_bound for k in (20, 60, 200)]
+    assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_too_few_products_are_undecided():
+    weights = torch.linspace(0.0, 100.0, 500, dtype=torch.float64)
+    cert = sanc.certificate(lambda x: (weights * x**2).sum(), np.zeros(500), max_products=2)
+    assert not cert.second_order and not cert.saddle and cert.error_bound == np.inf
+    assert "undecided" in str(cert)
+
+
+def test_residual_bounds_the_distance_to_an_eigenvalue(rng):
+    values = np.sort(rng.standard_normal(80))
+    cert = sanc.certificate(quadratic(values, rng), np.zeros(80), max_products=12, eps=1e3)
+    assert np.min(np.abs(values - cert.lambda_min)) <= cert.residual + 1e-12
+
+
+def test_every_kind_of_objective(rng):
+    X = rng.standard_normal((60, 5))
+    problem = Logistic(X, rng.integers(0, 2, 60), strength=0.5)
+    w = rng.standard_normal(5)
+    XT, yT = torch.from_numpy(X), torch.from_numpy(problem.y)
+
+    def loss(w):
+        penalty = 0.5 * (w**2 / (1 + w**2)).sum()
+        return torch.nn.functional.binary_cross_entropy_with_logits(XT @ w, yT) + penalty
+
+    H = torch.autograd.functional.hessian(loss, torch.from_numpy(w)).numpy()
+    reference = np.linalg.eigvalsh(H)[0]
+
+    def jac(v):
+        return problem.value_and_gradient(v)[1]
+
+    for cert in (
+        sanc.certificate(problem, w),
+        sanc.certificate(loss, w),
+        sanc.certificate(loss, torch.from_numpy(w)),
+        sanc.certificate(problem.value, w, jac=jac, hessp=lambda x, v: problem.hessian(x)(v)),
+        sanc.certificate(problem.value, w, jac=jac, hess=lambda x: H),
+    ):
+        assert cert.lambda_min == pytest.approx(reference, abs=1e-10)
+        assert cert.grad_norm == pytest.approx(np.linalg.norm(jac(w)), rel=1e-9)
+    differenced = sanc.certificate(problem.value, w, jac=jac)
+    assert differenced.lambda_min == pytest.approx(reference, abs=1e-5)
+
+
+def test_curvature_that_is_not_finite_certifies_nothing():
+    cert = sanc.certificate(lambda x: (x**2).sum(), np.ones(3), jac=lambda x: 2 * x, hessp=lambda x, v: v * np.nan)
+    assert not cert.second_order and not cert.saddle and np.isnan(cert.lambda_min)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"eps": 0.0}, "eps = 0.0"),
+        ({"confidence": 1.0}, r"confidence = 1\.0"),
+        ({"max_products": 0}, "max_products = 0"),
+        ({"x": [np.nan]}, "x holds NaN"),
+    ],
+)
+def test_bad_input_is_named(given, word):
+    with pytest.raises(sanc.ArgumentError, match=word):
+        sanc.certificate(**({"fun": lambda x: (x**2).sum(), "x": np.ones(2)} | given))

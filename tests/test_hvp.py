@@ -1,0 +1,206 @@
+"""Every way of making Hessian products against a dense float64 Hessian, and the operators that have none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
+from sanc.oracles.base import Meter
+
+TOLERANCE = {"double-backward": 1e-10, "forward-over-reverse": 1e-10, "finite-difference": 1e-6}
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(12, 4), torch.randint(0, 3, (12,))
+
+
+def cnn():
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2 * 9, 3)
+    )
+    return model, torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))
+
+
+def relu_cnn():
+    model, x, y = cnn()
+    model[1] = nn.ReLU()
+    return model, x, y
+
+
+def batch_norm():
+    return (
+        nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Softplus(), nn.Linear(5, 3)),
+        torch.randn(12, 4),
+        torch.randint(0, 3, (12,)),
+    )
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def gru():
+    return LastState(), torch.randn(6, 5, 3), torch.randint(0, 3, (6,))
+
+
+def oracle_for(model, x, y, hvp, decay=0.0, parts=None):
+    params = list(model.parameters())
+    closure = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    sample = Sample("closure", parts or [(1.0, closure)], len(x), 7)
+    other = Sample("hessian", parts or [(1.0, closure)], len(x), 7)
+    return AutogradOracle(Layout(params, [decay] * len(params)), sample, other, sample, hvp=hvp, meter=Meter())
+
+
+def dense_hessian(model, x, y, decay=0.0):
+    names = [name for name, _ in model.named_parameters()]
+    params = list(model.parameters())
+    sizes = [p.numel() for p in params]
+
+    def value(vector):
+        parts = {n: v.view_as(p) for n, v, p in zip(names, vector.split(sizes), params, strict=True)}
+        loss = nn.functional.cross_entropy(torch.func.functional_call(model, parts, (x,)), y)
+        return loss + decay / 2 * (vector**2).sum()
+
+    w = torch.cat([p.detach().reshape(-1) for p in params])
+    return torch.autograd.functional.hessian(value, w), torch.autograd.functional.jacobian(value, w)
+
+
+@pytest.mark.parametrize("hvp", HVP_MODES)
+@pytest.mark.parametrize("build", [mlp, cnn, relu_cnn, batch_norm, gru])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_products_agree_with_the_dense_hessian(hvp, build, decay):
+    model, x, y = build()
+    model, x = model.double(), x.double()
+    H, gradient = dense_hessian(model, x, y, decay)
+    oracle = oracle_for(model, x, y, hvp, decay)
+    point = oracle.start()
+    before = point.clone()
+    _, g = oracle.gradient(point)
+    assert torch.allclose(g, gradient, atol=1e-12)
+    operator = oracle.hessian(point)
+    for _ in range(3):
+        v = torch.randn(len(point), dtype=torch.float64)
+        product = operator(v)
+        assert torch.allclose(product, H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max())))
+    operator.release()
+    assert torch.allclose(operator(v), H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max())))  # built anew
+    assert torch.allclose(operator.gradient(), gradient, atol=1e-12)
+    assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), before)
+    assert oracle.meter.product == 4 * len(x) and oracle.meter.nhev == 4
+
+
+@pytest.mark.parametrize("hvp", HVP_MODES)
+def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
+    model, x, y = mlp()
+    model, x = model.double(), x.double()
+    H, _ = dense_hessian(model, x, y)
+    parts = [
+        (5 / 12, lambda: nn.functional.cross_entropy(model(x[:5]), y[:5])),
+        (7 / 12, lambda: nn.functional.cross_entropy(model(x[5:]), y[5:])),
+    ]
+    oracle = oracle_for(model, x, y, hvp, parts=parts)
+    point = oracle.start()
+    v = torch.randn(len(point), dtype=torch.float64)
+    assert torch.allclose(oracle.hessian(point)(v), H @ v, atol=TOLERANCE[hvp])
+
+
+@pytest.mark.parametrize("hvp", HVP_MODES)
+def test_dropout_is_the_same_in_every_product(hvp):
+    """Symmetry: ⟨u, Hv⟩ = ⟨v, Hu⟩ holds only if both products see one mask."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3)).double()
+    x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
+    oracle = oracle_for(model, x, y, hvp)
+    point = oracle.start()
+    operator = oracle.hessian(point)
+    u, v = torch.randn(2, len(point), dtype=torch.float64)
+    assert float(u @ operator(v)) == pytest.approx(float(v @ operator(u)), rel=1e-6)
+
+
+def test_a_loss_that_is_linear_in_some_parameters():
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    b = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    for hvp in HVP_MODES:
+        closure = lambda: (w**2).sum() + 3 * b.sum()  # noqa: E731
+        sample = Sample("closure", [(1.0, closure)], 1, None)
+        oracle = AutogradOracle(Layout([w, b], [0.0, 0.0]), sample, sample, sample, hvp=hvp, meter=Meter())
+        point = oracle.start()
+        oracle.gradient(point)
+        product = oracle.hessian(point)(torch.ones(5, dtype=torch.float64))
+        assert torch.allclose(product, torch.tensor([2.0, 2, 2, 0, 0], dtype=torch.float64), atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- no second derivative
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(len(x), 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(len(x), 5, 8).mean(1))
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+def test_fused_attention_is_named(hvp):
+    model, x, y = Attention(), torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
+    before = [p.detach().clone() for p in model.parameters()]
+    opt = sanc.SANC(model.parameters(), hvp=hvp, seed=0)
+    with pytest.raises(sanc.SecondDerivativeError) as caught:
+        opt.step(lambda: nn.functional.cross_entropy(model(x), y))
+    assert "attention" in caught.value.operator
+    assert caught.value.operator in str(caught.value)
+    assert 'hvp="finite-difference"' in str(caught.value) and "SDPBackend.MATH" in str(caught.value)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_function_marked_once_differentiable_is_explained():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    p = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    with pytest.raises(sanc.SecondDerivativeError, match="once_differentiable"):
+        sanc.SANC([p], seed=0).step(lambda: (Once.apply(p) ** 2).sum())
+
+
+def test_finite_differences_train_where_there_is_no_second_derivative():
+    torch.manual_seed(1)
+    model, x, y = Attention().double(), torch.randn(30, 5, 8).double(), torch.randint(0, 3, (30,))
+    opt = sanc.SANC(model.parameters(), hvp="finite-difference", seed=0)
+    closure = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    start = float(opt.step(closure))
+    for _ in range(15):
+        end = float(opt.step(closure))
+    assert end < 0.7 * start
+
+
+def test_an_error_of_the_users_own_passes_through():
+    p = nn.Parameter(torch.ones(2))
+
+    def closure():
+        if len(calls) > 2:
+            raise RuntimeError("the disk is full")
+        calls.append(1)
+        return (p**4).sum()
+
+    calls = []
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        sanc.SANC([p], seed=0, hvp="forward-over-reverse").step(closure)

@@ -1,0 +1,155 @@
+"""Lanczos against dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.vectors import NumpySpace, TorchSpace
+
+
+def symmetric(rng, n):
+    A = rng.standard_normal((n, n))
+    return (A + A.T) / 2
+
+
+def spaces(n):
+    return {
+        "numpy64": (NumpySpace(n, np.float64), lambda a: np.array(a)),
+        "numpy32": (NumpySpace(n, np.float32), lambda a: np.array(a, np.float32)),
+        "torch64": (TorchSpace(n, torch.float64, torch.device("cpu")), lambda a: torch.tensor(a)),
+    }
+
+
+def basis(krylov, n):
+    return np.stack([np.asarray(krylov.combine(row)[0]) for row in np.eye(krylov.dim)], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["numpy64", "numpy32", "torch64"])
+@pytest.mark.parametrize("store", [True, False])
+def test_t_is_the_projection_of_the_matrix(rng, kind, store):
+    n, j = 30, 6
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    space, make = spaces(n)[kind]
+    B = make(A)
+    krylov = Krylov(lambda v: B @ v, make(g), space, store=store)
+    for _ in range(j):
+        assert krylov.extend()
+    Q = basis(krylov, n)
+    tolerance = 1e-4 if kind == "numpy32" else 1e-10
+    diagonal, off = krylov.tridiagonal()
+    T = np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)
+    assert Q.T @ Q == pytest.approx(np.eye(j), abs=tolerance)
+    assert Q.T @ A @ Q == pytest.approx(T, abs=tolerance)
+    assert Q[:, 0] == pytest.approx(g / np.linalg.norm(g), abs=tolerance)
+    assert krylov.linear == pytest.approx(Q.T @ g, abs=tolerance)
+    # AQ − QT = β_j q_{j+1} e_jᵀ
+    residual = A @ Q - Q @ T
+    assert np.linalg.norm(residual[:, :-1]) <= 10 * tolerance
+    assert np.linalg.norm(residual[:, -1]) == pytest.approx(krylov.residual, rel=10 * tolerance)
+
+
+def test_model_gradient_is_the_residual_times_the_last_entry(rng):
+    """‖∇m(s)‖ = β_j |u_j| is what the early stop relies on."""
+    from sanc import cubic
+
+    n = 25
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    krylov = Krylov(lambda v: A @ v, g, NumpySpace(n, np.float64))
+    for _ in range(5):
+        krylov.extend()
+    step = cubic.minimise(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, 0.3)
+    (s,) = krylov.combine(step.u)
+    gradient = g + A @ s + 0.3 * np.linalg.norm(s) * s
+    assert np.linalg.norm(gradient) == pytest.approx(krylov.residual * abs(step.u[-1]), rel=1e-8)
+
+
+def test_breakdown_is_an_invariant_subspace(rng):
+    n = 12
+    A = np.diag([-1.0] * 4 + [2.0] * 4 + [5.0] * 4)
+    krylov = Krylov(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
+    while krylov.extend():
+        pass
+    assert krylov.dim == 3 and krylov.invariant and krylov.residual == 0.0
+    diagonal, off = krylov.tridiagonal()
+    assert np.linalg.eigvalsh(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)) == pytest.approx([-1, 2, 5])
+
+
+def test_the_whole_space_is_invariant(rng):
+    n = 5
+    A = symmetric(rng, n)
+    krylov = Krylov(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64), reorthogonalise=True)
+    while krylov.extend():
+        pass
+    assert krylov.dim == n and krylov.invariant
+
+
+def test_regenerating_holds_no_basis_and_costs_its_products_again(rng):
+    n, j = 40, 7
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    calls = []
+
+    def product(v):
+        calls.append(1)
+        return A @ v
+
+    stored = Krylov(product, g, NumpySpace(n, np.float64))
+    again = Krylov(product, g, NumpySpace(n, np.float64), store=False)
+    for _ in range(j):
+        stored.extend()
+        again.extend()
+    assert again._rows is None
+    before = len(calls)
+    u, v = rng.standard_normal(j), rng.standard_normal(j)
+    combined = again.combine(u, v)
+    assert len(calls) - before == j - 1  # one pass for both vectors
+    for ours, reference in zip(combined, stored.combine(u, v), strict=True):
+        assert ours == pytest.approx(reference, abs=1e-10)
+
+
+def test_reorthogonalisation_keeps_a_long_basis_orthonormal(rng):
+    n = 200
+    A = np.diag(np.logspace(-6, 3, n))
+    g = rng.standard_normal(n)
+    errors = []
+    for full in (False, True):
+        krylov = Krylov(lambda v: A @ v, g, NumpySpace(n, np.float64), reorthogonalise=full)
+        for _ in range(80):
+            krylov.extend()
+        Q = basis(krylov, n)
+        errors.append(np.abs(Q.T @ Q - np.eye(krylov.dim)).max())
+    assert errors[1] < 1e-13 < 1e-2 < errors[0]
+
+
+def test_a_start_other_than_the_gradient_projects_it(rng):
+    n = 20
+    A, g, start = symmetric(rng, n), rng.standard_normal(n), rng.standard_normal(n)
+    krylov = Krylov(lambda v: A @ v, start, NumpySpace(n, np.float64), linear=g)
+    for _ in range(4):
+        krylov.extend()
+    assert krylov.linear == pytest.approx(basis(krylov, n).T @ g)
+
+
+def test_a_product_that_is_not_finite_is_reported():
+    krylov = Krylov(lambda v: v * np.nan, np.ones(3), NumpySpace(3, np.float64))
+    with pytest.raises(NonFiniteProductError, match="Lanczos iteration 1"):
+        krylov.extend()
+
+
+def test_a_zero_start_is_refused():
+    with pytest.raises(ValueError, match="positive finite length"):
+        Krylov(lambda v: v, np.zeros(3), NumpySpace(3, np.float64))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1.0, 1e200])
+def test_norm_neither_overflows_nor_underflows(scale):
+    assert NumpySpace(3, np.float64).norm(np.array([3.0, 4.0, 0.0]) * scale) == pytest.approx(5 * scale)
+
+
+def test_norm_of_what_is_not_finite_is_not_finite():
+    space = NumpySpace(2, np.float64)
+    assert not space.finite(np.array([1.0, np.nan]))
+    assert not space.finite(np.array([1.0, np.inf]))
+    assert space.norm(np.zeros(2)) == 0.0

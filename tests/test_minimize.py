@@ -1,0 +1,443 @@
+"""The function front door: SciPy's shape, every ending, and bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse
+import torch
+from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
+
+import sanc
+from sanc import Branch, Status
+from sanc.problems import Logistic
+
+X0 = [-1.2, 1.0, 0.7, -0.3]
+
+
+def rosen_torch(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+@pytest.fixture
+def problem(rng):
+    X = rng.standard_normal((200, 6))
+    y = (X @ np.array([1.0, -2, 0.5, 0, 0, 1]) + 0.5 * rng.standard_normal(200) > 0).astype(int)
+    return Logistic(X, y, penalty="nonconvex", strength=0.05)
+
+
+WAYS = {
+    "torch": lambda: dict(fun=rosen_torch, x0=torch.tensor(X0, dtype=torch.float64)),
+    "torch function, array start": lambda: dict(fun=rosen_torch, x0=X0),
+    "hessp": lambda: dict(fun=rosen, x0=X0, jac=rosen_der, hessp=rosen_hess_prod),
+    "hess": lambda: dict(fun=rosen, x0=X0, jac=rosen_der, hess=rosen_hess),
+    "sparse hess": lambda: dict(fun=rosen, x0=X0, jac=rosen_der, hess=lambda x: scipy.sparse.csr_matrix(rosen_hess(x))),
+    "differences": lambda: dict(fun=rosen, x0=X0, jac=rosen_der),
+    "both at once": lambda: dict(fun=lambda x: (rosen(x), rosen_der(x)), x0=X0, jac=True, hessp=rosen_hess_prod),
+    "torch, forward": lambda: dict(fun=rosen_torch, x0=X0, hvp="forward-over-reverse"),
+    "torch, differences": lambda: dict(fun=rosen_torch, x0=X0, hvp="finite-difference"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_pass_a_function(way):
+    given = WAYS[way]()
+    res = sanc.minimize(**given)
+    assert isinstance(res, scipy.optimize.OptimizeResult)
+    assert res.success and res.status is Status.SECOND_ORDER and res.message == Status.SECOND_ORDER.sentence
+    assert isinstance(res.x, type(given["x0"]) if isinstance(given["x0"], torch.Tensor) else np.ndarray)
+    x = np.asarray(res.x)
+    assert np.linalg.norm(rosen_der(x)) <= 1e-7
+    assert res.fun == pytest.approx(rosen(x), abs=1e-14)
+    assert np.asarray(res.jac) == pytest.approx(rosen_der(x), abs=1e-7)
+    assert np.linalg.eigvalsh(rosen_hess(x))[0] > 0
+    assert res.nit == len(res.history) > 3
+    assert res.nfev > 0 and res.njev > 0 and res.nhev > 0
+    assert res.certificate.second_order
+    assert all(isinstance(record, sanc.Record) for record in res.history)
+
+
+def test_counts_are_what_was_called():
+    counts = {"f": 0, "g": 0, "h": 0}
+
+    def f(x):
+        counts["f"] += 1
+        return rosen(x)
+
+    def g(x):
+        counts["g"] += 1
+        return rosen_der(x)
+
+    def h(x, v):
+        counts["h"] += 1
+        return rosen_hess_prod(x, v)
+
+    res = sanc.minimize(f, X0, jac=g, hessp=h)
+    assert res.nfev == counts["f"] and res.njev == counts["g"]
+    assert res.nhev == counts["h"] - res.certificate.products
+    calls = res.calls
+    assert (calls.value, calls.gradient, calls.product) == (res.nfev, res.njev, res.nhev)
+    # a value and a gradient per point, never twice at the same one
+    assert res.njev == 1 + sum(r.branch is not Branch.STAYED for r in res.history)
+    assert res.nfev == 1 + sum(r.trials for r in res.history)
+
+
+def test_a_rejected_step_is_solved_again_without_a_product():
+    res = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, sigma0=1e-6)
+    resolved = [r for r in res.history if r.trials > 1]
+    assert resolved
+    assert res.nhev == sum(r.krylov_dim for r in res.history)  # trials cost none
+
+
+def test_paper_preset_evaluates_each_rejection_once():
+    res = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, method="arc", preset="paper",
+                        max_iter=300)  # fmt: skip
+    assert {r.trials for r in res.history} == {1}
+    rejected = [i for i, r in enumerate(res.history[:-1]) if r.branch is Branch.STAYED]
+    assert rejected
+    for i in rejected:
+        assert res.history[i + 1].sigma == 2 * res.history[i].sigma
+        assert res.history[i + 1].grad_norm == res.history[i].grad_norm
+
+
+@pytest.mark.parametrize("method", ["sanc", "scr", "arc", "crm", "cr"])
+def test_every_member_finds_the_minimum(method):
+    res = sanc.minimize(lambda x: ((x**2 - 1) ** 2).sum() + 0.1 * x.sum(), torch.tensor([0.3, -0.2, 2.0]).double(),
+                        method=method, sigma0=5.0)  # fmt: skip
+    assert res.success
+    roots = np.roots([4.0, 0.0, -4.0, 0.1]).real
+    for coordinate in np.asarray(res.x):
+        assert np.min(np.abs(roots - coordinate)) < 1e-7
+
+
+def test_ncd_and_sgd_find_the_minimum_too():
+    def f(x):
+        return ((x**2 - 1) ** 2).sum()
+
+    for method, options in (("ncd", {"L1": 20.0, "L2": 50.0}), ("sgd", {"lr": 0.02})):
+        res = sanc.minimize(f, torch.tensor([0.3, -0.2]).double(), method=method, preset="paper", **options)
+        assert res.success, method
+        assert np.abs(np.asarray(res.x)) == pytest.approx([1.0, 1.0])
+
+
+def test_shapes_and_arguments_are_kept():
+    target = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+
+    def f(x, scale, shift):
+        assert x.shape == (2, 3)
+        return scale * ((x - target - shift) ** 2).sum()
+
+    res = sanc.minimize(f, torch.zeros(2, 3, dtype=torch.float64), args=(2.0, 1.0))
+    assert res.x.shape == (2, 3) and res.jac.shape == (2, 3)
+    assert torch.allclose(res.x, target + 1)
+    assert sanc.minimize(lambda x: (x**2).sum(), 3.0).x.shape == ()
+
+
+def test_float32():
+    res = sanc.minimize(rosen_torch, torch.tensor(X0))
+    assert res.x.dtype == torch.float32 and res.success
+    assert float(res.fun) == pytest.approx(0.0, abs=1e-6) or float(res.fun) == pytest.approx(3.7014, abs=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------- SciPy's custom method
+
+
+def test_as_a_method_of_scipy():
+    seen = []
+    res = scipy.optimize.minimize(
+        rosen, X0, jac=rosen_der, hessp=rosen_hess_prod, method=sanc.scipy_method, tol=1e-6,
+        options={"preset": "paper", "method": "arc", "krylov_dim": 4, "maxiter": 2000}, callback=lambda x: seen.append(x),
+    )  # fmt: skip
+    assert res.success and np.linalg.norm(res.jac) <= 1e-6
+    assert len(seen) == res.nit and seen[-1] == pytest.approx(res.x)
+    same = scipy.optimize.minimize(
+        lambda x: (rosen(x), rosen_der(x)), X0, jac=True, hess=rosen_hess, method=sanc.scipy_method
+    )
+    assert same.success
+    limited = scipy.optimize.minimize(
+        rosen, X0, jac=rosen_der, hessp=rosen_hess_prod, method=sanc.scipy_method, options={"maxiter": 2}
+    )
+    assert limited.nit == 2 and limited.status is Status.ITERATION_LIMIT and not limited.success
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"bounds": [(0, 1)] * 4, "jac": rosen_der}, "bounds"),
+        ({"constraints": {"type": "eq", "fun": rosen}, "jac": rosen_der}, "constraints"),
+        ({}, "jac = None"),
+        ({"jac": rosen_der, "options": {"sigma": 1.0}}, "did you mean 'sigma0'"),
+    ],
+)
+def test_scipy_misuse(given, word):
+    with pytest.raises(sanc.ArgumentError, match=word):
+        scipy.optimize.minimize(rosen, X0, method=sanc.scipy_method, **given)
+
+
+# ---------------------------------------------------------------------------------------------- endings
+
+
+def test_limits(problem):
+    w0 = np.ones(6)
+    by_iterations = sanc.minimize(problem, w0, batch_size=20, max_iter=7)
+    assert by_iterations.status is Status.ITERATION_LIMIT and by_iterations.nit == 7
+    by_calls = sanc.minimize(problem, w0, batch_size=20, preset="paper", max_calls=1000)
+    assert by_calls.status is Status.CALL_LIMIT
+    assert by_calls.history[-2].calls.paper_calls < 1000 <= by_calls.calls.paper_calls
+    by_time = sanc.minimize(problem, w0, batch_size=20, max_time=0.05, max_iter=10**9)
+    assert by_time.status is Status.TIME_LIMIT
+    for res in (by_iterations, by_calls, by_time):
+        assert not res.success and res.message.endswith(".") and len(res.message.split()) > 5
+        assert res.fun == pytest.approx(problem.value(res.x))  # on all rows, whatever the samples were
+    assert sanc.minimize(problem, w0, max_iter=0).nit == 0
+
+
+def test_callbacks(problem):
+    def raises(x):
+        raise StopIteration
+
+    for stop in (lambda x: True, raises):
+        res = sanc.minimize(problem, np.ones(6), callback=stop)
+        assert res.status is Status.CALLBACK and res.nit == 1
+    seen = []
+
+    def watch(intermediate_result):
+        seen.append(intermediate_result)
+
+    res = sanc.minimize(problem, np.ones(6), callback=watch)
+    assert len(seen) == res.nit
+    assert seen[-1].record is res.history[-1] and seen[-1].fun == pytest.approx(problem.value(seen[-1].x))
+
+
+def test_not_finite_at_the_start_is_an_ending():
+    for f in (lambda x: torch.log(x).sum(), lambda x: (x * float("nan")).sum()):
+        res = sanc.minimize(f, torch.tensor([-1.0, 1.0]))
+        assert res.status is Status.NOT_FINITE and not res.success and res.nit == 0
+        assert torch.equal(res.x, torch.tensor([-1.0, 1.0]))
+
+
+def test_a_function_with_an_edge_is_minimised_inside():
+    """log barrier: trial points beyond the edge are NaN and must be refused, not followed."""
+
+    def f(x):
+        return x.sum() - torch.log(x).sum() + torch.log(2 - x[0]) * -0.1
+
+    res = sanc.minimize(f, torch.tensor([1.9, 1e-3], dtype=torch.float64), sigma0=1e-6)
+    assert res.success and float(res.x[1]) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_sgd_knows_that_it_stopped_at_a_saddle():
+    res = sanc.minimize(lambda x: x[0] ** 2 - x[1] ** 2 + x[1] ** 4, torch.zeros(2).double(), method="sgd")
+    assert res.status is Status.FIRST_ORDER and not res.success
+    assert res.certificate.saddle and not res.certificate.second_order
+
+
+def test_the_paper_ends_where_no_step_is_left(problem):
+    """A5 with samples: g = 0 and s = 0 exactly."""
+
+    class Flat(Logistic):
+        def value_and_gradient(self, w):
+            return self.value(w), np.zeros(6)
+
+        def hessian(self, w):
+            return lambda v: v * 1.0
+
+    flat = Flat(problem.X, problem.y, strength=0.05)
+    res = sanc.minimize(flat, np.ones(6), batch_size=10, preset="paper", certify=False)
+    assert res.status is Status.AT_REST and res.nit == 1
+
+
+def test_rounding_is_an_ending():
+    """A gradient that cannot reach the tolerance in this precision ends the run, with a sentence."""
+    A, b = torch.randn(9, 3), 1e4 * torch.randn(9)
+    res = sanc.minimize(lambda x: ((A @ x - b) ** 2).sum(), torch.zeros(3), tol=1e-9)
+    assert res.status is Status.STALLED and not res.success and res.nit < 200
+    assert torch.allclose(res.x, torch.linalg.lstsq(A, b).solution, rtol=1e-3)
+
+
+def test_uncertified_when_products_are_rationed():
+    n = 300
+    weights = torch.logspace(-3, 3, n, dtype=torch.float64)
+    res = sanc.minimize(lambda x: (weights * x**2).sum(), torch.ones(n).double(), max_products=3)
+    assert res.status is Status.UNCERTIFIED and res.success
+    assert not res.certificate.second_order and not res.certificate.saddle and "undecided" in str(res.certificate)
+
+
+# ---------------------------------------------------------------------------------------------- finite sums
+
+
+def test_samples_are_the_same_for_every_method_and_seed_decides(problem):
+    w0 = np.ones(6)
+    first = {}
+    for method in ("sanc", "scr", "cr", "ncd", "sgd"):
+        res = sanc.minimize(problem, w0, method=method, preset="paper", batch_size=30, seed=4, max_iter=1, certify=False)
+        first[method] = res.history[0].grad_norm
+    assert len(set(first.values())) == 1
+    runs = [
+        sanc.minimize(problem, w0, batch_size=30, seed=s, max_iter=20, certify=False).x for s in (4, 4, 5)
+    ]
+    assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2])
+
+
+def test_sample_sizes_are_what_was_asked(problem):
+    res = sanc.minimize(
+        problem, np.ones(6), preset="paper", batch_size=30, hessian_batch_size=20, objective_batch_size=10,
+        max_iter=1, certify=False,
+    )  # fmt: skip
+    calls, record = res.calls, res.history[0]
+    assert calls.gradient == 30 and calls.product == 20 * record.krylov_dim and calls.value == 10 * (1 + record.trials)
+    assert calls.paper_calls == 30 + 5 * 20
+
+
+def test_full_batch_is_exact(problem):
+    res = sanc.minimize(problem, np.ones(6))
+    assert res.status is Status.SECOND_ORDER
+    assert np.linalg.norm(problem.value_and_gradient(res.x)[1]) <= 1e-8
+    reference = scipy.optimize.minimize(
+        problem.value, res.x + 0.01, jac=lambda w: problem.value_and_gradient(w)[1], tol=1e-12
+    )
+    assert res.fun == pytest.approx(reference.fun, rel=1e-10)
+
+
+def test_growing_samples_of_scr(problem):
+    res = sanc.minimize(
+        problem, np.ones(6), method="scr", preset="paper", batch_size=10, grow_samples=True, max_iter=40, certify=False
+    )
+    sizes = np.diff([0] + [r.calls.gradient for r in res.history])
+    assert sizes[0] == 10 and sizes[-1] > 10 and sizes.max() <= problem.n
+    constant = sanc.minimize(problem, np.ones(6), method="scr", preset="paper", batch_size=10, max_iter=40, certify=False)
+    assert set(np.diff([0] + [r.calls.gradient for r in constant.history])) == {10}
+
+
+def test_sparse_and_dense_take_the_same_path(problem):
+    sparse = Logistic(scipy.sparse.csr_matrix(problem.X), problem.y.astype(int), strength=0.05)
+    runs = [sanc.minimize(p, np.ones(6), batch_size=40, max_iter=15, certify=False) for p in (problem, sparse)]
+    assert runs[0].x == pytest.approx(runs[1].x, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- Krylov choices
+
+
+@pytest.mark.parametrize("options", [{"lanczos": "regenerate"}, {"reorthogonalise": True}])
+def test_ways_of_lanczos_agree(problem, options):
+    plain = sanc.minimize(problem, np.ones(6), preset="paper", batch_size=40, max_iter=10, certify=False)
+    other = sanc.minimize(problem, np.ones(6), preset="paper", batch_size=40, max_iter=10, certify=False, **options)
+    assert plain.x == pytest.approx(other.x, abs=1e-8)
+    assert plain.calls.paper_calls == other.calls.paper_calls  # the second pass is not on the paper's axis
+    if "lanczos" in options:
+        assert other.calls.product > plain.calls.product  # but it is counted
+
+
+def test_early_stop_needs_both_tests():
+    """Where the model gradient is small at once but the Ritz pair is not, Lanczos goes on, and the other way round."""
+    weights = np.linspace(1.0, 50.0, 30)
+
+    def run(eps, eps_g):
+        res = sanc.minimize(
+            lambda x: 0.5 * float(x @ (weights * x)), np.ones(30), jac=lambda x: weights * x, hessp=lambda x, v: weights * v,
+            preset="paper", krylov_dim=30, epsilon=eps, epsilon_g=eps_g, max_iter=1, certify=False, max_products=1,
+        )  # fmt: skip
+        return res.history[0].krylov_dim
+
+    loose, by_model, by_ritz = run(1e6, 1e6), run(1e6, 1e-3), run(1e-12, 1e6)
+    assert loose == 1 and loose < by_model < 30
+    assert by_ritz >= 1
+    g = np.linalg.norm(weights)
+    # the Ritz test at j: β_j|v_j| ≤ max(ε, ‖g‖)/2, checked densely
+    Q, _ = np.linalg.qr(np.stack([weights ** (k + 1) for k in range(by_ritz)], axis=1))
+    T = Q.T @ (weights[:, None] * Q)
+    lam, V = np.linalg.eigh(T)
+    ritz = Q @ V[:, 0]
+    assert np.linalg.norm(weights * ritz - lam[0] * ritz) <= g / 2 * (1 + 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (dict(x0=[np.nan, 1.0]), ["x0 holds NaN"]),
+        (dict(x0=[]), ["x0 is empty"]),
+        (dict(x0="abc"), ["x0", "real numbers"]),
+        (dict(x0=torch.ones(2).half()), ["x0", "float16"]),
+        (dict(fun=3), ["fun = 3", "function"]),
+        (dict(method="sancc"), ["method = 'sancc'", "did you mean 'sanc'"]),
+        (dict(method=None), ["method = None"]),
+        (dict(preset="authers"), ["did you mean 'authors'"]),
+        (dict(sigm0=1.0), ["'sigm0'", "did you mean 'sigma0'"]),
+        (dict(maxiter=3), ["'maxiter'", "did you mean 'max_iter'"]),
+        (dict(options={"sigm0": 1.0}), ["did you mean 'sigma0'"]),
+        (dict(options={"sigma0": 1.0}, sigma0=2.0), ["'sigma0' stands in options"]),
+        (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' stands in options"]),
+        (dict(eta1=0.5, eta2=0.4), ["eta2 = 0.4"]),
+        (dict(tol=0.0), ["tol = 0.0"]),
+        (dict(max_iter=-1), ["max_iter = -1"]),
+        (dict(max_calls=0), ["max_calls = 0"]),
+        (dict(max_products=0), ["max_products = 0"]),
+        (dict(seed=1.5), ["seed = 1.5"]),
+        (dict(hvp="fast"), ["hvp = 'fast'"]),
+        (dict(batch_size=3), ["batch_size = 3", "finite sum"]),
+        (dict(hessp=rosen_hess_prod), ["jac is missing"]),
+        (dict(jac=3), ["jac = 3"]),
+        (dict(jac=rosen_der, hessp=3), ["hessp = 3"]),
+        (dict(fun=rosen), ["fun", "write it with torch operations, or pass its gradient as jac"]),
+        (dict(fun=lambda x: np.sin(x.numpy()).sum()), ["no torch function", "jac"]),
+        (dict(fun=lambda x: x), ["shape (4,)", "mean()"]),
+        (dict(fun=lambda x: x, jac=rosen_der), ["fun returned 4 numbers"]),
+        (dict(fun=rosen, jac=lambda x: np.ones(3)), ["jac returned 3 numbers", "4 variables"]),
+        (dict(fun=rosen, jac=rosen_der, hessp=lambda x, v: 1.0), ["hessp returned 1 numbers"]),
+        (dict(grow_samples=True), ["grow_samples = True", "scr"]),
+    ],
+)
+def test_bad_input_is_named(given, words):
+    arguments = {"fun": rosen_torch, "x0": X0} | given
+    with pytest.raises(sanc.SancError) as caught:
+        sanc.minimize(**arguments)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bad_batches_are_named(problem):
+    for given, words in [
+        (dict(batch_size=201), ["batch_size = 201", "200 components"]),
+        (dict(batch_size=0), ["batch_size = 0"]),
+        (dict(batch_size=2.5), ["batch_size = 2.5"]),
+        (dict(batch_size=10, hessian_batch_size=500), ["hessian_batch_size = 500"]),
+        (dict(batch_size=10, method="arc"), ["arc", "exact"]),
+        (dict(jac=rosen_der), ["jac is given", "leave it out"]),
+    ]:
+        with pytest.raises(sanc.ArgumentError) as caught:
+            sanc.minimize(problem, np.ones(6), **given)
+        for word in words:
+            assert word in str(caught.value)
+    with pytest.raises(sanc.ArgumentError, match="5 entries and the problem 6 variables"):
+        sanc.minimize(problem, np.ones(5))
+
+
+def test_progress_lines(capsys, problem):
+    sanc.minimize(problem, np.ones(6), disp=True)
+    out = capsys.readouterr().out.splitlines()
+    assert "very successful" in out[0] and "‖g‖" in out[0] and out[-1].startswith(Status.SECOND_ORDER.sentence)
+
+
+def test_options_of_scipys_kind():
+    res = sanc.minimize(rosen_torch, X0, options={"max_iter": 3, "sigma0": 7.0})
+    assert res.nit == 3 and res.history[0].sigma == 7.0
+
+
+def test_the_start_is_never_changed():
+    x0 = np.array(X0)
+    sanc.minimize(rosen, x0, jac=rosen_der, hessp=rosen_hess_prod)
+    assert np.array_equal(x0, X0)
+    t0 = torch.tensor(X0)
+    sanc.minimize(rosen_torch, t0)
+    assert torch.equal(t0, torch.tensor(X0))
+
+
+def test_a_torch_function_draws_nothing_from_the_global_generator():
+    state = torch.get_rng_state()
+    sanc.minimize(rosen_torch, X0)
+    sanc.certificate(rosen_torch, X0)
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,699 @@
+"""The PyTorch front door: a true optimiser, resumable, and careful with everything that is not its own."""
+
+from __future__ import annotations
+
+import gc
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc import Branch
+
+FAMILY = [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD]
+PRESETS = ["paper", "authors", "robust"]
+
+
+def make(dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    x, y = torch.randn(60, 5, dtype=dtype), torch.randint(0, 3, (60,))
+    return model, x, y
+
+
+def loss_of(model, x, y):
+    return lambda: nn.functional.cross_entropy(model(x), y)
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def closures(cls, model, x, y):
+    """Three different samples, or one for ARC, which is exact."""
+    kinds = {"closure": loss_of(model, x[:20], y[:20])}
+    if cls is not sanc.ARC:
+        kinds["hessian"] = loss_of(model, x[20:40], y[20:40])
+        kinds["objective"] = loss_of(model, x[40:], y[40:])
+    return kinds
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_member_trains(cls, preset):
+    model, x, y = make()
+    opt = cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=1)
+    closure = loss_of(model, x, y)
+    first = float(opt.step(closure))
+    for _ in range(30):
+        last = float(opt.step(closure))
+    assert last < 0.9 * first
+    assert isinstance(opt, torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 30.0])
+def test_one_step_of_the_paper_is_the_step_worked_out_densely(sigma):
+    """SPEC 2 with dense linear algebra: Krylov space, global cubic minimiser, ratio, σ."""
+    model, x, y = make()
+    params = list(model.parameters())
+    d = sum(p.numel() for p in params)
+
+    def value(vector, rows):
+        parts = torch.split(vector, [p.numel() for p in params])
+        weights = {n: part.view_as(p) for (n, p), part in zip(model.named_parameters(), parts, strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (x[rows],)), y[rows])
+
+    w = flat(model)
+    g_rows, b_rows, f_rows = slice(0, 20), slice(20, 40), slice(40, 60)
+    g = torch.func.grad(value)(w, g_rows).numpy()
+    B = torch.func.hessian(value)(w, b_rows).numpy()
+    K = np.stack([np.linalg.matrix_power(B, k) @ g for k in range(5)], axis=1)
+    Q, _ = np.linalg.qr(K)
+    T, c = Q.T @ B @ Q, Q.T @ g
+    from scipy.optimize import minimize
+
+    def m(u):
+        return c @ u + 0.5 * u @ T @ u + sigma / 3 * np.linalg.norm(u) ** 3
+
+    best = min((minimize(m, s * np.random.default_rng(k).standard_normal(5), tol=1e-14) for k in range(20)
+                for s in (0.1, 10.0)), key=lambda r: r.fun)  # fmt: skip
+    s = Q @ best.x
+    rho = float(value(w, f_rows) - value(w + torch.from_numpy(s), f_rows)) / -best.fun
+
+    opt = sanc.SANC(model.parameters(), preset="paper", sigma0=sigma, eta2=0.5, seed=0)
+    returned = opt.step(**closures(sanc.SANC, model, x, y))
+    record = opt.record
+    assert d == 75
+    assert float(returned) == pytest.approx(float(value(w, g_rows)), rel=1e-12)
+    assert record.grad_norm == pytest.approx(np.linalg.norm(g), rel=1e-10)
+    assert record.ritz_value == pytest.approx(np.linalg.eigvalsh(T)[0], rel=1e-6)
+    assert record.model_decrease == pytest.approx(-best.fun, rel=1e-6)
+    assert record.rho == pytest.approx(rho, rel=1e-4)
+    assert record.value == pytest.approx(float(value(w, f_rows)), rel=1e-12)
+    moved = (flat(model) - w).numpy()
+    assert record.step_norm == pytest.approx(np.linalg.norm(moved), rel=1e-4)
+    if sigma == 0.1:  # rejected: ‖g‖ outweighs λ1, so the escape is −g/L1
+        assert rho < 0.2 and record.branch is Branch.GRADIENT
+        assert moved == pytest.approx(-g / 10.0, abs=1e-12)
+        assert opt._engine.state.sigma == 2 * sigma
+    else:
+        assert rho > 0.5 and record.branch is Branch.VERY_SUCCESSFUL
+        assert moved == pytest.approx(s, abs=1e-4 * np.linalg.norm(s))
+        assert opt._engine.state.sigma == max(min(sigma, record.grad_norm), 2.0**-52)
+
+
+def test_calls_are_counted_by_component():
+    model, x, y = make()
+
+    def loss(a, b):
+        return nn.functional.cross_entropy(model(a), b)
+
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(
+        sanc.Batch(loss, x[:10], y[:10]), hessian=sanc.Batch(loss, x[:7], y[:7]), objective=sanc.Batch(loss, x[:3], y[:3])
+    )
+    calls = opt.record.calls
+    assert opt.record.branch in (Branch.VERY_SUCCESSFUL, Branch.SUCCESSFUL)
+    assert (calls.gradient, calls.product, calls.value) == (10, 5 * 7, 2 * 3)
+    assert calls.paper_calls == 10 + 5 * 7
+    assert calls.total == 10 + 35 + 6
+    opt.step(sanc.Batch(loss, x[:10], y[:10]))
+    assert opt.record.calls.paper_calls == calls.paper_calls + 10 + 5 * 10
+    assert opt.record.seconds > 0 and opt.record.iteration == 1
+
+
+# ---------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_resuming_is_bit_identical(cls, preset, tmp_path):
+    """With dropout and curvature coins, in a model whose weights alone would not determine the run."""
+
+    def build():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+        return model, cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=11)
+
+    data = torch.utils.data.TensorDataset(*make()[1:])
+
+    def train(model, opt, samples, steps):
+        for _ in range(steps):
+            g, b, f = samples.draw()
+            others = {} if cls is sanc.ARC else {"hessian": loss_of(model, *b), "objective": loss_of(model, *f)}
+            opt.step(loss_of(model, *g), **others)
+
+    model, opt = build()
+    samples = sanc.ThreeSamples(data, 16, seed=5)
+    train(model, opt, samples, 6)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "samples": samples.state_dict()}, buffer)
+    train(model, opt, samples, 6)
+
+    torch.manual_seed(987)  # nothing of the global state may matter
+    torch.randn(100), random.random(), np.random.rand()
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    again, opt2 = build()
+    opt2 = cls(again.parameters(), preset=preset, L1=2.0, L2=2.0)  # no seed given: it comes from the checkpoint
+    samples2 = sanc.ThreeSamples(data, 16, seed=0)
+    again.load_state_dict(saved["model"])
+    opt2.load_state_dict(saved["opt"])
+    samples2.load_state_dict(saved["samples"])
+    train(again, opt2, samples2, 6)
+    assert torch.equal(flat(model), flat(again))
+    ours, theirs = opt2.record.as_dict(), opt.record.as_dict()
+    for name in ours.keys() - {"seconds"}:
+        assert ours[name] == theirs[name] or (ours[name] != ours[name] and theirs[name] != theirs[name]), name
+
+
+def test_loading_a_foreign_state_changes_nothing():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(loss_of(model, x, y))
+    before = opt.state_dict()
+    for state, word in [
+        (torch.optim.SGD(model.parameters(), lr=1.0).state_dict(), "engine"),
+        (sanc.SCR(model.parameters()).state_dict(), "'scr'"),
+    ]:
+        with pytest.raises(sanc.ArgumentError, match=word):
+            opt.load_state_dict(state)
+        assert opt.state_dict() == before
+
+
+# ---------------------------------------------------------------------------------------------- parameters and groups
+
+
+def test_groups_decay_and_freeze():
+    """Weight decay is exact in f, g and Hv: the same run as with the penalty written into the loss."""
+    runs = []
+    for penalised in (False, True):
+        model, x, y = make()
+        first, last = model[0], model[2]
+
+        def loss(model=model, x=x, y=y, first=first, last=last, penalised=penalised):
+            value = nn.functional.cross_entropy(model(x), y)
+            if penalised:
+                value = value + 0.05 * sum((p**2).sum() for p in first.parameters()) + 0.15 * (last.weight**2).sum()
+            return value
+
+        decays = (0.0, 0.0) if penalised else (0.1, 0.3)
+        opt = sanc.SANC(
+            [
+                {"params": list(first.parameters()), "weight_decay": decays[0]},
+                {"params": [last.weight], "weight_decay": decays[1]},
+                {"params": [last.bias], "frozen": True},
+            ],
+            preset="paper",
+            seed=0,
+        )
+        bias = last.bias.detach().clone()
+        records = []
+        for _ in range(8):
+            opt.step(loss)
+            records.append(opt.record)
+        assert torch.equal(bias, last.bias)
+        runs.append((flat(model), records))
+    assert runs[0][0].numpy() == pytest.approx(runs[1][0].numpy(), abs=1e-9)
+    for ours, reference in zip(runs[0][1], runs[1][1], strict=True):
+        assert ours.value == pytest.approx(reference.value, rel=1e-10)
+        assert ours.grad_norm == pytest.approx(reference.grad_norm, rel=1e-7)
+        assert ours.ritz_value == pytest.approx(reference.ritz_value, rel=1e-5)
+
+
+def test_frozen_and_unused_parameters_are_left_alone():
+    model, x, y = make()
+    spare = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    model[0].weight.requires_grad_(False)
+    still = model[0].weight.detach().clone()
+    opt = sanc.SANC([*model.parameters(), spare], preset="paper", seed=0)
+    for _ in range(5):
+        opt.step(loss_of(model, x, y))
+    assert torch.equal(still, model[0].weight)
+    assert torch.equal(spare, torch.ones(4, dtype=torch.float64))
+    model[0].weight.requires_grad_(True)  # thawed in mid-run
+    opt.step(loss_of(model, x, y))
+    assert not torch.equal(still, model[0].weight)
+
+
+def test_a_group_added_later_takes_part():
+    model, x, y = make()
+    opt = sanc.SANC(model[2].parameters(), preset="paper", seed=0)
+    before = model[0].weight.detach().clone()
+    opt.step(loss_of(model, x, y))
+    assert torch.equal(before, model[0].weight)
+    opt.add_param_group({"params": list(model[0].parameters())})
+    opt.step(loss_of(model, x, y))
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_grad_is_neither_read_nor_written():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    loss_of(model, x, y)().backward()
+    grads = [p.grad for p in model.parameters()]
+    copies = [g.clone() for g in grads]
+    opt.step(loss_of(model, x, y))
+    for p, grad, copy in zip(model.parameters(), grads, copies, strict=True):
+        assert p.grad is grad and torch.equal(grad, copy)
+    opt.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_types(dtype):
+    model, x, y = make(dtype)
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    start = float(opt.step(loss_of(model, x, y)))
+    for _ in range(20):
+        end = float(opt.step(loss_of(model, x, y)))
+    assert end < 0.8 * start
+    assert all(p.dtype == dtype for p in model.parameters())
+
+
+def test_bf16_autocast_in_the_closure():
+    model, x, y = make(torch.float32)
+
+    def closure():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nn.functional.cross_entropy(model(x), y)
+
+    opt = sanc.SANC(model.parameters(), seed=0)
+    start = float(opt.step(closure))
+    for _ in range(20):
+        end = float(opt.step(closure))
+    assert end < 0.8 * start
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+# ---------------------------------------------------------------------------------------------- replayed randomness
+
+
+def test_every_evaluation_of_a_sample_sees_the_same_draw():
+    model, x, y = make()
+    seen = {"closure": set(), "hessian": set(), "objective": set()}
+
+    def noisy(name):
+        def closure():
+            draws = (torch.rand(()).item(), np.random.rand(), random.random())
+            seen[name].add(draws)
+            return nn.functional.cross_entropy(model(x), y) * (1 + 0.1 * draws[0] + 0.1 * draws[1] + 0.1 * draws[2])
+
+        return closure
+
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp="forward-over-reverse", seed=0)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
+    assert all(len(draws) == 1 for draws in seen.values())
+    assert len(set.union(*seen.values())) == 3  # but the three samples draw independently
+    opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
+    assert all(len(draws) == 2 for draws in seen.values())  # and the next step draws anew
+    assert torch.equal(torch.get_rng_state(), states[0])  # the global generators are given back
+    assert np.array_equal(np.random.get_state()[1], states[1]) and random.getstate() == states[2]
+
+
+def test_the_seed_comes_from_torch_where_none_is_given():
+    finals = []
+    for seed in (1, 1, 2):
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        nn.init.constant_(model[0].weight, 0.1)
+        _, x, y = make()
+        for p in model.parameters():
+            nn.init.constant_(p, 0.2)
+        torch.manual_seed(seed)
+        opt = sanc.SANC(model.parameters())
+        opt.step(loss_of(model, x, y))
+        finals.append(flat(model))
+    assert torch.equal(finals[0], finals[1]) and not torch.equal(finals[0], finals[2])
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
+def test_batch_norm_moves_once_a_step(hvp):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    twin = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    twin.load_state_dict(model.state_dict())
+    _, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp=hvp, seed=0)
+    opt.step(loss_of(model, x[:30], y[:30]), hessian=loss_of(model, x[30:], y[30:]), objective=loss_of(model, x, y))
+    twin(x[:30])  # one plain forward pass of the gradient sample, at the old weights
+    assert torch.equal(model[1].running_mean, twin[1].running_mean)
+    assert torch.equal(model[1].running_var, twin[1].running_var)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+def test_buffers_that_are_replaced_are_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return x @ self.weight
+
+    model = Counter()
+    x = torch.randn(10, 3, dtype=torch.float64)
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(lambda: (model(x) ** 2).mean())
+    assert int(model.count) == 1
+
+
+# ---------------------------------------------------------------------------------------------- the nevers
+
+
+def snapshot(model, opt):
+    return flat(model).clone(), opt._engine.state, opt._meter_counts(), opt.record
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.CR, sanc.CRM, sanc.NCD])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
+    model, x, y = make()
+    w = flat(model).clone()
+    good = loss_of(model, x, y)
+
+    def cliff():
+        """Finite at the start only: every step goes over the edge."""
+        value = good()
+        return value if torch.equal(flat(model), w) else value * float("nan")
+
+    opt = cls(model.parameters(), preset=preset, seed=0, L1=1.0, L2=1.0)
+    sigma = opt._engine.state.sigma
+    for k in range(3):
+        opt.step(good, objective=cliff)
+        assert torch.equal(flat(model), w), k
+        assert opt.record.branch is Branch.STAYED
+        assert opt._engine.state.sigma > sigma
+        sigma = opt._engine.state.sigma
+        assert "finite" in opt.record.note or "lower" in opt.record.note
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient", "objective"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_rejected_later_and_an_error_at_the_start(poison, bad):
+    model, x, y = make()
+    good = loss_of(model, x, y)
+
+    def loss():
+        return good() * bad
+
+    def gradient():  # finite value, infinite slope: sqrt at zero
+        zero = model[0].weight.sum() - model[0].weight.sum().detach()
+        return good() + torch.sqrt(zero if bad == float("inf") else zero**2)  # slope ∞·1, or ∞·0
+
+    bad_closures = {
+        "loss": {"closure": loss},
+        "gradient": {"closure": gradient},
+        "objective": {"closure": good, "objective": loss},
+    }[poison]
+    fresh = sanc.SANC(model.parameters(), preset="paper", seed=0, check=False)
+    before = snapshot(model, fresh)
+    with pytest.raises(sanc.NonFiniteStartError, match="not finite at the starting point"):
+        fresh.step(**bad_closures)
+    after = snapshot(model, fresh)
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(good)
+    w, sigma = flat(model).clone(), opt._engine.state.sigma
+    opt.step(**bad_closures)
+    assert torch.equal(flat(model), w)
+    assert opt._engine.state.sigma == 2 * sigma
+    assert opt.record.branch is Branch.STAYED and "not finite" in opt.record.note
+
+
+def test_a_product_that_is_not_finite_is_no_cubic_step():
+    class Poisoned(torch.autograd.Function):
+        """x in value and gradient, NaN in the second derivative."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return PoisonedBackward.apply(g)
+
+    class PoisonedBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, g):
+            return g.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * float("nan")
+
+    model, x, y = make()
+    good = loss_of(model, x, y)
+    bad = lambda: nn.functional.cross_entropy(Poisoned.apply(model(x)), y)  # noqa: E731
+    with pytest.raises(sanc.NonFiniteStartError, match="Lanczos iteration 1 is not finite"):
+        sanc.SANC(model.parameters(), preset="paper", seed=0).step(good, hessian=bad)
+    for cls in (sanc.SANC, sanc.SCR):
+        model, x, y = make()
+        good = loss_of(model, x, y)
+        opt = cls(model.parameters(), preset="paper", seed=0)
+        opt.step(good)
+        w, sigma = flat(model).clone(), opt._engine.state.sigma
+        opt.step(good, hessian=lambda m=model, x=x, y=y: nn.functional.cross_entropy(Poisoned.apply(m(x)), y))
+        assert opt._engine.state.sigma == 2 * sigma
+        assert "Hessian product" in opt.record.note and torch.isfinite(flat(model)).all()
+        if cls is sanc.SCR:
+            assert torch.equal(w, flat(model)) and opt.record.branch is Branch.STAYED
+        else:  # no Ritz pair, so the escape step is the gradient's
+            assert opt.record.branch is Branch.GRADIENT
+            g = torch.cat([p.reshape(-1) for p in torch.autograd.grad(good(), list(model.parameters()))])
+            assert torch.isfinite(g).all()
+            assert opt.record.step_norm == pytest.approx(opt.record.grad_norm / 10.0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_rejected_step_leaves_every_parameter_bit_identical(preset):
+    model, x, y = make(torch.float32)
+    with torch.no_grad():
+        model[2].bias[0] = -0.0  # a sign that adding and subtracting would lose
+    w = [p.detach().clone() for p in model.parameters()]
+    good = loss_of(model, x, y)
+
+    def always_worse():
+        same = all(torch.equal(p, q) for p, q in zip(model.parameters(), w, strict=True))
+        return good() if same else good() + 1e6
+
+    opt = sanc.SCR(model.parameters(), preset=preset, seed=0)
+    for _ in range(5):
+        opt.step(good, objective=always_worse)
+        assert opt.record.branch is Branch.STAYED
+        for p, q in zip(model.parameters(), w, strict=True):
+            assert torch.equal(p.detach().view(torch.int32), q.view(torch.int32))
+
+
+def test_an_exception_in_a_closure_leaves_everything_as_it_was():
+    model, x, y = make()
+    good = loss_of(model, x, y)
+    opt = sanc.SANC(model.parameters(), preset="robust", seed=0)
+    opt.step(good)
+    before, rng = snapshot(model, opt), torch.get_rng_state()
+    for fail_at in range(3):
+        calls = []
+
+        def failing(fail_at=fail_at, calls=calls):
+            calls.append(1)
+            if len(calls) > fail_at:
+                raise KeyboardInterrupt
+            return good() + len(calls) * 1e6  # rejected, so the escape is reached too
+
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(good, objective=failing)
+        after = snapshot(model, opt)
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+        assert torch.equal(rng, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_zero_gradient_at_a_strict_saddle_is_escaped(cls, preset):
+    p = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    scale = torch.tensor([-1.0, 0.2, 0.5, 1.0, 1.5, 2.0], dtype=torch.float64)
+
+    def closure():
+        return 0.5 * (scale * p**2).sum() + 0.25 * (p**4).sum()
+
+    opt = cls([p], preset=preset, L1=4.0, L2=4.0, seed=0)
+    for _ in range(40):
+        opt.step(closure)
+    assert closure().item() == pytest.approx(-0.25, abs=1e-3)  # at p = (±1, 0, …)
+
+
+def test_at_a_second_order_point_nothing_moves():
+    p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    opt = sanc.SANC([p], preset="paper", seed=0)
+    opt.step(lambda: (p**2).sum())
+    assert opt.record.branch is Branch.STAYED and torch.equal(p.detach(), torch.zeros(3, dtype=torch.float64))
+    assert opt._engine.at_rest and opt._engine.state.sigma == 1.0
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+def test_five_hundred_steps_leak_no_memory(hvp):
+    import tracemalloc
+
+    model, x, y = make(torch.float32)
+    opt = sanc.SANC(model.parameters(), hvp=hvp, seed=0)
+
+    def live():
+        gc.collect()
+        return sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor))
+
+    for _ in range(20):
+        opt.step(loss_of(model, x[:20], y[:20]), hessian=loss_of(model, x[20:40], y[20:40]))
+    tensors = live()
+    tracemalloc.start()
+    start, _ = tracemalloc.get_traced_memory()
+    for _ in range(500):
+        opt.step(loss_of(model, x[:20], y[:20]), hessian=loss_of(model, x[20:40], y[20:40]))
+    gc.collect()
+    end, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert live() <= tensors + 2
+    assert end - start < 100_000
+
+
+# ---------------------------------------------------------------------------------------------- micro-batches
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
+def test_micro_batches_change_nothing_but_memory(hvp):
+    finals = []
+    for microbatch in (None, 7):
+        model, x, y = make()
+
+        def loss(a, b, model=model):
+            return nn.functional.cross_entropy(model(a), b)
+
+        opt = sanc.SANC(model.parameters(), preset="paper", hvp=hvp, microbatch=microbatch, seed=0)
+        for _ in range(4):
+            opt.step(sanc.Batch(loss, x, y), hessian=sanc.Batch(loss, x[:31], y[:31]))
+        finals.append((flat(model), opt.record))
+    assert finals[0][0].numpy() == pytest.approx(finals[1][0].numpy(), abs=1e-7)
+    assert finals[0][1].calls == finals[1][1].calls
+
+
+def test_micro_batches_never_see_more_rows_than_asked():
+    model, x, y = make()
+    rows = []
+
+    def loss(a, b):
+        rows.append(len(a))
+        return nn.functional.cross_entropy(model(a), b)
+
+    opt = sanc.SANC(model.parameters(), preset="paper", microbatch=16, seed=0)
+    opt.step(sanc.Batch(loss, x, y))
+    assert max(rows) == 16 and sum(rows[:4]) == 60
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sigma0": 0.0}, ["sigma0 = 0.0", "positive"]),
+        ({"sigma0": -1.0}, ["sigma0 = -1.0"]),
+        ({"sigma0": float("nan")}, ["sigma0 = nan"]),
+        ({"sigma0": "1"}, ["sigma0 = '1'", "number"]),
+        ({"eta1": 0.9, "eta2": 0.5}, ["eta2 = 0.5", "above eta1 = 0.9"]),
+        ({"eta1": 0.0}, ["eta1 = 0.0"]),
+        ({"eta2": 1.0}, ["eta2 = 1.0"]),
+        ({"gamma": 1.0}, ["gamma = 1.0", "above 1"]),
+        ({"krylov_dim": 0}, ["krylov_dim = 0", "≥ 1"]),
+        ({"krylov_dim": 2.5}, ["krylov_dim = 2.5", "integer"]),
+        ({"L1": -1.0}, ["L1 = -1.0"]),
+        ({"lanczos": "keep"}, ["lanczos = 'keep'", "store"]),
+        ({"lanczos": "regenerate", "reorthogonalise": True}, ["reorthogonalise = True", "store"]),
+        ({"sigma_0": 1.0}, ["'sigma_0'", "did you mean 'sigma0'"]),
+        ({"krylovdim": 3}, ["'krylovdim'", "did you mean 'krylov_dim'"]),
+        ({"presets": "paper"}, ["'presets'", "did you mean 'preset'"]),
+        ({"preset": "papr"}, ["preset = 'papr'", "did you mean 'paper'"]),
+        ({"hvp": "double_backward"}, ["hvp = 'double_backward'", "did you mean 'double-backward'"]),
+        ({"microbatch": 0}, ["microbatch = 0"]),
+        ({"seed": -1}, ["seed = -1"]),
+        ({"weight_decay": -0.1}, ["weight_decay = -0.1", "≥ 0"]),
+        ({"momentum": 1.0}, ["momentum = 1.0"]),
+        ({"sigma_ceiling": 1e-9, "sigma_floor": 1.0}, ["sigma_ceiling = 1e-09"]),
+    ],
+)
+def test_bad_options_are_named(options, words):
+    model, _, _ = make()
+    with pytest.raises(sanc.SancError) as caught:
+        sanc.SANC(model.parameters(), **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ([], ["params is empty"]),
+        ([nn.Parameter(torch.ones(2), requires_grad=False)], ["nothing to optimise", "free"]),
+        ([nn.Parameter(torch.ones(2).half())], ["float16", "autocast"]),
+        ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["mix", "float64"]),
+        ([{"params": [nn.Parameter(torch.ones(2))], "lr": 0.1}], ["'lr'", "not known"]),
+        ([{"params": [nn.Parameter(torch.ones(2))], "frozen": 1}], ["frozen = 1"]),
+    ],
+)
+def test_bad_parameters_are_named(params, words):
+    with pytest.raises(sanc.SancError) as caught:
+        sanc.SANC(params)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bad_closures_are_named_before_anything_changes():
+    model, x, y = make()
+    good = loss_of(model, x, y)
+    draws = iter(range(10**6))
+
+    def called_backward():
+        loss = good()
+        loss.backward()
+        return loss
+
+    cases = [
+        ({"closure": lambda: nn.functional.cross_entropy(model(x), y, reduction="none")}, ["shape (60,)", "mean"]),
+        ({"closure": lambda: good().item()}, ["returned float", "tensor"]),
+        ({"closure": lambda: None}, ["returned NoneType"]),
+        ({"closure": called_backward}, ["called backward()", "only return the loss"]),
+        ({"closure": lambda: good().detach()}, ["does not depend on the parameters"]),
+        ({"closure": lambda: torch.tensor(1)}, ["int64", "floating-point"]),
+        ({"closure": lambda: good() * (1 + next(draws))}, ["at the same parameters", "check=False"]),
+        ({"closure": good, "hessian": lambda: good().item()}, ["hessian returned float"]),
+        ({"closure": good, "objective": lambda: good().repeat(2)}, ["objective returned", "shape (2,)"]),
+        ({"closure": None}, ["closure = None", "function"]),
+        ({"closure": good, "hessian": 3}, ["hessian = 3", "function"]),
+    ]
+    for given, words in cases:
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+        before = snapshot(model, opt)
+        with pytest.raises(sanc.SancError) as caught:
+            opt.step(**given)
+        for word in words:
+            assert word in str(caught.value), given
+        after = snapshot(model, opt)
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_misuse_between_features_is_named():
+    model, x, y = make()
+    good = loss_of(model, x, y)
+    with pytest.raises(sanc.SancError, match=r"microbatch = 8 cannot cut: pass sanc\.Batch"):
+        sanc.SANC(model.parameters(), microbatch=8).step(good)
+    with pytest.raises(sanc.SancError, match="ARC uses one exact objective"):
+        sanc.ARC(model.parameters()).step(good, hessian=good)
+    for parameters, word in [((3, x), "cannot be called"), ((good,), "empty"), ((good, x, y[:3]), "as many rows")]:
+        with pytest.raises(sanc.SancError, match=word):
+            sanc.Batch(*parameters)

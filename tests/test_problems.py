@@ -1,0 +1,162 @@
+"""Closed forms against automatic differentiation in float64, and the errors of bad data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import sanc
+from sanc.problems import FiniteSum, Logistic, NonconvexSVM, Softmax
+
+N, D, C = 40, 7, 4
+
+
+@pytest.fixture
+def X(rng):
+    X = rng.standard_normal((N, D))
+    X[rng.random((N, D)) < 0.5] = 0.0
+    return X
+
+
+def penalty(kind, strength, w):
+    if kind == "nonconvex":
+        return strength * (w**2 / (1 + w**2)).sum()
+    return strength / 2 * (w**2).sum() if kind == "l2" else torch.zeros(())
+
+
+def cases(X, rng):
+    y = rng.integers(0, 2, N)
+    classes = rng.integers(0, C, N)
+    XT, yT = torch.from_numpy(X), torch.from_numpy(y).double()
+    for kind in ("nonconvex", "l2", "none"):
+        yield (
+            lambda A, kind=kind: Logistic(A, y, penalty=kind, strength=0.3),
+            lambda w, kind=kind: torch.nn.functional.binary_cross_entropy_with_logits(XT @ w, yT)
+            + penalty(kind, 0.3, w),
+            D,
+        )
+        yield (
+            lambda A, kind=kind: Softmax(A, classes, penalty=kind, strength=0.3),
+            lambda w, kind=kind: torch.nn.functional.cross_entropy(XT @ w.view(C, D).T, torch.from_numpy(classes))
+            + penalty(kind, 0.3, w),
+            C * D,
+        )
+    yield (
+        lambda A: NonconvexSVM(A, 2 * y - 1, strength=0.3),
+        lambda w: (1 - torch.tanh((2 * yT - 1) * (XT @ w))).mean() + 0.3 * (w**2).sum(),
+        D,
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_closed_forms_agree_with_autograd(X, rng, sparse):
+    for make, reference, dim in cases(X, rng):
+        problem = make(scipy.sparse.csr_matrix(X) if sparse else X)
+        assert (problem.n, problem.dim) == (N, dim)
+        w, v = rng.standard_normal(dim), rng.standard_normal(dim)
+        wT = torch.from_numpy(w).requires_grad_()
+        value = reference(wT)
+        (gradient,) = torch.autograd.grad(value, wT)
+        hessian = torch.autograd.functional.hessian(reference, wT).numpy()
+        ours, g = problem.value_and_gradient(w)
+        assert problem.value(w) == pytest.approx(value.item(), rel=1e-12)
+        assert ours == problem.value(w)
+        assert g == pytest.approx(gradient.numpy(), abs=1e-12)
+        product = problem.hessian(w)
+        assert product(v) == pytest.approx(hessian @ v, abs=1e-12)
+        assert product(g) == pytest.approx(hessian @ g, abs=1e-12)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
+    y = rng.integers(0, 2, N)
+    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y, strength=0.2)
+    rows = rng.choice(N, 9, replace=False)
+    part, alone = problem.subset(rows), Logistic(X[rows], y[rows], strength=0.2)
+    w = rng.standard_normal(D)
+    assert part.n == 9
+    assert part.value(w) == pytest.approx(alone.value(w), rel=1e-13)
+    assert part.value_and_gradient(w)[1] == pytest.approx(alone.value_and_gradient(w)[1], abs=1e-14)
+    # the mean over a partition is the whole
+    halves = [problem.subset(np.arange(N)[k::2]).value_and_gradient(w)[1] for k in (0, 1)]
+    assert np.mean(halves, axis=0) == pytest.approx(problem.value_and_gradient(w)[1], abs=1e-13)
+
+
+def test_float32_stays_float32(X, rng):
+    problem = Logistic(X.astype(np.float32), rng.integers(0, 2, N))
+    w = rng.standard_normal(D).astype(np.float32)
+    assert problem.value_and_gradient(w)[1].dtype == np.float32
+    assert problem.hessian(w)(w).dtype == np.float32
+    res = sanc.minimize(problem, w, max_iter=3)
+    assert res.x.dtype == np.float32
+
+
+def test_large_scores_do_not_overflow():
+    problem = Logistic(np.array([[1000.0], [-1000.0]]), [0, 1], strength=0.0)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        value, g = problem.value_and_gradient(np.ones(1))
+    assert value == pytest.approx(1000.0)
+    assert g == pytest.approx([1000.0])
+
+
+def test_a_sum_of_ones_own(rng):
+    """The base class is an interface that a user can fill: here least squares of a sine."""
+
+    class Sine(FiniteSum):
+        def __init__(self, t, y):
+            self.t, self.y, self.n, self.dim, self.dtype = t, y, len(t), 2, np.dtype(float)
+
+        def subset(self, rows):
+            return Sine(self.t[rows], self.y[rows])
+
+        def residual(self, w):
+            return w[0] * np.sin(w[1] * self.t) - self.y
+
+        def value(self, w):
+            return float(np.mean(self.residual(w) ** 2))
+
+        def value_and_gradient(self, w):
+            r, s, c = self.residual(w), np.sin(w[1] * self.t), np.cos(w[1] * self.t)
+            return float(np.mean(r**2)), 2 * np.array([np.mean(r * s), np.mean(r * w[0] * self.t * c)])
+
+        def hessian(self, w):
+            r, s, c = self.residual(w), np.sin(w[1] * self.t), np.cos(w[1] * self.t)
+            J = np.stack([s, w[0] * self.t * c])
+            mixed, second = np.mean(r * self.t * c), -np.mean(r * w[0] * self.t**2 * s)
+            H = 2 * (J @ J.T / self.n + np.array([[0.0, mixed], [mixed, second]]))
+            return lambda v: H @ v
+
+    t = np.linspace(0, 3, 50)
+    res = sanc.minimize(Sine(t, 2 * np.sin(1.3 * t)), [1.5, 1.1])
+    assert res.success
+    assert res.x == pytest.approx([2.0, 1.3], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda X, y: Logistic(X, np.where(y == 0, -1, 1)), ["y holds", "-1", "(y + 1) / 2"]),
+        (lambda X, y: Logistic(X, y[:-1]), ["y has shape (39,)", "40 rows"]),
+        (lambda X, y: Logistic(X[:, 0], y), ["X has shape (40,)", "matrix"]),
+        (lambda X, y: Logistic(np.where(X == X[0, 0], np.nan, X), y), ["X holds", "NaN", "impute"]),
+        (lambda X, y: Logistic(scipy.sparse.csr_matrix(X * np.inf), y), ["X holds", "infinite"]),
+        (lambda X, y: Logistic(X, y, penalty="nonconvx"), ["penalty = 'nonconvx'", "did you mean 'nonconvex'"]),
+        (lambda X, y: Logistic(X, y, strength=-1.0), ["strength = -1.0", "≥ 0"]),
+        (lambda X, y: Logistic(X[:0], y[:0]), ["X has shape (0, 7)", "at least one row"]),
+        (lambda X, y: Logistic(X.astype(str), y), ["X holds", "real numbers"]),
+        (lambda X, y: Logistic(X, y.astype(float) * np.nan), ["y holds", "finite"]),
+        (lambda X, y: NonconvexSVM(X, y), ["y holds", "2 * y − 1"]),
+        (lambda X, y: Softmax(X, y - 1), ["y holds", "0, 1, 2"]),
+        (lambda X, y: Softmax(X, y + 0.5), ["y holds", "0, 1, 2"]),
+        (lambda X, y: Softmax(X, y, classes=1), ["classes = 1", "at least 2"]),
+        (lambda X, y: Logistic(X, y).subset(np.array([40])), ["rows", "0 to 39"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_bad_data_is_named(X, rng, make, words):
+    with pytest.raises(sanc.SancError) as caught:
+        make(X, rng.integers(0, 2, N))
+    for word in words:
+        assert word in str(caught.value)
