@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_CANCELLATION", "TRUE")  # GALAHAD returns zeros without these two
-os.environ.setdefault("OMP_PROC_BIND", "TRUE")
-
 import numpy as np
 import pytest
 import torch
+
+torch.set_num_threads(1)  # the models of the tests are too small to share
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

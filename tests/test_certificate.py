@@ -57,7 +57,7 @@ def test_the_bound_holds_as_often_as_it_says():
 
 def test_more_products_tighten_the_bound(rng):
     f = quadratic(np.linspace(1, 10, 200), rng)
-    bounds = [sanc.certificate(f, np.zeros(200), max_products=k, eps=1e-12).error_bound for k in (20, 60, 200)]
+    bounds = [sanc.certificate(f, np.zeros(200), max_products=k, eps=1e-12).error_bound for k in (20, 30, 200)]
     assert bounds[0] > bounds[1] > bounds[2]
 
 

@@ -146,8 +146,8 @@ def test_float32():
 def test_as_a_method_of_scipy():
     seen = []
     res = scipy.optimize.minimize(
-        rosen, X0, jac=rosen_der, hessp=rosen_hess_prod, method=sanc.scipy_method, tol=1e-6,
-        options={"preset": "paper", "method": "arc", "krylov_dim": 4, "maxiter": 2000}, callback=lambda x: seen.append(x),
+        rosen, X0, jac=rosen_der, hessp=rosen_hess_prod, method=sanc.scipy_method, tol=1e-6, callback=seen.append,
+        options={"preset": "paper", "method": "arc", "krylov_dim": 4, "maxiter": 2000},
     )  # fmt: skip
     assert res.success and np.linalg.norm(res.jac) <= 1e-6
     assert len(seen) == res.nit and seen[-1] == pytest.approx(res.x)
@@ -271,12 +271,12 @@ def test_samples_are_the_same_for_every_method_and_seed_decides(problem):
     w0 = np.ones(6)
     first = {}
     for method in ("sanc", "scr", "cr", "ncd", "sgd"):
-        res = sanc.minimize(problem, w0, method=method, preset="paper", batch_size=30, seed=4, max_iter=1, certify=False)
+        res = sanc.minimize(
+            problem, w0, method=method, preset="paper", batch_size=30, seed=4, max_iter=1, certify=False
+        )
         first[method] = res.history[0].grad_norm
     assert len(set(first.values())) == 1
-    runs = [
-        sanc.minimize(problem, w0, batch_size=30, seed=s, max_iter=20, certify=False).x for s in (4, 4, 5)
-    ]
+    runs = [sanc.minimize(problem, w0, batch_size=30, seed=s, max_iter=20, certify=False).x for s in (4, 4, 5)]
     assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2])
 
 
@@ -306,7 +306,9 @@ def test_growing_samples_of_scr(problem):
     )
     sizes = np.diff([0] + [r.calls.gradient for r in res.history])
     assert sizes[0] == 10 and sizes[-1] > 10 and sizes.max() <= problem.n
-    constant = sanc.minimize(problem, np.ones(6), method="scr", preset="paper", batch_size=10, max_iter=40, certify=False)
+    constant = sanc.minimize(
+        problem, np.ones(6), method="scr", preset="paper", batch_size=10, max_iter=40, certify=False
+    )
     assert set(np.diff([0] + [r.calls.gradient for r in constant.history])) == {10}
 
 
@@ -335,8 +337,9 @@ def test_early_stop_needs_both_tests():
 
     def run(eps, eps_g):
         res = sanc.minimize(
-            lambda x: 0.5 * float(x @ (weights * x)), np.ones(30), jac=lambda x: weights * x, hessp=lambda x, v: weights * v,
-            preset="paper", krylov_dim=30, epsilon=eps, epsilon_g=eps_g, max_iter=1, certify=False, max_products=1,
+            lambda x: 0.5 * float(x @ (weights * x)), np.ones(30), jac=lambda x: weights * x,
+            hessp=lambda x, v: weights * v, preset="paper", krylov_dim=30, epsilon=eps, epsilon_g=eps_g, max_iter=1,
+            certify=False, max_products=1,
         )  # fmt: skip
         return res.history[0].krylov_dim
 

@@ -33,14 +33,17 @@ def cases(X, rng):
     for kind in ("nonconvex", "l2", "none"):
         yield (
             lambda A, kind=kind: Logistic(A, y, penalty=kind, strength=0.3),
-            lambda w, kind=kind: torch.nn.functional.binary_cross_entropy_with_logits(XT @ w, yT)
-            + penalty(kind, 0.3, w),
+            lambda w, kind=kind: (
+                torch.nn.functional.binary_cross_entropy_with_logits(XT @ w, yT) + penalty(kind, 0.3, w)
+            ),
             D,
         )
         yield (
             lambda A, kind=kind: Softmax(A, classes, penalty=kind, strength=0.3),
-            lambda w, kind=kind: torch.nn.functional.cross_entropy(XT @ w.view(C, D).T, torch.from_numpy(classes))
-            + penalty(kind, 0.3, w),
+            lambda w, kind=kind: (
+                torch.nn.functional.cross_entropy(XT @ w.view(C, D).T, torch.from_numpy(classes))
+                + penalty(kind, 0.3, w)
+            ),
             C * D,
         )
     yield (

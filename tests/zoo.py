@@ -192,7 +192,12 @@ _PEN: list[SaddleStart] = []
 
 
 def _problem(
-    name: str, x0: ArrayLike, minima: Sequence[float], source: str, minimiser: ArrayLike | None = None, **tolerances: Any
+    name: str,
+    x0: ArrayLike,
+    minima: Sequence[float],
+    source: str,
+    minimiser: ArrayLike | None = None,
+    **tolerances: Any,
 ) -> Callable[[Fun], Fun]:
     def enter(fun: Fun) -> Fun:
         start = np.asarray(x0, dtype=np.float64)
@@ -698,7 +703,7 @@ def errinros(x: Tensor) -> Tensor:
     return _sq(x[:-1] - 16 * _CHAIN[1:] ** 2 * x[1:] ** 2, x[1:] - 1)
 
 
-@_problem("EXTROSNB", np.full(10, -1.0), (0,), "CUTEst EXTROSNB", np.ones(10))
+@_problem("EXTROSNB", np.full(5, -1.0), (0,), "CUTEst EXTROSNB", np.ones(5))
 def extrosnb(x: Tensor) -> Tensor:
     return (x[0] - 1) ** 2 + 100 * _sq(x[1:] - x[:-1] ** 2)
 
@@ -955,7 +960,7 @@ def styblinski_tang(x: Tensor) -> Tensor:
     return (x**4 - 16 * x**2 + 5 * x).sum() / 2
 
 
-@_problem("MCCORMICK", (0.0, 0.0), [-1.913222954981 - k * math.pi for k in (0, 1, -1, 2, -2, 3, -3)], "JY 75",
+@_problem("MCCORMICK", (0.0, 0.0), [-1.913222954981 - k * math.pi for k in (*range(16), -1, -2, -3)], "JY 75",
           (0.5 - math.pi / 3, -0.5 - math.pi / 3))  # fmt: skip
 def mccormick(x: Tensor) -> Tensor:
     a, b = x
@@ -986,7 +991,13 @@ def zakharov(x: Tensor) -> Tensor:
     return _sq(x) + tilt**2 + tilt**4
 
 
-@_problem("GRIEWANK", (1.0, -1.0), (0,), "JY 59", (0, 0))
+_GRIEWANK_MINIMA = (
+    0, 0.0073960403341, 0.009864672061, 0.019719489248, 0.027125384395, 0.029584161212, 0.039458688195, 0.046835018588,
+    0.059178177055, 0.066564362261,
+)  # fmt: skip
+
+
+@_problem("GRIEWANK", (1.0, -1.0), _GRIEWANK_MINIMA, "JY 59", (0, 0))
 def griewank(x: Tensor) -> Tensor:
     return 1 + _sq(x) / 4000 - torch.cos(x / _upto(len(x)).sqrt()).prod()
 
@@ -1001,7 +1012,13 @@ def rastrigin(x: Tensor) -> Tensor:
     return _rastrigin_term(x).sum()
 
 
-@_problem("LEVY", np.zeros(4), (0,), "Levy and Montalvo (1985)", np.ones(4))
+@_problem(
+    "LEVY",
+    np.zeros(4),
+    (0, 0.089528250416, 0.17905650083, 0.45432401859, 0.54385226901),
+    "Levy and Montalvo (1985)",
+    np.ones(4),
+)
 def levy(x: Tensor) -> Tensor:
     w = 1 + (x - 1) / 4
     inner, last = w[:-1], w[-1]
@@ -1119,3 +1136,205 @@ PROBLEMS: tuple[ZooProblem, ...] = tuple(_ZOO)
 
 BY_NAME: dict[str, ZooProblem] = {problem.name: problem for problem in PROBLEMS}
 """The zoo by name."""
+
+
+# ---------------------------------------------------------------------- saddle points
+
+
+def double_well(x: Tensor) -> Tensor:
+    return (x[0] ** 2 - 1) ** 2 + _sq(x[1:])
+
+
+def mexican_hat(x: Tensor) -> Tensor:
+    return (_sq(x) - 1) ** 2
+
+
+def monkey(x: Tensor) -> Tensor:
+    a, b, c = x
+    return a**3 - 3 * a * b**2 - 0.25 * c**2 + _sq(x) ** 2
+
+
+def monkey_flat(x: Tensor) -> Tensor:
+    a, b = x
+    return a**3 - 3 * a * b**2 - 0.005 * a**2 + _sq(x) ** 2
+
+
+def _factorise(m: Sequence[float], rank: int) -> Fun:
+    target = torch.diag(_t(*m))
+
+    def fun(x: Tensor) -> Tensor:
+        u = x.reshape(len(m), rank)
+        return 0.5 * _sq(target - u @ u.T)
+
+    return fun
+
+
+def _deep_linear(m: Sequence[float]) -> Fun:
+    k = len(m)
+    target = torch.diag(_t(*m))
+
+    def fun(x: Tensor) -> Tensor:
+        return 0.5 * _sq(x[k * k :].reshape(k, k) @ x[: k * k].reshape(k, k) - target)
+
+    return fun
+
+
+def _one_negative(n: int, curvature: float, stiff: float) -> Fun:
+    """½ Σ dᵢ yᵢ² − ½ c y₁² + ¼ y₁⁴ with y = Qx for a reflection Q that mixes all coordinates."""
+    d = torch.linspace(1.0, stiff, n - 1, dtype=torch.float64)
+    mirror = torch.sin(_upto(n))
+    mirror = mirror / mirror.norm()
+
+    def fun(x: Tensor) -> Tensor:
+        y = x - 2 * (mirror @ x) * mirror
+        return 0.5 * (d * y[1:] ** 2).sum() - 0.5 * curvature * y[0] ** 2 + 0.25 * y[0] ** 4
+
+    return fun
+
+
+def _rayleigh(eigenvalues: Tensor) -> Fun:
+    def fun(x: Tensor) -> Tensor:
+        return -0.5 * (eigenvalues * x**2).sum() + 0.25 * _sq(x) ** 2
+
+    return fun
+
+
+def _unit(n: int) -> Floats:
+    return np.eye(n)[0]
+
+
+def bumps(x: Tensor) -> Tensor:
+    return torch.cos(x).sum()
+
+
+def sine_product(x: Tensor) -> Tensor:
+    return torch.sin(x[0]) * torch.sin(x[1])
+
+
+def kuramoto(x: Tensor) -> Tensor:
+    return -torch.triu(torch.cos(x[:, None] - x[None, :]), 1).sum()
+
+
+def allen_cahn(x: Tensor) -> Tensor:
+    return 0.25 * _sq(x**2 - 1) + 2 * _sq(x[1:] - x[:-1])
+
+
+def tensor_decomposition(x: Tensor) -> Tensor:
+    """½‖T − x⊗x⊗x⊗x‖² for T = Σ eᵢ⊗eᵢ⊗eᵢ⊗eᵢ."""
+    return 0.5 * (len(x) - 2 * (x**4).sum() + _sq(x) ** 4)
+
+
+def geman_mcclure(x: Tensor) -> Tensor:
+    s = x**2
+    return ((s - 1) ** 2 / (1 + s)).sum()
+
+
+_DRAWS = np.random.default_rng(1902)
+_PHASE_A = tensor(_DRAWS.standard_normal((40, 5)))
+_PHASE_Y = (_PHASE_A @ _t(1, -1, 0.5, 2, 0)) ** 2
+_NET_X = tensor(_DRAWS.standard_normal((30, 3)))
+_NET_Y = torch.tanh(_NET_X @ _t(1, -2, 0.5))
+
+
+def phase_retrieval(x: Tensor) -> Tensor:
+    return ((_PHASE_A @ x) ** 2 - _PHASE_Y).square().mean() / 4
+
+
+def two_layer_net(x: Tensor) -> Tensor:
+    out = torch.tanh(_NET_X @ x[:12].reshape(3, 4)) @ x[12:]
+    return 0.5 * (out - _NET_Y).square().mean() + 0.005 * _sq(x)
+
+
+def nearly_flat(x: Tensor) -> Tensor:
+    return -1e-3 * x[0] ** 2 + x[0] ** 4 + _sq(x[1:])
+
+
+def ill_conditioned(x: Tensor) -> Tensor:
+    return 5e3 * x[0] ** 2 - 0.005 * x[1] ** 2 + 0.25 * x[1] ** 4
+
+
+def quarter_himmelblau(x: Tensor) -> Tensor:
+    return himmelblau(x) / 4
+
+
+def small_wood(x: Tensor) -> Tensor:
+    return wood(x) / 16
+
+
+def bent_valley(x: Tensor) -> Tensor:
+    a, b = x
+    return 0.25 * (b**2 - a) ** 2 + (a - 1) ** 2
+
+
+_saddle("double well", double_well, (0, 0), -4, 0, L1=8, L2=24)
+_saddle("double well, tiny orthogonal gradient", double_well, (0, 2e-15), -4, 0, L1=8, L2=24)
+_saddle("double well in 20 dimensions", double_well, np.zeros(20), -4, 0, L1=8, L2=24)
+_saddle("mexican hat", mexican_hat, np.zeros(10), -4, 0, L1=8, L2=24)
+_saddle("monkey saddle and a negative direction", monkey, np.zeros(3), -0.5, -0.3, L1=10, L2=10)
+_saddle("monkey saddle, tilted", monkey_flat, np.zeros(2), -0.01, -0.2, L1=10, L2=10)
+_saddle("factorisation at zero", _factorise((3, 2, 1, 0.5), 2), np.zeros(8), -6, 0, L1=20, L2=20)
+_saddle("factorisation at rank one", _factorise((4, 2, 1, 0.5), 2), (2, 0, 0, 0, 0, 0, 0, 0), -4, 0, L1=30, L2=30)
+_saddle("factorisation, wrong vector", _factorise((4, 1, 0.5), 1), (0, 1, 0), -6, 0, L1=30, L2=30)
+_saddle("deep linear network at zero", _deep_linear((3, 2, 1)), np.zeros(18), -3, 0, L1=10, L2=10)
+_saddle("deep linear network at rank one", _deep_linear((4, 1, 0.5)), np.r_[2 * np.eye(9)[0], 2 * np.eye(9)[0]], -1, 0,
+        L1=10, L2=10)  # fmt: skip
+_saddle("one negative direction of 100", _one_negative(100, 1e-2, 10), np.zeros(100), -1e-2, -2.5e-5, L1=10, L2=1)
+_saddle("one negative direction of 1000", _one_negative(1000, 1e-2, 10), np.zeros(1000), -1e-2, -2.5e-5, L1=10, L2=1)
+_saddle("Rayleigh at the wrong vector", _rayleigh(_upto(4)), _unit(4), -3, -4, L1=10, L2=10)
+_saddle("Rayleigh with close eigenvalues", _rayleigh(torch.linspace(1, 1.02, 50, dtype=torch.float64)), _unit(50),
+        -0.02, -0.25 * 1.02**2, L1=5, L2=10)  # fmt: skip
+_saddle("cosine bumps at the top", bumps, np.zeros(6), -1, -6, L1=1, L2=1)
+_saddle("cosine bumps between", bumps, (0, math.pi, 0, math.pi), -1, -4, L1=1, L2=1)
+_saddle("product of sines", sine_product, (0, 0), -1, -1, L1=2, L2=2)
+_saddle("four oscillators in opposition", kuramoto, (0, 0, math.pi, math.pi), -4, -6, L1=4, L2=4)
+_saddle("Allen-Cahn chain at zero", allen_cahn, np.zeros(50), -1, 0, L1=20, L2=6)
+_saddle("tensor decomposition", tensor_decomposition, np.full(4, 0.125**0.5), -1, 1.5, L1=30, L2=30)
+_saddle("Geman-McClure", geman_mcclure, np.zeros(3), -6, 0, L1=6, L2=30)
+_EGG_TOP = _polish_line(_egg_term, 1.5)
+_saddle("EGG-CRATE, one coordinate on a crest", egg_crate, (_EGG_TOP, 0), 2 + 50 * math.cos(2 * _EGG_TOP), 0, L1=52,
+        L2=100)  # fmt: skip
+_saddle("EGG-CRATE, both on a crest", egg_crate, (_EGG_TOP, -_EGG_TOP), 2 + 50 * math.cos(2 * _EGG_TOP), 0, L1=52,
+        L2=100)  # fmt: skip
+_saddle("phase retrieval at zero", phase_retrieval, np.zeros(5),
+        -float(torch.linalg.eigvalsh(_PHASE_A.T @ (_PHASE_Y[:, None] * _PHASE_A) / 40)[-1]), 0, L1=100,
+        L2=100)  # fmt: skip
+_saddle("two-layer network at zero", two_layer_net, np.zeros(16),
+        0.01 - float((_NET_X.T @ _NET_Y / 30).norm()), 0, L1=5, L2=5)  # fmt: skip
+_saddle("nearly flat", nearly_flat, (0, 0), -2e-3, -2.5e-7, L1=2, L2=1)
+_saddle("ill-conditioned", ill_conditioned, (0, 0), -1e-2, -2.5e-5, L1=1e4, L2=1)
+_saddle("Styblinski-Tang at its top", styblinski_tang, polish(styblinski_tang, np.full(3, 0.157)), -15.8526119,
+        3 * _DEEP, L1=50, L2=50)  # fmt: skip
+_saddle("Styblinski-Tang between", styblinski_tang, polish(styblinski_tang, (0.157, _ST_DEEP)), -15.8526119, 2 * _DEEP,
+        L1=50, L2=50)  # fmt: skip
+for _at, _eigenvalue in (
+    ((0, 0), -math.sqrt(65)),
+    ((-1.63807, -0.22867), -5.54577502),
+    ((1.29607, 0.60508), -6.17718213),
+    ((1.10921, -0.76827), -7.90261912),
+    ((1.23023, 0.16233), -8.01490716),
+):
+    _saddle(f"CAMEL-6 at {_at}", camel6, polish(camel6, _at), _eigenvalue, -1.0316284535, L1=50, L2=100)
+_saddle("CAMEL-3", camel3, polish(camel3, (1.07054, -0.53527)), -4.03868817, 0, L1=20, L2=30)
+for _at, _eigenvalue in (
+    ((-3.07303, -0.08135), -39.65149626),
+    ((-0.27084, -0.92304), -45.60522929),
+    ((-0.12796, -1.95371), -50.61023932),
+    ((0.08668, 2.88425), -31.70662236),
+    ((3.38515, 0.07385), -14.13517849),
+):
+    _saddle(f"HIMMELBLAU at {_at}", quarter_himmelblau, polish(quarter_himmelblau, _at), _eigenvalue / 4, 0, L1=30,
+            L2=30)  # fmt: skip
+_saddle("WOOD near −1", small_wood, polish(small_wood, (-0.968, 0.947, -0.97, 0.951)), -0.119548658 / 16, 0, L1=80,
+        L2=150)  # fmt: skip
+
+SADDLES: tuple[SaddleStart, ...] = tuple(_PEN)
+"""Starts on strict saddle points and local maxima."""
+
+_PEN.clear()
+_saddle("double well from its ridge", double_well, (0, 2), -4, 0, saddle=np.zeros(2), L1=8, L2=24)
+_saddle("bent valley from its ridge", bent_valley, (3, 0), -0.8, 0, saddle=np.array([0.8, 0.0]), L1=10, L2=10)
+_saddle("factorisation with an empty column", _factorise((4, 2, 1), 2), (1, 0, 0.5, 0, -0.5, 0), -4, 0,
+        saddle=np.array([2.0, 0, 0, 0, 0, 0]), L1=30, L2=30)  # fmt: skip
+
+HIDDEN: tuple[SaddleStart, ...] = tuple(_PEN)
+"""Starts away from a saddle whose negative curvature the gradient never shows, by symmetry, on the way there."""

@@ -114,9 +114,9 @@ class ThreeSamples:
             n = len(dataset)  # type: ignore[arg-type]
         except TypeError:
             raise ArgumentTypeError(
-                f"dataset = {dataset!r:.60} has no length: pass a map-style data set, whose rows can be drawn at random."
+                f"dataset = {dataset!r:.60} has no length: pass a map-style data set, whose rows can be drawn."
             ) from None
-        sizes = (batch_size,) * 3 if isinstance(batch_size, int) else tuple(batch_size)
+        sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,) * 3
         if len(sizes) != 3 or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
             raise ArgumentError(f"batch_size = {batch_size!r} cannot be used: pass one integer, or three.")
         for size in sizes:

@@ -127,7 +127,7 @@ class CubicOptimizer(Optimizer):
                     decays.append(group["weight_decay"])
         if not leaves:
             raise ArgumentError(
-                "params has nothing to optimise: every parameter is frozen or has requires_grad=False; free at least one."
+                "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
             )
         first = leaves[0]
         if first.dtype not in (torch.float32, torch.float64):
@@ -170,7 +170,8 @@ class CubicOptimizer(Optimizer):
         """
         if METHODS[self.method].exact and (hessian is not None or objective is not None):
             raise ArgumentError(
-                "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or use SCR."
+                "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or "
+                "use SCR."
             )
         state = self._engine.state
         gradient = self._sample("closure", closure, 0)
@@ -184,6 +185,7 @@ class CubicOptimizer(Optimizer):
             p.grad = None
         exact = METHODS[self.method].exact
         oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=exact)
+        oracle.inspect = state.iteration == 0
         x = oracle.start()
         point, known = x, (self._meter_counts(), self.record)
         try:
@@ -208,7 +210,7 @@ class CubicOptimizer(Optimizer):
     def _sample(self, name: str, given: Any, role: int) -> Sample:
         if not callable(given):
             raise ArgumentTypeError(
-                f"{name} = {given!r:.60} cannot be called: pass a function without arguments that returns the mean loss."
+                f"{name} = {given!r:.60} cannot be called: pass a function of no arguments that returns the mean loss."
             )
         seed = derive(self._engine.state.seed, self._engine.state.iteration, role)
         if isinstance(given, Batch):

@@ -109,6 +109,14 @@ class AutogradOracle(Oracle):
         Where calls are counted.
     exact : bool
         Whether the samples are the whole objective in every iteration.
+
+    Attributes
+    ----------
+    inspect : bool
+        Whether the next graph of second order is searched for functions that are differentiable once only. Torch
+        itself lets some of them pass and answers zero.
+    raw_loss : Tensor or None
+        Loss of the first gradient pass, without weight decay.
     """
 
     def __init__(
@@ -135,6 +143,7 @@ class AutogradOracle(Oracle):
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
         self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
         self.raw_loss: Tensor | None = None
+        self.inspect = True
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -228,6 +237,9 @@ class AutogradOracle(Oracle):
         return check_loss(loss, sample.name, graph=graph)
 
     def _first_order(self, loss: Tensor, *, create_graph: bool) -> Sequence[Tensor | None]:
+        if create_graph and self.inspect:
+            self.inspect = False
+            _refuse_once_differentiable(loss)
         grads: Sequence[Tensor | None] = torch.autograd.grad(
             loss, self.layout.leaves, create_graph=create_graph, allow_unused=True
         )
@@ -402,7 +414,7 @@ def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
 _MISSING = re.compile(
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
     r"|forward AD with (?:aten::)?(\w+) that does not support it"
-    r"|(once_differentiable)"
+    r"|jvp function for (custom autograd\.Function)"
 )
 
 
@@ -411,11 +423,27 @@ def _explain(problem: Exception) -> NoReturn:
     match = _MISSING.search(str(problem))
     if match is None:
         raise problem
-    operator = next(group for group in match.groups() if group)
-    if operator == "once_differentiable":
-        operator = "a torch.autograd.Function marked once_differentiable"
+    raise _no_second_derivative(next(filter(None, match.groups())), forward="forward" in str(problem)) from problem
+
+
+def _refuse_once_differentiable(loss: Tensor) -> None:
+    """Find a torch.autograd.Function in the graph whose backward is marked once_differentiable."""
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and hasattr(function.backward, "__wrapped__"):
+            raise _no_second_derivative(f"{function.__name__} (marked once_differentiable)", forward=False)
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _no_second_derivative(operator: str, *, forward: bool) -> SecondDerivativeError:
     remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
-    if "forward AD" in str(problem):
+    if forward:
         remedy += ', or hvp="double-backward"'
     if "attention" in operator:
         remedy += (
@@ -423,8 +451,8 @@ def _explain(problem: Exception) -> NoReturn:
         )
     if "cudnn_rnn" in operator:
         remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
-    raise SecondDerivativeError(
+    return SecondDerivativeError(
         f"the operator {operator} has no second derivative in torch {torch.__version__}, so the loss has no exact "
         f"Hessian product. {remedy}.",
         operator,
-    ) from problem
+    )

@@ -52,7 +52,7 @@ class Operator(ABC):
     def gradient(self) -> Vector:
         """Return the gradient on the Hessian's sample."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of whatever the products needed; a later product builds it anew."""
 
 
@@ -91,4 +91,4 @@ class Oracle(ABC):
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
-        """The Hessian at x on the Hessian sample."""
+        """∇²f(x) on the Hessian sample."""

@@ -1,0 +1,114 @@
+"""The sampler of three independent mini-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import sanc
+
+
+class Rows(Dataset):
+    """A map-style data set of one row at a time."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return {"x": torch.full((2,), float(i)), "i": i}
+
+
+def index_set(n=50):
+    return TensorDataset(torch.arange(n), torch.arange(n) * 10)
+
+
+def test_samples_are_without_replacement_and_independent():
+    samples = sanc.ThreeSamples(index_set(), (10, 20, 30), seed=1)
+    overlaps = []
+    for _ in range(200):
+        (g, g10), (b, _), (f, _) = samples.draw()
+        assert [len(part) for part in (g, b, f)] == [10, 20, 30]
+        assert all(len(set(part.tolist())) == len(part) for part in (g, b, f))
+        assert torch.equal(g10, 10 * g)
+        overlaps.append(len(set(g.tolist()) & set(b.tolist())))
+    # independent draws of 10 and 20 out of 50 share 4 on average (hypergeometric, variance 10·0.4·0.6·40/49)
+    assert np.mean(overlaps) == pytest.approx(4.0, abs=4 * np.sqrt(1.96 / 200))
+
+
+def test_every_row_is_as_likely_as_any_other():
+    samples = sanc.ThreeSamples(index_set(20), 5, seed=3)
+    counts = np.zeros((3, 20))
+    for _ in range(2000):
+        for role, (rows, _) in enumerate(samples.draw()):
+            counts[role, rows.numpy()] += 1
+    assert counts == pytest.approx(500, abs=5 * np.sqrt(2000 * 0.25 * 0.75))
+
+
+def test_the_seed_decides_and_the_state_resumes():
+    first = sanc.ThreeSamples(index_set(), 8, seed=5)
+    second = sanc.ThreeSamples(index_set(), 8, seed=5)
+    other = sanc.ThreeSamples(index_set(), 8, seed=6)
+    for _ in range(3):
+        a, b, c = (s.draw()[0][0] for s in (first, second, other))
+        assert torch.equal(a, b) and not torch.equal(a, c)
+    other.load_state_dict(first.state_dict())
+    iterator = iter(first)
+    for _ in range(3):
+        for ours, theirs in zip(next(iterator), other.draw(), strict=True):
+            assert torch.equal(ours[0], theirs[0])
+
+
+def test_any_map_style_data_set():
+    batch, *_ = sanc.ThreeSamples(Rows(30), 6).draw()
+    assert batch["x"].shape == (6, 2) and torch.equal(batch["x"][:, 0], batch["i"].to(torch.float32))
+    moved, *_ = sanc.ThreeSamples(Rows(30), 6, device="cpu").draw()
+    assert torch.equal(moved["i"], batch["i"])
+    listed, *_ = sanc.ThreeSamples(Rows(30), 6, collate_fn=lambda rows: [row["i"] for row in rows]).draw()
+    assert listed == batch["i"].tolist()
+
+
+def test_fetching_many_rows_at_once_is_used():
+    class Fast(Rows):
+        def __getitems__(self, rows):
+            self.asked = rows
+            return [self[i] for i in rows]
+
+    data = Fast(30)
+    batch, *_ = sanc.ThreeSamples(data, 4).draw()
+    assert len(data.asked) == 4 and batch["x"].shape == (4, 2)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (dict(batch_size=51), ["batch_size = 51", "50 rows"]),
+        (dict(batch_size=0), ["batch_size = 0"]),
+        (dict(batch_size=(5, 5)), ["batch_size = (5, 5)", "three"]),
+        (dict(batch_size=2.0), ["batch_size = 2.0", "integer"]),
+        (dict(seed=-1), ["seed = -1"]),
+        (dict(dataset=Stream()), ["no length", "map-style"]),
+    ],
+)
+def test_bad_input_is_named(given, words):
+    with pytest.raises(sanc.SancError) as caught:
+        sanc.ThreeSamples(**({"dataset": index_set(), "batch_size": 5} | given))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_state_of_other_data_is_refused():
+    samples = sanc.ThreeSamples(index_set(), 5)
+    with pytest.raises(sanc.ArgumentError, match="40 rows and this one has 50"):
+        samples.load_state_dict(sanc.ThreeSamples(index_set(40), 5).state_dict())
+    with pytest.raises(sanc.ArgumentError, match="lacks"):
+        samples.load_state_dict({"seed": 1})
