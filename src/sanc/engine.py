@@ -104,7 +104,7 @@ class Engine:
         clock = time.perf_counter()
         before = self.state
         self.judge.sigma = before.sigma
-        draft = _Draft(sigma=before.sigma)
+        draft = _Draft(sigma=math.nan if self.method.model == "none" else before.sigma)
         oracle.begin(before.iteration)
         try:
             point = self._advance(x, oracle, start, draft)
@@ -259,7 +259,9 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps = oracle.space.eps
-        for _ in range(1 + (self.settings.resolves if tested else 0)):
+        own = oracle.same_sample or oracle.exact
+        resolves = self.settings.resolves if own else min(self.settings.resolves, 1)
+        for _ in range(1 + (resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = cubic.minimise(eigen, krylov.linear, draft.sigma)
             if step.hard:
@@ -293,7 +295,7 @@ class Engine:
                 return point
             noise = 10.0 * eps * abs(draft.value) if self.settings.rounding_guard else 0.0
             draft.rho = ratio(actual, step.decrease, noise)
-            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise)
+            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise, own_sample=own)
             if verdict.accepted:
                 very = verdict is Verdict.VERY_SUCCESSFUL
                 draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL

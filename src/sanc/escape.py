@@ -41,9 +41,10 @@ def choose(
     """
     guard = -settings.epsilon if settings.curvature_guard == "epsilon" else 0.0
     if ritz_value < guard:
-        curvature = 2 * (-ritz_value) ** 3 / (3 * L2**2) - settings.epsilon * ritz_value**2 / (6 * L2**2)
+        ratio = ritz_value / L2  # products, not powers: where they overflow they are infinite instead of an error
+        curvature = ratio * ratio * (-2 * ritz_value / 3 - settings.epsilon / 6)
         slack = settings.gradient_tolerance**settings.gradient_tolerance_power
-        if curvature > (grad_norm**2 / 4 - slack) / L1:
+        if curvature > (grad_norm * grad_norm / 4 - slack) / L1:
             return Escape(Branch.CURVATURE, 2 * -ritz_value / L2)
     elif may_stay and settings.otherwise == "stay" and not math.isnan(ritz_value):
         return Escape(Branch.STAYED)

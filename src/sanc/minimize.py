@@ -228,7 +228,8 @@ def minimize(
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
-        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components).
+        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components, or with
+        preset "robust" the gradient sample itself).
     grow_samples : bool
         With method "scr": let the samples grow as steps shrink.
     seed : int
@@ -282,7 +283,16 @@ def minimize(
         raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     oracle, x, restore = build_oracle(
-        fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
+        fun,
+        x0,
+        jac=jac,
+        hess=hess,
+        hessp=hessp,
+        args=args,
+        hvp=hvp,
+        sizes=sizes,
+        seed=seed,
+        same_sample=tuned.ratio_sample == "gradient" and objective_batch_size is None,
     )
     run = _Run(
         oracle=oracle,

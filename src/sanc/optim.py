@@ -161,7 +161,8 @@ class CubicOptimizer(Optimizer):
         hessian : callable or Batch, optional
             Returns the mean loss on the Hessian sample; by default the gradient sample.
         objective : callable or Batch, optional
-            Returns the mean loss on the sample for the ratio ρ; by default the gradient sample.
+            Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, where the
+            model that is judged comes from; on another sample ρ carries the noise of both.
 
         Returns
         -------

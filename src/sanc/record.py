@@ -58,7 +58,7 @@ class Record:
     rho : float
         Actual over predicted decrease of the last trial, on the objective sample; NaN where no ratio was formed.
     sigma : float
-        The cubic coefficient of the last trial.
+        The cubic coefficient of the last trial; NaN for a method without a model.
     grad_norm : float
         Norm of the gradient on its sample.
     ritz_value : float

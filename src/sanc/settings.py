@@ -35,6 +35,9 @@ class Settings:
     sigma_rule : {"paper", "interpolate"}
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
         σ follows the cubic coefficient that f showed along the last step, up or down.
+    ratio_sample : {"objective", "gradient"}
+        Where `minimize` measures ρ if no size is given for that sample: on all components, as in the paper, or on the
+        gradient's sample, whose f(x) is known already and whose model is the one that is judged.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves.
     resolves : int
@@ -79,6 +82,7 @@ class Settings:
     eta2: float = 0.8
     gamma: float = 2.0
     sigma_rule: SigmaRule = "paper"
+    ratio_sample: Literal["objective", "gradient"] = "objective"
     rounding_guard: bool = False
     resolves: int = 0
     krylov_dim: int | None = 5
@@ -209,6 +213,7 @@ PRESETS: Mapping[str, Settings] = {
         eta2=0.75,
         sigma_floor=1e-8,
         sigma_rule="interpolate",
+        ratio_sample="gradient",
         rounding_guard=True,
         resolves=12,
         krylov_dim=None,
