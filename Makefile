@@ -12,10 +12,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# GALAHAD, against which some tests compare, needs both.
-test test-slow: export OMP_CANCELLATION = TRUE
-test test-slow: export OMP_PROC_BIND = TRUE
-
 .PHONY: demo test test-slow lint wheel clean
 
 demo: $(STAMP)

@@ -14,7 +14,7 @@ from sanc import Branch
 from sanc.lab import demo
 
 BUDGET = 12_000
-NAMES = {"SANC", "SANC paper", "SCR", "CR", "NCD", "SGD", "Adam"}
+NAMES = {"SANC", "SCR", "CR", "NCD", "SGD", "Adam"}
 
 
 @pytest.fixture(scope="module")

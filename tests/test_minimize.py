@@ -290,36 +290,6 @@ def test_sample_sizes_are_what_was_asked(problem):
     assert calls.paper_calls == 30 + 5 * 20
 
 
-def test_where_the_ratio_is_measured(problem):
-    """The paper: on all rows. Robust: on the gradient sample, where f(x) comes with the gradient, unless told."""
-    runs = {
-        name: sanc.minimize(problem, np.ones(6), batch_size=30, max_iter=1, certify=False, **given)
-        for name, given in {
-            "paper": {"preset": "paper"},
-            "robust": {},
-            "told": {"objective_batch_size": 10},
-            "set": {"ratio_sample": "objective"},
-        }.items()
-    }
-    trials = {name: run.history[0].trials for name, run in runs.items()}
-    assert runs["paper"].calls.value == problem.n * (1 + trials["paper"])
-    assert runs["robust"].calls.value == 30 * trials["robust"]
-    assert runs["told"].calls.value == 10 * (1 + trials["told"])
-    assert runs["set"].calls.value == problem.n * (1 + trials["set"])
-    rows = np.random.default_rng((0, 0, 0)).choice(problem.n, 30, replace=False, shuffle=False)
-    assert runs["robust"].history[0].value == problem.subset(rows).value(np.ones(6))
-
-
-@pytest.mark.parametrize("objective", [None, 40])
-def test_sigma_does_not_run_away_at_the_noise_floor(problem, objective):
-    """With samples as small as these most ratios are noise; the paper's σ explodes there."""
-    run = sanc.minimize(
-        problem, np.ones(6), batch_size=20, objective_batch_size=objective, max_iter=400, certify=False, seed=1
-    )
-    assert max(r.sigma for r in run.history) < 1e8
-    assert problem.value(run.x) < 1.1 * sanc.minimize(problem, np.ones(6)).fun
-
-
 def test_full_batch_is_exact(problem):
     res = sanc.minimize(problem, np.ones(6))
     assert res.status is Status.SECOND_ORDER

@@ -259,9 +259,7 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps = oracle.space.eps
-        own = oracle.same_sample or oracle.exact
-        resolves = self.settings.resolves if own else min(self.settings.resolves, 1)
-        for _ in range(1 + (resolves if tested else 0)):
+        for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = cubic.minimise(eigen, krylov.linear, draft.sigma)
             if step.hard:
@@ -295,7 +293,7 @@ class Engine:
                 return point
             noise = 10.0 * eps * abs(draft.value) if self.settings.rounding_guard else 0.0
             draft.rho = ratio(actual, step.decrease, noise)
-            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise, own_sample=own)
+            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise)
             if verdict.accepted:
                 very = verdict is Verdict.VERY_SUCCESSFUL
                 draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL

@@ -62,21 +62,8 @@ class Judge:
         self.floor = floor
         self.sigma = settings.sigma0
 
-    def try_step(
-        self,
-        actual: float,
-        predicted: float,
-        norm: float,
-        grad_norm: float,
-        noise: float,
-        *,
-        own_sample: bool = True,
-    ) -> Verdict:
-        """Judge a step of length `norm` and move σ accordingly.
-
-        Where the ratio is not of the model's own sample it tends to a ratio of two slopes as s shrinks, which no σ
-        mends: the interpolating rule then grows σ by γ only, and lowers it after every step that is taken.
-        """
+    def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float) -> Verdict:
+        """Judge a step of length `norm` and move σ accordingly."""
         s = self.settings
         verdict = classify(actual, predicted, s.eta1, s.eta2, noise)
         if s.sigma_rule == "paper":
@@ -85,7 +72,7 @@ class Judge:
             elif verdict is Verdict.UNSUCCESSFUL:
                 self.reject()
         else:
-            self._interpolate(verdict, actual, predicted, norm, noise, own_sample)
+            self._interpolate(verdict, actual, predicted, norm, noise)
         return verdict
 
     def reject(self) -> None:
@@ -96,15 +83,10 @@ class Judge:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
         self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
 
-    def _interpolate(
-        self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float, own_sample: bool
-    ) -> None:
+    def _interpolate(self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float) -> None:
         """Move σ to the coefficient that f showed along the step: f(x+s) = q(s) + (κ/3)‖s‖³."""
         if not math.isfinite(actual):
             self.sigma = self._bounded(10.0 * self.sigma)
-            return
-        if not own_sample:
-            self.sigma = self._bounded(self.sigma * (0.5 if verdict.accepted else self.settings.gamma))
             return
         cube = norm**3
         if cube <= 0.0 or predicted <= noise:

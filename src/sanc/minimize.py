@@ -180,7 +180,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
     *,
-    preset: str = "robust",
+    preset: str | None = None,
     curvature_tol: float | None = None,
     max_iter: int = 10_000,
     max_calls: float | None = None,
@@ -219,8 +219,8 @@ def minimize(
         value that is true, ends the run.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
-    preset : {"robust", "paper", "authors"}
-        The set of rules and numbers to start from.
+    preset : {"robust", "paper", "authors"}, optional
+        The set of rules and numbers to start from. By default "robust", and "paper" where a finite sum is sampled.
     curvature_tol : float, optional
         How negative λ_min may be; by default √tol.
     max_iter, max_calls, max_time : number, optional
@@ -228,8 +228,7 @@ def minimize(
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
-        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components, or with
-        preset "robust" the gradient sample itself).
+        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components).
     grow_samples : bool
         With method "scr": let the samples grow as steps shrink.
     seed : int
@@ -275,6 +274,8 @@ def minimize(
         )  # fmt: skip
 
     chosen = find_method(method)
+    if preset is None:
+        preset = "robust" if batch_size is None else "paper"
     names = inspect.signature(minimize).parameters
     tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
     if hvp not in HVP_MODES:
@@ -283,16 +284,7 @@ def minimize(
         raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     oracle, x, restore = build_oracle(
-        fun,
-        x0,
-        jac=jac,
-        hess=hess,
-        hessp=hessp,
-        args=args,
-        hvp=hvp,
-        sizes=sizes,
-        seed=seed,
-        same_sample=tuned.ratio_sample == "gradient" and objective_batch_size is None,
+        fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
     )
     run = _Run(
         oracle=oracle,

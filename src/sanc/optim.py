@@ -34,8 +34,9 @@ class CubicOptimizer(Optimizer):
         Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
         left alone).
-    preset : {"robust", "paper", "authors"}
-        The set of rules and numbers to start from.
+    preset : {"paper", "authors", "robust"}
+        The set of rules and numbers to start from. "robust" is meant for exact objectives: with mini-batches its
+        ratio is as noisy as the paper's and its σ reacts to that noise faster.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
@@ -68,7 +69,7 @@ class CubicOptimizer(Optimizer):
         self,
         params: Iterable[Any],
         *,
-        preset: str = "robust",
+        preset: str = "paper",
         weight_decay: float = 0.0,
         hvp: HvpMode = "double-backward",
         microbatch: int | None = None,

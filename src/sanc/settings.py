@@ -35,9 +35,6 @@ class Settings:
     sigma_rule : {"paper", "interpolate"}
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
         σ follows the cubic coefficient that f showed along the last step, up or down.
-    ratio_sample : {"objective", "gradient"}
-        Where `minimize` measures ρ if no size is given for that sample: on all components, as in the paper, or on the
-        gradient's sample, whose f(x) is known already and whose model is the one that is judged.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves.
     resolves : int
@@ -82,7 +79,6 @@ class Settings:
     eta2: float = 0.8
     gamma: float = 2.0
     sigma_rule: SigmaRule = "paper"
-    ratio_sample: Literal["objective", "gradient"] = "objective"
     rounding_guard: bool = False
     resolves: int = 0
     krylov_dim: int | None = 5
@@ -212,8 +208,8 @@ PRESETS: Mapping[str, Settings] = {
         eta1=0.1,
         eta2=0.75,
         sigma_floor=1e-8,
+        sigma_ceiling=1e12,
         sigma_rule="interpolate",
-        ratio_sample="gradient",
         rounding_guard=True,
         resolves=12,
         krylov_dim=None,
@@ -224,7 +220,7 @@ PRESETS: Mapping[str, Settings] = {
         escape_check="decrease",
     ),
 }
-"""The presets by name: the paper to the letter, the authors' program, and what we recommend."""
+"""The presets by name: the paper to the letter, the authors' program, and what exact objectives deserve."""
 
 AUTHORS_FLOAT32_FLOOR = 1e-20
 """The authors' program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""

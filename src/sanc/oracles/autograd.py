@@ -138,7 +138,6 @@ class AutogradOracle(Oracle):
         self.exact = exact
         self.hvp = hvp
         self._samples = (gradient, hessian, objective)
-        self.same_sample = objective is gradient
         self._loaded: Vector | None = None
         self._values: list[tuple[Sample, Vector, float]] = []
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None

@@ -67,14 +67,11 @@ class Oracle(ABC):
         What was asked so far.
     exact : bool
         Whether all three samples are the whole objective in every iteration.
-    same_sample : bool
-        Whether the objective sample is the gradient's, so that ρ compares a function with its own model.
     """
 
     space: Space
     meter: Meter
     exact: bool = False
-    same_sample: bool = True
 
     def begin(self, iteration: int) -> None:  # noqa: B027 - an exact oracle has nothing to draw
         """Draw the samples of an iteration."""

@@ -32,7 +32,6 @@ def build_oracle(
     hvp: HvpMode = "double-backward",
     sizes: tuple[int | None, int | None, int | None] = (None, None, None),
     seed: int = 0,
-    same_sample: bool = False,
     name: str = "x0",
 ) -> tuple[Oracle, Vector, Restore]:
     """Choose the oracle that fits `fun`.
@@ -53,7 +52,7 @@ def build_oracle(
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
         flat = np.array(values, fun.dtype).reshape(-1)
-        return FiniteSumOracle(fun, sizes, seed, same_sample=same_sample), flat, lambda v: v.reshape(shape)
+        return FiniteSumOracle(fun, sizes, seed), flat, lambda v: v.reshape(shape)
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")

@@ -24,23 +24,13 @@ class FiniteSumOracle(Oracle):
         Rows of the gradient, Hessian and objective samples; None is the whole sum.
     seed : int
         Seed of the draws.
-    same_sample : bool
-        Let the gradient sample be the objective's too.
     """
 
-    def __init__(
-        self,
-        problem: FiniteSum,
-        sizes: tuple[int | None, int | None, int | None],
-        seed: int,
-        *,
-        same_sample: bool = False,
-    ) -> None:
+    def __init__(self, problem: FiniteSum, sizes: tuple[int | None, int | None, int | None], seed: int) -> None:
         self.problem = problem
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
         self.seed = seed
-        self.same_sample = same_sample
         self.wanted = list(sizes)
         self._iteration = -1
         self._samples: list[FiniteSum | None] = [None, None, None]
@@ -56,7 +46,7 @@ class FiniteSumOracle(Oracle):
     def sizes(self) -> tuple[int, int, int]:
         n = self.problem.n
         g, h, f = (n if size is None else size for size in self.wanted)
-        return g, h, g if self.same_sample else f
+        return g, h, f
 
     def begin(self, iteration: int) -> None:
         if iteration == self._iteration:
@@ -65,7 +55,7 @@ class FiniteSumOracle(Oracle):
         self._samples = [None, None, None]
         if self.wanted[0] is not None:
             self._gradient = None
-        if self.wanted[0 if self.same_sample else 2] is not None:
+        if self.wanted[2] is not None:
             self._values = []
 
     def _sample(self, role: str) -> FiniteSum:
@@ -85,7 +75,7 @@ class FiniteSumOracle(Oracle):
         for point, value in self._values:
             if point is x:
                 return value
-        sample = self._sample("gradient" if self.same_sample else "objective")
+        sample = self._sample("objective")
         value = sample.value(x)
         self.meter.count_value(sample.n)
         self._remember(x, value)
@@ -101,7 +91,7 @@ class FiniteSumOracle(Oracle):
         value, g = sample.value_and_gradient(x)
         self.meter.count_gradient(sample.n)
         self._gradient = (x, value, g)
-        if self.same_sample or (self.wanted[0] is None and self.wanted[2] is None):
+        if self.wanted[0] is None and self.wanted[2] is None:
             self._remember(x, value)
         return value, g
 

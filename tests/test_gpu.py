@@ -1,0 +1,238 @@
+"""What only a CUDA device can show. Skipped, with a reason, where there is none."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
+from sanc.oracles.base import Meter
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+def build(dtype=torch.float64, device=CUDA, dropout=0.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3)).to(dtype)
+    x, y = torch.randn(90, 6, dtype=dtype), torch.randint(0, 3, (90,))
+    return model.to(device), x.to(device), y.to(device)
+
+
+def loss_of(model, x, y):
+    return lambda: nn.functional.cross_entropy(model(x), y)
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD])
+@pytest.mark.parametrize("preset", ["paper", "authors", "robust"])
+def test_the_device_takes_the_path_of_the_host(cls, preset):
+    finals = []
+    for device in ("cpu", "cuda"):
+        model, x, y = build(device=device)
+        opt = cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=1)
+        others = {} if cls is sanc.ARC else {"hessian": loss_of(model, x[30:60], y[30:60])}
+        for _ in range(6):
+            opt.step(loss_of(model, x[:30], y[:30]), **others)
+        finals.append((flat(model).cpu(), opt.record.branch))
+    assert torch.allclose(finals[0][0], finals[1][0], atol=1e-8)
+    assert finals[0][1] == finals[1][1]
+
+
+@pytest.mark.parametrize("hvp", HVP_MODES)
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_products_agree_with_the_dense_hessian(hvp, kind):
+    if kind == "mlp":
+        model, x, y = build()
+    else:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
+        ).to(CUDA, torch.float64)
+        x = torch.randn(8, 1, 6, 6, device=CUDA, dtype=torch.float64)
+        y = torch.randint(0, 3, (8,), device=CUDA)
+    params = list(model.parameters())
+    sizes, names = [p.numel() for p in params], [n for n, _ in model.named_parameters()]
+
+    def value(w):
+        parts = {n: v.view_as(p) for n, v, p in zip(names, w.split(sizes), params, strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(model, parts, (x,)), y)
+
+    H = torch.autograd.functional.hessian(value, flat(model))
+    sample = Sample("closure", [(1.0, loss_of(model, x, y))], len(x), 3)
+    oracle = AutogradOracle(Layout(params, [0.0] * len(params)), sample, sample, sample, hvp=hvp, meter=Meter())
+    point = oracle.start()
+    oracle.gradient(point)
+    operator = oracle.hessian(point)
+    v = torch.randn(len(point), device=CUDA, dtype=torch.float64)
+    assert torch.allclose(operator(v), H @ v, atol=1e-6 if hvp == "finite-difference" else 1e-10)
+    assert torch.equal(flat(model), point)
+
+
+def test_dropout_resumes_bit_for_bit_on_the_device():
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.step(loss_of(model, x, y))
+
+    model, x, y = build(torch.float32, dropout=0.4)
+    opt = sanc.SANC(model.parameters(), seed=5, L1=2.0, L2=2.0)
+    train(model, opt, 4)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, buffer)
+    train(model, opt, 4)
+    torch.cuda.manual_seed_all(99)
+    state = torch.cuda.get_rng_state()
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    again, _, _ = build(torch.float32, dropout=0.4)
+    other = sanc.SANC(again.parameters(), L1=2.0, L2=2.0)
+    again.load_state_dict(saved["model"])
+    other.load_state_dict(saved["opt"])
+    torch.cuda.set_rng_state(state)
+    train(again, other, 4)
+    assert torch.equal(flat(model), flat(again))
+    assert torch.equal(torch.cuda.get_rng_state(), state)  # the device's generator is given back
+
+
+def test_bf16_autocast():
+    model, x, y = build(torch.float32)
+
+    def closure():
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return nn.functional.cross_entropy(model(x), y)
+
+    opt = sanc.SANC(model.parameters(), L1=2.0, L2=2.0, seed=0)
+    start = float(opt.step(closure))
+    for _ in range(30):
+        end = float(opt.step(closure))
+    assert end < 0.9 * start and all(p.dtype == torch.float32 for p in model.parameters())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def test_a_cudnn_rnn_is_named_and_finite_differences_work():
+    torch.manual_seed(0)
+    model = Recurrent().to(CUDA)
+    x, y = torch.randn(32, 7, 3, device=CUDA), torch.randint(0, 3, (32,), device=CUDA)
+    before = flat(model)
+    with pytest.raises(sanc.SecondDerivativeError, match="cudnn_rnn") as caught:
+        sanc.SANC(model.parameters(), seed=0).step(loss_of(model, x, y))
+    assert 'hvp="finite-difference"' in str(caught.value) and "cudnn.flags" in str(caught.value)
+    assert torch.equal(before, flat(model))
+    with torch.backends.cudnn.flags(enabled=False):  # the remedy that the message names
+        sanc.SANC(model.parameters(), seed=0).step(loss_of(model, x, y))
+    opt = sanc.SANC(model.parameters(), hvp="finite-difference", L1=2.0, L2=2.0, seed=0)
+    start = float(opt.step(loss_of(model, x, y)))
+    for _ in range(20):
+        end = float(opt.step(loss_of(model, x, y)))
+    assert end < start
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_attention_is_named(dtype):
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 48).to(CUDA)
+    x = torch.randn(4, 10, 16, device=CUDA)
+
+    def closure():
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            q, k, v = layer(x).view(4, 10, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(q, k, v).float().square().mean()
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        with pytest.raises(sanc.SecondDerivativeError, match="attention"):
+            sanc.SANC(layer.parameters(), seed=0).step(closure)
+        sanc.SANC(layer.parameters(), hvp="finite-difference", seed=0).step(closure)
+    with sdpa_kernel(SDPBackend.MATH):  # the remedy that the message names
+        sanc.SANC(layer.parameters(), seed=0).step(closure)
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+def test_five_hundred_steps_leak_nothing(hvp):
+    model, x, y = build(torch.float32)
+    opt = sanc.SANC(model.parameters(), hvp=hvp, L1=2.0, L2=2.0, seed=0)
+    for _ in range(10):
+        opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_allocated()
+    for _ in range(500):
+        opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= allocated
+
+
+def peak(step):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_micro_batches_bound_the_memory_of_a_large_hessian_sample():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3)).to(CUDA)
+    x, y = torch.randn(32_768, 64, device=CUDA), torch.randint(0, 3, (32_768,), device=CUDA)
+
+    def loss(a, b):
+        return nn.functional.cross_entropy(model(a), b)
+
+    used = {}
+    for microbatch in (None, 1024):
+        opt = sanc.SANC(model.parameters(), preset="paper", microbatch=microbatch, seed=0)
+        used[microbatch] = peak(lambda opt=opt: opt.step(sanc.Batch(loss, x, y)))
+    assert used[1024] < used[None] / 8
+
+
+def test_regenerating_needs_memory_that_does_not_grow_with_the_basis():
+    torch.manual_seed(0)
+    model = nn.Linear(2000, 2000, bias=False).to(CUDA)
+    x = torch.randn(4, 2000, device=CUDA)
+    vector = model.weight.numel() * 4
+    used = {}
+    for lanczos in ("store", "regenerate"):
+        for dim in (5, 25):
+            opt = sanc.SANC(
+                model.parameters(), preset="paper", lanczos=lanczos, krylov_dim=dim, epsilon_g=1e-30, seed=0
+            )
+            used[lanczos, dim] = peak(lambda opt=opt: opt.step(lambda: torch.tanh(model(x)).square().mean())) / vector
+            assert opt.record.krylov_dim == dim
+    assert used["store", 25] - used["store", 5] > 15
+    assert abs(used["regenerate", 25] - used["regenerate", 5]) < 0.5
+    assert used["regenerate", 25] < used["store", 5]
+
+
+def test_minimize_on_the_device():
+    def f(x):
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    x0 = torch.full((20,), -0.5, dtype=torch.float64, device=CUDA)
+    res = sanc.minimize(f, x0)
+    assert res.success and res.x.device.type == "cuda"
+    host = sanc.minimize(f, x0.cpu())
+    assert res.fun == pytest.approx(host.fun, abs=1e-10)
+    assert sanc.certificate(f, res.x).second_order
+
+
+def test_samples_arrive_on_the_device():
+    data = torch.utils.data.TensorDataset(torch.arange(50.0), torch.arange(50))
+    for x, y in sanc.ThreeSamples(data, 8, device="cuda").draw():
+        assert x.device.type == y.device.type == "cuda" and np.array_equal(x.cpu(), y.cpu())
