@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -316,6 +318,56 @@ def test_sparse_and_dense_take_the_same_path(problem):
     sparse = Logistic(scipy.sparse.csr_matrix(problem.X), problem.y.astype(int), strength=0.05)
     runs = [sanc.minimize(p, np.ones(6), batch_size=40, max_iter=15, certify=False) for p in (problem, sparse)]
     assert runs[0].x == pytest.approx(runs[1].x, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("scr", "grown")]
+    + [
+        (method, how)
+        for method in ("sanc", "scr", "cr", "crm", "ncd", "sgd")
+        for how in ("sampled", "exact", "torch", "callable")
+    ],
+)
+def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
+    """Stop after three iterations, pickle the state, go on: the records are those of a run that was never stopped."""
+    given = {
+        "sampled": dict(fun=problem, x0=np.ones(6), batch_size=20),
+        "grown": dict(fun=problem, x0=np.ones(6), batch_size=20, grow_samples=True),
+        "exact": dict(fun=problem, x0=np.ones(6)),
+        "torch": dict(fun=rosen_torch, x0=X0),
+        "callable": dict(fun=rosen, x0=X0, jac=rosen_der, hessp=rosen_hess_prod),
+    }[how] | dict(method=method, preset="paper", seed=3, certify=False, lr=1e-4, L1=1e3, L2=1e3)
+    saved = []
+
+    def save(intermediate_result):
+        saved.append(pickle.dumps(intermediate_result.state))
+
+    whole = sanc.minimize(**given, max_iter=8, callback=save)
+    rest = sanc.minimize(**given, max_iter=8, resume=pickle.loads(saved[2]))
+    assert whole.nit == rest.nit and len(rest.history) == whole.nit - 3
+    for ours, theirs in zip(rest.history, whole.history[3:], strict=True):
+        a, b = ours.as_dict() | {"seconds": 0}, theirs.as_dict() | {"seconds": 0}
+        assert repr(a) == repr(b)
+    assert np.array_equal(np.asarray(rest.x), np.asarray(whole.x))
+
+
+def test_a_foreign_state_is_refused(problem):
+    states = []
+
+    def save(intermediate_result):
+        states.append(intermediate_result.state)
+
+    sanc.minimize(problem, np.ones(6), batch_size=20, max_iter=1, callback=save)
+    with pytest.raises(sanc.ArgumentError, match="of method 'sanc', not 'scr'"):
+        sanc.minimize(problem, np.ones(6), method="scr", resume=states[0])
+    with pytest.raises(sanc.ArgumentError, match="6 variables, not 4"):
+        sanc.minimize(rosen_torch, X0, resume=states[0])
+    with pytest.raises(sanc.ArgumentError, match="resume = 3"):
+        sanc.minimize(rosen_torch, X0, resume=3)
 
 
 # ---------------------------------------------------------------------------------------------- Krylov choices

@@ -4,168 +4,25 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from scipy.optimize import OptimizeResult
 
-from sanc import theory
-from sanc.certificate import Certificate, probe
+from sanc.certificate import probe
+from sanc.descent import Limits, Run, Status
 from sanc.engine import Engine
-from sanc.errors import ArgumentError, NonFiniteStartError, nearest
+from sanc.errors import ArgumentError, nearest
 from sanc.oracles.autograd import HVP_MODES, HvpMode
 from sanc.oracles.base import Oracle
 from sanc.oracles.build import Restore, build_oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.problems import FiniteSum
-from sanc.record import Branch, Record
+from sanc.record import Branch
 from sanc.settings import Method, find_method, make_settings
-from sanc.vectors import NumpySpace, TorchSpace, Vector
 
 __all__ = ["Status", "minimize", "scipy_method"]
-
-_PATIENCE = 10
-"""Iterations without any progress that rounding allows before the run is called stalled."""
-
-
-class Status(IntEnum):
-    """How a minimisation ended; `sentence` says it in words."""
-
-    sentence: str
-
-    def __new__(cls, number: int, sentence: str) -> Status:
-        member = int.__new__(cls, number)
-        member._value_ = number
-        member.sentence = sentence
-        return member
-
-    SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
-    UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but too few products certify it."
-    FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
-    AT_REST = 3, "The model has no step left to offer: the escape step is zero and the cubic step is below epsilon_s."
-    STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
-    ITERATION_LIMIT = 5, "The limit on iterations was reached."
-    CALL_LIMIT = 6, "The limit on oracle calls was reached."
-    TIME_LIMIT = 7, "The limit on time was reached."
-    CALLBACK = 8, "The callback asked to stop."
-    NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
-
-    @property
-    def success(self) -> bool:
-        """Whether a point of the wanted kind was found."""
-        return self in (Status.SECOND_ORDER, Status.UNCERTIFIED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Limits:
-    tol: float
-    curvature_tol: float
-    max_iter: int
-    max_calls: float
-    max_time: float
-    certify: bool
-    max_products: int | None
-
-
-@dataclass
-class _Run:
-    """A minimisation under way."""
-
-    oracle: Oracle
-    engine: Engine
-    limits: _Limits
-    x: Vector
-    seed: int
-    history: list[Record] = field(default_factory=list)
-    certificate: Certificate | None = None
-    stalled: int = 0
-    best_gradient: float = math.inf
-
-    @property
-    def method(self) -> Method:
-        return self.engine.method
-
-    def go(self, report: Callable[[_Run], bool]) -> Status:
-        """Iterate until something ends the run."""
-        clock = time.perf_counter()
-        growth: float | None = None
-        while True:
-            direction = None
-            if self.oracle.exact:
-                value, g = self.oracle.gradient(self.x)
-                norm = self.oracle.space.norm(g)
-                if not (math.isfinite(value) and math.isfinite(norm)):
-                    return Status.NOT_FINITE
-                if norm <= self.limits.tol:
-                    ending, direction = self._second_order_test()
-                    if ending is not None:
-                        return ending
-                if self.stalled >= _PATIENCE:
-                    return Status.STALLED
-            if len(self.history) >= self.limits.max_iter:
-                return Status.ITERATION_LIMIT
-            if self.oracle.meter.paper_calls >= self.limits.max_calls:
-                return Status.CALL_LIMIT
-            if time.perf_counter() - clock >= self.limits.max_time:
-                return Status.TIME_LIMIT
-            try:
-                self.x, record = self.engine.iterate(self.x, self.oracle, direction)
-            except NonFiniteStartError:
-                return Status.NOT_FINITE
-            self.history.append(record)
-            self._watch(record)
-            if report(self):
-                return Status.CALLBACK
-            if self.engine.at_rest and not self.oracle.exact:
-                return Status.AT_REST
-            if self.growing and record.step_norm > 0:
-                growth = growth or record.step_norm
-                self._grow(record.step_norm, growth)
-
-    growing: bool = False
-    base: tuple[int, int] = (1, 1)
-
-    def _grow(self, norm: float, reference: float) -> None:
-        assert isinstance(self.oracle, FiniteSumOracle)
-        n = self.oracle.problem.n
-        self.oracle.wanted[:2] = theory.growing_sample_sizes(norm, reference, self.base, n)
-
-    def _watch(self, record: Record) -> None:
-        """Count iterations that neither moved x nor lowered the gradient."""
-        if not self.oracle.exact:
-            return
-        lower = record.grad_norm < 0.99 * self.best_gradient
-        self.best_gradient = min(self.best_gradient, record.grad_norm)
-        fell = record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
-        if lower or (record.branch is not Branch.STAYED and fell):
-            self.stalled = 0
-        elif record.branch is not Branch.STAYED or self.engine.at_rest:
-            self.stalled += 1
-        elif self.engine.settings.sigma_rule == "interpolate":
-            self.stalled += 1  # all re-solves and the checked escape failed: only rounding is left
-
-    def _second_order_test(self) -> tuple[Status | None, Vector | None]:
-        """Decide whether a stationary point is the end, or which way negative curvature leads out."""
-        cert, v = probe(
-            self.oracle,
-            self.x,
-            eps=self.limits.tol,
-            eps_curvature=self.limits.curvature_tol,
-            max_products=self.limits.max_products,
-            seed=self.seed + len(self.history),
-        )
-        self.certificate = cert
-        if cert.second_order:
-            return Status.SECOND_ORDER, None
-        if not cert.saddle:
-            return Status.UNCERTIFIED, None
-        if not self.method.uses_krylov or self.stalled >= _PATIENCE:
-            return Status.FIRST_ORDER, None
-        return None, v
 
 
 def minimize(
@@ -194,6 +51,7 @@ def minimize(
     certify: bool = True,
     max_products: int | None = None,
     disp: bool = False,
+    resume: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> OptimizeResult:
     """Find a second-order point of a smooth function or a finite sum.
@@ -216,7 +74,7 @@ def minimize(
         Stop where ‖∇f‖ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32.
     callback : callable, optional
         ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
-        value that is true, ends the run.
+        value that is true, ends the run. The intermediate result has x, fun, nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
     preset : {"robust", "paper", "authors"}, optional
@@ -241,6 +99,10 @@ def minimize(
         Most Hessian products of one certificate.
     disp : bool
         Print a line for every iteration.
+    resume : mapping, optional
+        Go on from the ``state`` of an intermediate result that a callback received: the run continues bit for bit as
+        it would have without the interruption, given the same other arguments. Limits on iterations and calls count
+        from the first start.
     **settings
         Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
 
@@ -286,7 +148,9 @@ def minimize(
     oracle, x, restore = build_oracle(
         fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
     )
-    run = _Run(
+    if resume is not None and not isinstance(resume, Mapping):
+        raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
+    run = Run(
         oracle=oracle,
         engine=Engine(chosen, tuned, seed, oracle.space.eps),
         limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
@@ -294,7 +158,9 @@ def minimize(
         seed=seed,
     )
     if grow_samples:
-        run.growing, run.base = True, oracle.sizes[:2]
+        run.base = oracle.sizes[:2]
+    if resume is not None:
+        run.resume(resume)
     status = run.go(_reporter(callback, restore, disp))
     result = _result(run, status, restore, fun)
     if disp:
@@ -330,11 +196,9 @@ def _limits(
     max_time: float | None,
     certify: bool,
     max_products: int | None,
-) -> _Limits:
-    space = oracle.space
-    assert isinstance(space, (NumpySpace, TorchSpace))
+) -> Limits:
     if tol is None:
-        tol = 1e-8 if space.eps < 1e-10 else 1e-4
+        tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
     for name, value in (
         ("tol", tol),
         ("curvature_tol", curvature_tol),
@@ -347,7 +211,7 @@ def _limits(
         raise ArgumentError(f"max_iter = {max_iter!r} cannot be used: pass an integer ≥ 0.")
     if max_products is not None and (not isinstance(max_products, int) or max_products < 1):
         raise ArgumentError(f"max_products = {max_products!r} cannot be used: pass an integer ≥ 1.")
-    return _Limits(
+    return Limits(
         tol=tol,
         curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
         max_iter=max_iter,
@@ -358,11 +222,11 @@ def _limits(
     )
 
 
-def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[_Run], bool]:
+def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
     """Print a line and call the caller back; true means stop."""
     by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
 
-    def report(run: _Run) -> bool:
+    def report(run: Run) -> bool:
         record = run.history[-1]
         if disp:
             print(
@@ -374,7 +238,9 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
         try:
             if by_name:
                 known = record.trial_value if record.branch is not Branch.STAYED else record.value
-                result = OptimizeResult(x=restore(run.x), fun=known, nit=len(run.history), record=record)
+                result = OptimizeResult(
+                    x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state()
+                )
                 return bool(callback(intermediate_result=result))
             return bool(callback(restore(run.x)))
         except StopIteration:
@@ -383,7 +249,7 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
     return report
 
 
-def _result(run: _Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
+def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
     oracle, meter = run.oracle, run.oracle.meter
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     whole = oracle if oracle.exact else FiniteSumOracle(fun, (None, None, None), run.seed)
@@ -407,7 +273,7 @@ def _result(run: _Run, status: Status, restore: Restore, fun: Any) -> OptimizeRe
         success=status.success,
         status=status,
         message=status.sentence,
-        nit=len(run.history),
+        nit=run.iteration,
         history=run.history,
         certificate=run.certificate,
         **counts,

@@ -253,6 +253,10 @@ class AutogradOracle(Oracle):
         }
         return kinds[self.hvp](self, x, self._samples[1])
 
+    def knows(self, x: Vector) -> tuple[bool, bool]:
+        gradient = self._gradients is not None and self._gradients[0] is x
+        return any(sample is self._samples[2] and point is x for sample, point, _ in self._values), gradient
+
     def take_graph(self, x: Vector) -> Sequence[Tensor | None] | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one."""
         graph, self._graph = self._graph, None

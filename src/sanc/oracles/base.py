@@ -81,6 +81,10 @@ class Oracle(ABC):
         """Components in the gradient, Hessian and objective samples."""
         return 1, 1, 1
 
+    def knows(self, x: Vector) -> tuple[bool, bool]:
+        """Whether value and gradient at `x` are remembered for the next iteration."""
+        return False, False
+
     @abstractmethod
     def value(self, x: Vector) -> float:
         """f(x) on the objective sample."""

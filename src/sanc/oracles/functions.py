@@ -99,6 +99,10 @@ class CallableOracle(Oracle):
         assert self._gradients is not None
         return value, self._gradients[1]
 
+    def knows(self, x: Vector) -> tuple[bool, bool]:
+        gradient = self._gradients is not None and self._gradients[0] is x
+        return any(point is x for point, _ in self._values), gradient
+
     def slope(self, x: Vector) -> Vector:
         """∇f(x) by the callable, counted."""
         self.meter.count_gradient(1)
