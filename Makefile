@@ -33,7 +33,7 @@ wheel: $(STAMP)
 
 clean:
 	rm -rf build dist demo-output site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

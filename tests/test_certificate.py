@@ -74,6 +74,32 @@ def test_residual_bounds_the_distance_to_an_eigenvalue(rng):
     assert np.min(np.abs(values - cert.lambda_min)) <= cert.residual + 1e-12
 
 
+@pytest.mark.parametrize("scale", [1.0, 100.0, 1e4])
+def test_rounding_is_not_negative_curvature(scale):
+    """A convex quadratic with a null space, in float32: λ_min is 0, and what is computed is rounding."""
+    torch.manual_seed(0)
+    A = torch.randn(40, 60) * scale
+    f = lambda x: 0.5 * (A @ x).square().sum()
+    cert = sanc.certificate(f, torch.zeros(60))
+    assert not cert.saddle and cert.rounding > 0
+    res = sanc.minimize(f, torch.zeros(60))
+    assert res.success
+    if scale == 1e4:
+        assert "rounding exceeds the tolerance" in str(cert)
+
+
+def test_products_by_differences_widen_the_bound():
+    def jac(x):
+        return -300 * np.sin(300 * x)
+
+    exact = -(300.0**2)
+    cert = sanc.certificate(lambda x: float(np.cos(300 * x).sum()), np.zeros(2), jac=jac)
+    assert abs(cert.lambda_min - exact) > 1e-3  # the difference is visibly off …
+    assert cert.lower_bound <= exact <= cert.lambda_min + cert.rounding  # … and the certificate knows
+    torch_cert = sanc.certificate(lambda x: torch.cos(300 * x).sum(), np.zeros(2), hvp="finite-difference")
+    assert torch_cert.lower_bound <= exact <= torch_cert.lambda_min + torch_cert.rounding
+
+
 def test_every_kind_of_objective(rng):
     X = rng.standard_normal((60, 5))
     problem = Logistic(X, rng.integers(0, 2, 60), strength=0.5)
@@ -114,6 +140,9 @@ def test_curvature_that_is_not_finite_certifies_nothing():
         ({"eps": 0.0}, "eps = 0.0"),
         ({"confidence": 1.0}, r"confidence = 1\.0"),
         ({"max_products": 0}, "max_products = 0"),
+        ({"max_products": "a"}, "max_products = 'a'"),
+        ({"eps_curvature": -1.0}, "eps_curvature = -1"),
+        ({"seed": -1}, "seed = -1"),
         ({"x": [np.nan]}, "x holds NaN"),
     ],
 )

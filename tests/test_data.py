@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -106,9 +108,25 @@ def test_bad_input_is_named(given, words):
         assert word in str(caught.value)
 
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    i: int
+
+
+def test_named_tuples_are_moved():
+    class Named(Rows):
+        def __getitem__(self, i):
+            return Pair(torch.full((2,), float(i)), i)
+
+    batch, *_ = sanc.ThreeSamples(Named(20), 5, device="cpu").draw()
+    assert isinstance(batch, Pair) and batch.x.shape == (5, 2)
+
+
 def test_a_state_of_other_data_is_refused():
     samples = sanc.ThreeSamples(index_set(), 5)
     with pytest.raises(sanc.ArgumentError, match="40 rows and this one has 50"):
         samples.load_state_dict(sanc.ThreeSamples(index_set(40), 5).state_dict())
+    with pytest.raises(sanc.ArgumentError, match="use the same"):
+        samples.load_state_dict(sanc.ThreeSamples(index_set(), 6).state_dict())
     with pytest.raises(sanc.ArgumentError, match="lacks"):
         samples.load_state_dict({"seed": 1})

@@ -178,7 +178,7 @@ def test_a_function_marked_once_differentiable_is_explained():
     for loss in (lambda: Once.apply(p).sum(), lambda: (Once.apply(p) ** 2).sum()):  # torch answers zero to both
         with pytest.raises(sanc.SecondDerivativeError, match="once_differentiable"):
             sanc.SANC([p], seed=0).step(loss)
-        with pytest.raises(sanc.SecondDerivativeError, match=r"autograd\.Function has no second"):
+        with pytest.raises(sanc.SecondDerivativeError, match=r"autograd\.Function has no forward-mode"):
             sanc.SANC([p], seed=0, hvp="forward-over-reverse").step(loss)
 
 
@@ -191,6 +191,34 @@ def test_finite_differences_train_where_there_is_no_second_derivative():
     for _ in range(15):
         end = float(opt.step(closure))
     assert end < 0.7 * start
+
+
+def test_a_fused_loss_without_forward_mode_is_explained():
+    model = nn.Linear(4, 1)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    loss = lambda: nn.functional.mse_loss(model(x), y)
+    with pytest.raises(sanc.SecondDerivativeError, match='Pass hvp="double-backward"'):
+        sanc.SANC(model.parameters(), hvp="forward-over-reverse", seed=0).step(loss)
+    sanc.SANC(model.parameters(), seed=0).step(loss)
+
+
+def test_a_wrapped_backward_is_not_once_differentiable():
+    class Cubed(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    p = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    opt = sanc.SANC([p], preset="paper", seed=0)
+    opt.step(lambda: Cubed.apply(p).sum() + (p**4).sum())
+    assert opt.record.ritz_value == pytest.approx(6.0 + 12.0)
 
 
 def test_an_error_of_the_users_own_passes_through():

@@ -428,6 +428,11 @@ def test_early_stop_needs_both_tests():
         (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' stands in options"]),
         (dict(eta1=0.5, eta2=0.4), ["eta2 = 0.4"]),
         (dict(tol=0.0), ["tol = 0.0"]),
+        (dict(tol="x"), ["tol = 'x'"]),
+        (dict(max_calls="5"), ["max_calls = '5'"]),
+        (dict(options=5), ["options = 5", "mapping"]),
+        (dict(options={"tol": 1e-6}, tol=1e-5), ["'tol' stands in options"]),
+        (dict(jac=rosen_der, fun=rosen, hess=lambda x: np.ones((3, 3))), ["hess returned", "(3, 3)", "(4, 4)"]),
         (dict(max_iter=-1), ["max_iter = -1"]),
         (dict(max_calls=0), ["max_calls = 0"]),
         (dict(max_products=0), ["max_products = 0"]),
@@ -477,7 +482,23 @@ def test_progress_lines(capsys, problem):
     assert "very successful" in out[0] and "‖g‖" in out[0] and out[-1].startswith(Status.SECOND_ORDER.sentence)
 
 
+def test_a_sample_of_everything_is_exact(problem):
+    res = sanc.minimize(problem, np.ones(6), batch_size=problem.n, preset="robust")
+    assert res.status is Status.SECOND_ORDER
+
+
+def test_a_callback_cannot_change_the_run(problem):
+    def meddle(x):
+        x[:] = 100.0
+        return x  # and only True stops
+
+    res = sanc.minimize(problem, np.ones(6), callback=meddle)
+    assert res.success and np.abs(res.x).max() < 50
+
+
 def test_options_of_scipys_kind():
+    arc = sanc.minimize(rosen_torch, X0, options={"method": "arc", "tol": 1e-3})
+    assert arc.success and not any(r.branch is Branch.GRADIENT for r in arc.history)
     res = sanc.minimize(rosen_torch, X0, options={"max_iter": 3, "sigma0": 7.0})
     assert res.nit == 3 and res.history[0].sigma == 7.0
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import io
+import math
+import pickle
 import random
 import sys
 
@@ -261,8 +265,8 @@ def test_grad_is_neither_read_nor_written():
     grads = [p.grad for p in model.parameters()]
     copies = [g.clone() for g in grads]
     opt.step(loss_of(model, x, y))
-    for p, grad, copy in zip(model.parameters(), grads, copies, strict=True):
-        assert p.grad is grad and torch.equal(grad, copy)
+    for p, grad, before in zip(model.parameters(), grads, copies, strict=True):
+        assert p.grad is grad and torch.equal(grad, before)
     opt.zero_grad()
     assert all(p.grad is None for p in model.parameters())
 
@@ -565,6 +569,131 @@ def test_five_hundred_steps_leak_no_memory(hvp):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit < 50e6
 
 
+def test_sigma_recovers_from_anything():
+    """A converged loss rejects for ever and a thousand NaN batches do too: neither may end the run for good."""
+    w = nn.Parameter(torch.ones(3))
+    opt = sanc.ARC([w], preset="paper", seed=0)
+    for _ in range(1500):
+        opt.step(lambda: ((w - 2) ** 2).sum() + 0.1 * (w**4).sum() + 0.3)
+    assert math.isfinite(opt._engine.state.sigma)
+    for _ in range(60):
+        opt.step(lambda: ((w + 5) ** 2).sum())
+    assert torch.allclose(w.detach(), torch.full((3,), -5.0), atol=1e-2)
+    for _ in range(1100):
+        opt.step(lambda: (w * float("nan")).sum())
+    assert math.isfinite(opt._engine.state.sigma)
+    for _ in range(400):
+        opt.step(lambda: ((w - 5) ** 2).sum())
+    assert torch.allclose(w.detach(), torch.full((3,), 5.0), atol=1e-2)
+
+
+def test_a_point_that_is_not_finite_is_refused_even_where_the_loss_is():
+    for cls, options in ((sanc.CR, {"sigma0": 1e-45}), (sanc.NCD, {"L1": 1e-40})):
+        w = nn.Parameter(torch.full((2,), 0.5))
+        opt = cls([w], preset="paper", seed=0, **options)
+        opt.step(lambda w=w: torch.exp(-w * w).sum())
+        assert torch.equal(w.detach(), torch.full((2,), 0.5)) and opt.record.branch is Branch.STAYED
+    res = sanc.minimize(lambda x: -torch.exp(x).sum(), torch.ones(1).double(), method="crm", certify=False, max_iter=50)
+    assert np.isfinite(res.fun)
+
+
+@pytest.mark.parametrize("how", ["nan batch", "exception"])
+def test_a_refused_step_does_not_move_the_buffers(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    _, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(loss_of(model, x, y))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if how == "nan batch":
+        opt.step(loss_of(model, x * float("nan"), y))
+    else:
+        with pytest.raises(sanc.ArgumentError, match="objective returned"):
+            opt.step(loss_of(model, x, y), objective=lambda: model(x))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_autocast_around_the_step_is_autocast_inside_the_closure():
+    """Torch caches the casts of parameters; a trial point must not be evaluated with those of the old one."""
+    rhos = []
+    for outside in (False, True):
+        model, x, y = make(torch.float32)
+        opt = sanc.SANC(model.parameters(), preset="paper", sigma0=30.0, seed=0)
+
+        def closure(model=model, x=x, y=y, outside=outside):
+            with torch.autocast("cpu", torch.bfloat16, enabled=True) if not outside else contextlib.nullcontext():
+                return nn.functional.cross_entropy(model(x), y)
+
+        with torch.autocast("cpu", torch.bfloat16) if outside else contextlib.nullcontext():
+            opt.step(closure)
+        rhos.append((opt.record.rho, opt.record.ritz_value))
+    assert rhos[0] == pytest.approx(rhos[1], rel=1e-6) and rhos[0][0] != 0.0
+
+
+def test_a_loss_that_differentiates_inside():
+    """A physics-informed loss: u'' = −u on a grid, and an objective that calls backward is still named."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    t = torch.linspace(0, 2, 20, dtype=torch.float64)[:, None]
+
+    def loss():
+        s = t.clone().requires_grad_()
+        u = net(s)
+        (du,) = torch.autograd.grad(u.sum(), s, create_graph=True)
+        (ddu,) = torch.autograd.grad(du.sum(), s, create_graph=True)
+        return ((ddu + u) ** 2).mean() + (u[0] - 1).square().sum() + du[0].square().sum()
+
+    opt = sanc.SANC(net.parameters(), preset="robust", krylov_dim=10, seed=0)
+    start = float(opt.step(loss))
+    for _ in range(30):
+        end = float(opt.step(loss))
+    assert end < 0.05 * start
+
+    def backward():
+        value = loss()
+        value.backward()
+        return value
+
+    with pytest.raises(sanc.ArgumentError, match=r"objective called backward\(\)"):
+        opt.step(loss, objective=backward)
+
+
+def test_copies_and_pickles_go_on_alike():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(loss_of(model, x, y))
+    twin, twin_opt = copy.deepcopy((model, opt))
+    opt.step(loss_of(model, x, y))
+    twin_opt.step(loss_of(twin, x, y))
+    assert torch.equal(flat(model), flat(twin)) and twin_opt.record.rho == opt.record.rho
+    assert pickle.loads(pickle.dumps(opt)).record == opt.record
+
+
+def test_loading_with_other_settings_warns():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", eta1=0.1, seed=0)
+    opt.step(loss_of(model, x, y))
+    other = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    with pytest.warns(UserWarning, match=r"eta1 = 0\.1 and this optimiser has 0\.2"):
+        other.load_state_dict(opt.state_dict())
+    broken = opt.state_dict()
+    del broken["engine"]["sigma"]
+    with pytest.raises(sanc.ArgumentError, match="engine"):
+        other.load_state_dict(broken)
+
+
+def test_sparse_embeddings():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(12, 3)).double()
+    tokens, y = torch.randint(0, 10, (40, 3)), torch.randint(0, 3, (40,))
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp="finite-difference", seed=0)
+    start = float(opt.step(loss_of(model, tokens, y)))
+    for _ in range(10):
+        end = float(opt.step(loss_of(model, tokens, y)))
+    assert end < start
+
+
 # ---------------------------------------------------------------------------------------------- micro-batches
 
 
@@ -626,6 +755,10 @@ def test_micro_batches_never_see_more_rows_than_asked():
         ({"seed": -1}, ["seed = -1"]),
         ({"weight_decay": -0.1}, ["weight_decay = -0.1", "≥ 0"]),
         ({"momentum": 1.0}, ["momentum = 1.0"]),
+        ({"lr": 0.1}, ["'lr'", "no effect"]),
+        ({"krylov_dim": None}, ["krylov_dim = None"]),
+        ({"microbatch": True}, ["microbatch = True"]),
+        ({"preset": ["paper"]}, ["preset = ['paper']"]),
         ({"sigma_ceiling": 1e-9, "sigma_floor": 1.0}, ["sigma_ceiling = 1e-09"]),
     ],
 )
@@ -641,6 +774,8 @@ def test_bad_options_are_named(options, words):
     ("params", "words"),
     [
         ([], ["params is empty"]),
+        (5, ["params = 5", "list"]),
+        (torch.ones(3), ["params = tensor", "list"]),
         ([nn.Parameter(torch.ones(2), requires_grad=False)], ["nothing to optimise", "free"]),
         ([nn.Parameter(torch.ones(2).half())], ["float16", "autocast"]),
         ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["mix", "float64"]),

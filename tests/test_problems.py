@@ -153,7 +153,7 @@ def test_a_sum_of_ones_own(rng):
         (lambda X, y: NonconvexSVM(X, y), ["y holds", "2 * y − 1"]),
         (lambda X, y: Softmax(X, y - 1), ["y holds", "0, 1, 2"]),
         (lambda X, y: Softmax(X, y + 0.5), ["y holds", "0, 1, 2"]),
-        (lambda X, y: Softmax(X, y, classes=1), ["classes = 1", "at least 2"]),
+        (lambda X, y: Softmax(X, y, classes=1), ["classes = 1", "integer ≥ 2"]),
         (lambda X, y: Logistic(X, y).subset(np.array([40])), ["rows", "0 to 39"]),
     ],
 )

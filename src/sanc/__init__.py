@@ -3,7 +3,7 @@
 `SANC` and its family as `torch.optim.Optimizer`, `minimize` for functions and finite sums, `certificate` for points.
 """
 
-from sanc import problems, theory
+from sanc import errors, problems, theory
 from sanc._version import __version__
 from sanc.certificate import Certificate, certificate
 from sanc.data import Batch, ThreeSamples
@@ -43,6 +43,7 @@ __all__ = [
     "ThreeSamples",
     "__version__",
     "certificate",
+    "errors",
     "minimize",
     "problems",
     "scipy_method",

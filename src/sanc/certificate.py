@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from sanc import cubic
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, require_integer, require_number
 from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.oracles.autograd import HvpMode
 from sanc.oracles.base import Oracle
 from sanc.oracles.build import build_oracle
 from sanc.vectors import Vector
@@ -26,9 +28,11 @@ class Certificate:
     grad_norm : float
         ‖∇f(x)‖.
     lambda_min : float
-        Left-most Ritz value: λ_min(∇²f(x)) is not above it.
+        Left-most Ritz value: λ_min(∇²f(x)) is not above it, but for `rounding`.
     error_bound : float
         λ_min(∇²f(x)) ≥ lambda_min − error_bound, with probability `confidence` over the random start vector.
+    rounding : float
+        How far the Ritz value itself may be off: rounding, and the error of products by differences.
     residual : float
         ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`.
     confidence : float
@@ -42,6 +46,7 @@ class Certificate:
     grad_norm: float
     lambda_min: float
     error_bound: float
+    rounding: float
     residual: float
     confidence: float
     eps_gradient: float
@@ -60,8 +65,8 @@ class Certificate:
 
     @property
     def saddle(self) -> bool:
-        """Whether negative curvature beyond the tolerance was found; that is certain, not probable."""
-        return self.lambda_min < -self.eps_curvature
+        """Whether negative curvature was found beyond the tolerance and the rounding; certain, not probable."""
+        return self.lambda_min + self.rounding < -self.eps_curvature
 
     @property
     def second_order(self) -> bool:
@@ -75,6 +80,8 @@ class Certificate:
             verdict = "not a second-order point: negative curvature was found"
         elif not self.stationary:
             verdict = "not a stationary point"
+        elif self.confidence == 1.0:
+            verdict = "undecided: the rounding exceeds the tolerance"
         else:
             verdict = "undecided: allow more Hessian products"
         return (
@@ -96,6 +103,7 @@ def certificate(
     confidence: float = 0.99,
     max_products: int | None = None,
     seed: int = 0,
+    hvp: HvpMode = "double-backward",
 ) -> Certificate:
     """Say whether x is an ε-second-order point: ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
 
@@ -115,6 +123,8 @@ def certificate(
         Most Hessian products to spend. By default the dimension, and fewer where that many vectors are too large.
     seed : int
         Seed of the random start vector.
+    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+        How a torch function gets its Hessian products.
 
     Notes
     -----
@@ -129,8 +139,8 @@ def certificate(
     >>> print(sanc.certificate(lambda x: x[0] ** 2 - x[1] ** 2, torch.zeros(2)).saddle)
     True
     """
-    oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, name="x")
-    _check(eps, confidence, max_products)
+    _check(eps, eps_curvature, confidence, max_products, seed)
+    oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     return probe(
         oracle,
         point,
@@ -143,13 +153,13 @@ def certificate(
     )[0]
 
 
-def _check(eps: float, confidence: float, max_products: int | None) -> None:
-    if not 0 < eps < math.inf:
-        raise ArgumentError(f"eps = {eps!r} cannot be used: pass a positive number.")
-    if not 0 < confidence < 1:
+def _check(eps: Any, eps_curvature: Any, confidence: Any, max_products: Any, seed: Any) -> None:
+    require_number("eps", eps)
+    require_number("eps_curvature", eps_curvature)
+    if not isinstance(confidence, Real) or not 0 < float(confidence) < 1:
         raise ArgumentError(f"confidence = {confidence!r} cannot be used: pass a probability between 0 and 1.")
-    if max_products is not None and max_products < 1:
-        raise ArgumentError(f"max_products = {max_products!r} cannot be used: pass an integer ≥ 1.")
+    require_integer("max_products", max_products, 1)
+    require_integer("seed", seed, 0)
 
 
 def probe(
@@ -183,7 +193,7 @@ def probe(
             done = k >= limit or krylov.invariant
             if done or k >= test_at:
                 eigen = cubic.spectrum(*krylov.tridiagonal())
-                error, sure = _error(eigen, krylov, space.dim, space.eps, confidence)
+                error, rounding, sure = _error(eigen, krylov, space.dim, space.eps, confidence)
                 if done:
                     break
                 if thorough:
@@ -191,22 +201,26 @@ def probe(
                     decided = known and not -eps_curvature <= eigen.leftmost < error - eps_curvature
                 else:
                     residual = krylov.residual * abs(float(eigen.leftmost_vector[-1]))
-                    found = eigen.leftmost < -eps_curvature and residual <= 0.1 * abs(eigen.leftmost)
+                    found = eigen.leftmost + rounding < -eps_curvature and residual <= 0.1 * abs(eigen.leftmost)
                     decided = found or eigen.leftmost - error >= -eps_curvature
                 if decided:
                     break
                 test_at = k + 1 + k // 5
         (v,) = krylov.combine(eigen.leftmost_vector)
+        differenced = operator.error(v)
     except NonFiniteProductError:
-        nan = math.nan
-        return Certificate(space.norm(g), nan, math.inf, nan, confidence, eps, eps_curvature, krylov.dim + 1), start
+        nothing = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
+        tolerances = {"eps_gradient": eps, "eps_curvature": eps_curvature}
+        spent = krylov.dim + 1
+        return Certificate(space.norm(g), **nothing, confidence=confidence, **tolerances, products=spent), start
     finally:
         operator.release()
         oracle.meter = before
     result = Certificate(
         grad_norm=space.norm(g),
         lambda_min=eigen.leftmost,
-        error_bound=error,
+        error_bound=error + differenced,
+        rounding=rounding + differenced,
         residual=krylov.residual * abs(float(eigen.leftmost_vector[-1])),
         confidence=sure,
         eps_gradient=eps,
@@ -221,15 +235,17 @@ def _affordable(dim: int) -> int:
     return min(1000, max(50, 50_000_000 // dim))
 
 
-def _error(eigen: cubic.Spectrum, krylov: Krylov, dim: int, machine: float, confidence: float) -> tuple[float, float]:
-    """Bound on λ_1 − λ_min and the probability with which it holds."""
+def _error(
+    eigen: cubic.Spectrum, krylov: Krylov, dim: int, machine: float, confidence: float
+) -> tuple[float, float, float]:
+    """Bound on λ_1 − λ_min, the part of it that is rounding, and the probability with which it holds."""
     width = float(eigen.values[-1] - eigen.values[0])
     rounding = 10.0 * machine * krylov.dim * float(np.max(np.abs(eigen.values)))
     if krylov.invariant:  # a random start has a part in every eigenspace, so none was missed
-        return rounding, 1.0
+        return rounding, rounding, 1.0
     failure = (1.0 - confidence) / 2  # one half for each end of the spectrum
     root = math.log(1.648 * math.sqrt(dim) / failure) / (2 * krylov.dim - 1)
     relative = root * root
     if relative >= 0.5:
-        return math.inf, confidence
-    return relative * width / (1.0 - 2.0 * relative) + rounding, confidence
+        return math.inf, rounding, confidence
+    return relative * width / (1.0 - 2.0 * relative) + rounding, rounding, confidence

@@ -129,7 +129,6 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
             return 0.0, y, True
-        lower = 0.0
     upper = float(_quadratic_root(np.float64(_length(c)[0]), np.min(gaps), base)) * (1.0 + 1e-12)
     upper = max(upper, lower, 5e-324)
     t = lower if lower > 0.0 else 0.5 * upper

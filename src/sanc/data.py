@@ -160,18 +160,22 @@ class ThreeSamples:
             batch = self._collate([self.dataset[row] for row in rows.tolist()])
         return batch if self._device is None else _move(batch, self._device)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here."""
-        return {"seed": self.seed, "draws": self.draws, "rows": self._n}
+        return {"seed": self.seed, "draws": self.draws, "rows": self._n, "sizes": list(self.sizes)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        missing = {"seed", "draws", "rows"} - set(state)
+        missing = {"seed", "draws", "rows", "sizes"} - set(state)
         if missing:
             raise ArgumentError(f"state lacks {sorted(missing)}: pass what state_dict() returned.")
         if state["rows"] != self._n:
             raise ArgumentError(
                 f"state is of a data set of {state['rows']} rows and this one has {self._n}: use the same data set."
+            )
+        if tuple(state["sizes"]) != tuple(self.sizes):
+            raise ArgumentError(
+                f"state is of batches of {tuple(state['sizes'])} rows and these are of {self.sizes}: use the same."
             )
         self.seed, self.draws = state["seed"], state["draws"]
 
@@ -181,6 +185,8 @@ def _move(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: _move(item, device) for key, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_move(item, device) for item in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(_move(item, device) for item in batch)
     return batch

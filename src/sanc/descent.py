@@ -34,7 +34,7 @@ class Status(IntEnum):
         return member
 
     SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
-    UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but too few products certify it."
+    UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but it could not be certified."
     FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
     AT_REST = 3, "The model has no step left to offer: the escape step is zero and the cubic step is below epsilon_s."
     STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."

@@ -66,8 +66,6 @@ class Engine:
         Numbers and rules.
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
-    eps : float
-        Machine precision of the vectors' type.
 
     Attributes
     ----------
@@ -75,10 +73,9 @@ class Engine:
         Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending.
     """
 
-    def __init__(self, method: Method, settings: Settings, seed: int, eps: float) -> None:
+    def __init__(self, method: Method, settings: Settings, seed: int) -> None:
         self.method = method
         self.settings = settings
-        self.judge = Judge(settings, eps)
         self.state = EngineState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
 
@@ -103,7 +100,7 @@ class Engine:
         """
         clock = time.perf_counter()
         before = self.state
-        self.judge.sigma = before.sigma
+        self.judge = Judge(self.settings, oracle.space.eps, before.sigma)
         draft = _Draft(sigma=math.nan if self.method.model == "none" else before.sigma)
         oracle.begin(before.iteration)
         try:
@@ -163,7 +160,7 @@ class Engine:
         try:
             krylov, eigen = self._grow(operator, g, start, oracle, draft)
             if self.method.model != "none":
-                point = self._cubic(x, g, krylov, eigen, operator, oracle, draft)
+                point = self._cubic(x, krylov, eigen, operator, oracle, draft)
                 if point is not None:
                     return point
             if self.method.on_rejection == "escape":
@@ -249,7 +246,6 @@ class Engine:
     def _cubic(
         self,
         x: Vector,
-        g: Vector,
         krylov: Krylov,
         eigen: cubic.Spectrum,
         operator: Operator,
@@ -258,18 +254,21 @@ class Engine:
     ) -> Vector | None:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
-        eps = oracle.space.eps
+        eps, x_norm = oracle.space.eps, oracle.space.norm(x)
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = cubic.minimise(eigen, krylov.linear, draft.sigma)
             if step.hard:
-                sign = self._hard_sign(g, krylov, eigen, oracle)
-                step = cubic.minimise(eigen, krylov.linear, draft.sigma, sign)
+                step = cubic.minimise(eigen, krylov.linear, draft.sigma, self._hard_sign(krylov, eigen))
             draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
             if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
                 draft.note = "the model has its minimum here"
                 self._rest(oracle, draft)
                 return x
+            if step.norm <= eps * x_norm:
+                draft.note = "the cubic step vanishes in the rounding of x"
+                self.judge.forget()
+                return None
             (s,) = krylov.combine(step.u)
             operator.release()
             trial = x + s
@@ -279,6 +278,8 @@ class Engine:
                     return self._refuse(x, draft, "the loss of the objective sample is not finite")
             draft.trial_value = oracle.value(trial)
             draft.trials += 1
+            if not oracle.space.finite(trial):
+                draft.trial_value = math.nan
             actual = draft.value - draft.trial_value
             if not tested:
                 if not math.isfinite(draft.trial_value):
@@ -301,11 +302,9 @@ class Engine:
                 return trial
             if not math.isfinite(draft.trial_value):
                 draft.note = "the trial value is not finite"
-            if step.norm <= eps * max(oracle.space.norm(x), 1e-300):
-                break  # the step no longer changes x
         return None
 
-    def _hard_sign(self, g: Vector, krylov: Krylov, eigen: cubic.Spectrum, oracle: Oracle) -> float:
+    def _hard_sign(self, krylov: Krylov, eigen: cubic.Spectrum) -> float:
         """Sign of the left-most vector in the hard case: both are minimisers of the model."""
         if self.settings.sign == "descent":
             slope = float(eigen.leftmost_vector @ krylov.linear)
@@ -324,7 +323,7 @@ class Engine:
         ahead = trial + beta * (trial - previous)
         value = oracle.value(ahead)
         draft.trials += 1
-        if value < draft.trial_value:
+        if math.isfinite(value) and value < draft.trial_value and oracle.space.finite(ahead):
             draft.trial_value = value
             draft.note = "momentum"
             return ahead
@@ -354,8 +353,8 @@ class Engine:
             (v,) = krylov.combine(eigen.leftmost_vector)
             d = (plan.length * self._curvature_sign(g, v, oracle)) * v
         elif plan.branch is Branch.GRADIENT:
-            use_hessian = s.fallback_sample == "hessian" and operator is not None
-            d = -plan.length * (operator.gradient() if use_hessian and operator is not None else g)
+            on_hessian_sample = operator if s.fallback_sample == "hessian" else None
+            d = -plan.length * (g if on_hessian_sample is None else on_hessian_sample.gradient())
         else:
             self._rest(oracle, draft)
             return x
@@ -378,7 +377,8 @@ class Engine:
             trial = x + d
             value = oracle.value(trial)
             draft.trials += 1
-            if math.isfinite(value) and not (must_fall and value >= draft.value):
+            good = math.isfinite(value) and oracle.space.finite(trial)
+            if good and not (must_fall and value >= draft.value):
                 draft.branch, draft.step_norm, draft.trial_value = branch, norm, value
                 if self.method.acceptance == "always":
                     self.judge.relax()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class SancError(Exception):
@@ -43,3 +45,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"choose from {', '.join(names)}"
+
+
+def require_number(name: str, value: object) -> None:
+    """Accept None or a positive number that is not NaN."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value) or value <= 0:
+        raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive number.")
+
+
+def require_integer(name: str, value: object, least: int) -> None:
+    """Accept None or an integer that is at least `least`."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ArgumentError(f"{name} = {value!r} cannot be used: pass an integer ≥ {least}.")

@@ -52,15 +52,17 @@ class Judge:
         The rule and its numbers.
     eps : float
         Machine precision of the parameters' type.
+    sigma : float, optional
+        Where σ stands; by default at its start.
     """
 
-    def __init__(self, settings: Settings, eps: float) -> None:
+    def __init__(self, settings: Settings, eps: float, sigma: float | None = None) -> None:
         self.settings = settings
         floor = eps if settings.sigma_floor is None else settings.sigma_floor
         if floor < 1e-45 and eps > 1e-10:  # would be zero in float32
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
         self.floor = floor
-        self.sigma = settings.sigma0
+        self.sigma = settings.sigma0 if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float) -> Verdict:
         """Judge a step of length `norm` and move σ accordingly."""
@@ -78,6 +80,10 @@ class Judge:
     def reject(self) -> None:
         """Grow σ after anything that is not finite, or a rejection that taught nothing else."""
         self.sigma = min(self.sigma * self.settings.gamma, max(self.settings.sigma_ceiling, self.settings.sigma0))
+
+    def forget(self) -> None:
+        """Let a σ fall that is so large that its step vanishes in the rounding of x: nothing was learnt from that."""
+        self.sigma = self._bounded(self.sigma / self.settings.gamma**2)
 
     def relax(self) -> None:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""

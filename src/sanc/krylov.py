@@ -149,6 +149,10 @@ class Krylov:
         sums = [q * float(c[0]) for c in coefficients]
         for j in range(self.dim - 1):
             r = self._product(q)
+            if not self._space.finite(r):
+                raise NonFiniteProductError(
+                    f"the Hessian product of Lanczos iteration {j + 1}, repeated, is not finite"
+                )
             self._space.subtract(r, self._alpha[j], q)
             if previous is not None:
                 self._space.subtract(r, self._beta[j - 1], previous)

@@ -13,7 +13,7 @@ from scipy.optimize import OptimizeResult
 from sanc.certificate import probe
 from sanc.descent import Limits, Run, Status
 from sanc.engine import Engine
-from sanc.errors import ArgumentError, nearest
+from sanc.errors import ArgumentError, nearest, require_integer, require_number
 from sanc.oracles.autograd import HVP_MODES, HvpMode
 from sanc.oracles.base import Oracle
 from sanc.oracles.build import Restore, build_oracle
@@ -74,7 +74,7 @@ def minimize(
         Stop where ‖∇f‖ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32.
     callback : callable, optional
         ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
-        value that is true, ends the run. The intermediate result has x, fun, nit, record and state.
+        value of True, ends the run. The intermediate result has x, fun, nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
     preset : {"robust", "paper", "authors"}, optional
@@ -120,30 +120,18 @@ def minimize(
     >>> res.success, round(abs(float(res.x[0])), 6)
     (True, 1.0)
     """
-    if options:
-        own = {
-            name: p.default
-            for name, p in inspect.signature(minimize).parameters.items()
-            if p.kind is inspect.Parameter.KEYWORD_ONLY
-        }
-        given = locals()
-        twice = [name for name in options if name in settings or (name in own and given[name] is not own[name])]
-        if twice:
-            raise ArgumentError(f"{twice[0]!r} stands in options and beside it: pass it once.")
-        return minimize(
-            fun, x0, args, method, jac, hess, hessp, tol, callback,
-            **{**{name: given[name] for name in own}, **settings, **options},
-        )  # fmt: skip
+    if options is not None:
+        return minimize(fun, x0, **_merged(options, locals()))
 
     chosen = find_method(method)
     if preset is None:
-        preset = "robust" if batch_size is None else "paper"
+        sampled = any(size is not None for size in (batch_size, hessian_batch_size, objective_batch_size))
+        preset = "paper" if sampled else "robust"
     names = inspect.signature(minimize).parameters
     tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
     if hvp not in HVP_MODES:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
+    require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     oracle, x, restore = build_oracle(
         fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
@@ -152,7 +140,7 @@ def minimize(
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
     run = Run(
         oracle=oracle,
-        engine=Engine(chosen, tuned, seed, oracle.space.eps),
+        engine=Engine(chosen, tuned, seed),
         limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
         x=x,
         seed=seed,
@@ -166,6 +154,21 @@ def minimize(
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
+
+
+def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Join SciPy's options with the arguments beside them; what stands in both is an error."""
+    if not isinstance(options, Mapping):
+        raise ArgumentError(f"options = {options!r:.60} cannot be used: pass a mapping of names to values.")
+    own = {
+        name: p.default
+        for name, p in inspect.signature(minimize).parameters.items()
+        if name not in ("fun", "x0", "options", "settings")
+    }
+    for name in options:
+        if name in given["settings"] or (name in own and given[name] is not own[name]):
+            raise ArgumentError(f"{name!r} stands in options and beside it: pass it once.")
+    return {**{name: given[name] for name in own}, **given["settings"], **options}
 
 
 def _sizes(
@@ -184,7 +187,10 @@ def _sizes(
             raise ArgumentError(
                 f"{name} = {size!r} does not fit the {fun.n} components: pass an integer from 1 to {fun.n}."
             )
-    return batch, batch if hessian is None else hessian, objective
+    whole = fun.n if isinstance(fun, FiniteSum) else None
+    sizes = (batch, batch if hessian is None else hessian, objective)
+    g, h, f = (None if size == whole else size for size in sizes)  # a sample of everything is no sample
+    return g, h, f
 
 
 def _limits(
@@ -199,18 +205,11 @@ def _limits(
 ) -> Limits:
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
-    for name, value in (
-        ("tol", tol),
-        ("curvature_tol", curvature_tol),
-        ("max_calls", max_calls),
-        ("max_time", max_time),
-    ):
-        if value is not None and not value > 0:
-            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive number.")
-    if isinstance(max_iter, bool) or not isinstance(max_iter, (int, np.integer)) or max_iter < 0:
-        raise ArgumentError(f"max_iter = {max_iter!r} cannot be used: pass an integer ≥ 0.")
-    if max_products is not None and (not isinstance(max_products, int) or max_products < 1):
-        raise ArgumentError(f"max_products = {max_products!r} cannot be used: pass an integer ≥ 1.")
+    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
+    for name, value in numbers.items():
+        require_number(name, value)
+    require_integer("max_iter", max_iter, 0)
+    require_integer("max_products", max_products, 1)
     return Limits(
         tol=tol,
         curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
@@ -241,8 +240,8 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                 result = OptimizeResult(
                     x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state()
                 )
-                return bool(callback(intermediate_result=result))
-            return bool(callback(restore(run.x)))
+                return callback(intermediate_result=result) is True
+            return callback(restore(run.x)) is True
         except StopIteration:
             return True
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +14,7 @@ from torch.optim import Optimizer
 
 from sanc.data import Batch
 from sanc.engine import Engine, EngineState
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.replay import derive, own_randomness
@@ -59,8 +61,8 @@ class CubicOptimizer(Optimizer):
     -----
     Closures return the mean loss and never call ``backward``; ``.grad`` is neither read nor written. While a step
     runs, the global random states of torch, NumPy and Python are replaced by seeds of the optimiser's own, so that
-    dropout makes the same draw at x and at x + s, and are put back afterwards. Module buffers (BatchNorm) move once a
-    step, with the gradient.
+    dropout makes the same draw at x and at x + s, and are put back afterwards. Module buffers (BatchNorm) move with the
+    gradient only, once a step, or once a micro-batch.
     """
 
     method: ClassVar[str]
@@ -79,15 +81,21 @@ class CubicOptimizer(Optimizer):
     ) -> None:
         method = METHODS[self.method]
         own = ("preset", "weight_decay", "hvp", "microbatch", "seed", "check")
-        if preset in PRESETS and PRESETS[preset].krylov_dim is None:
+        if isinstance(preset, str) and preset in PRESETS and PRESETS[preset].krylov_dim is None:
             options.setdefault("krylov_dim", _KRYLOV_DIM)
+        if "lr" in options:
+            raise ArgumentError(
+                f"option 'lr' (= {options['lr']!r}) has no effect here: these methods have no step size."
+            )
         self._settings = make_settings(method, preset, options, own)
+        if self._settings.krylov_dim is None:
+            raise ArgumentError("krylov_dim = None cannot be used here: pass the most Lanczos iterations, such as 5.")
         if hvp not in HVP_MODES:
             raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
-        if microbatch is not None and (not isinstance(microbatch, int) or microbatch < 1):
-            raise ArgumentError(f"microbatch = {microbatch!r} cannot be used: pass an integer ≥ 1, or None.")
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
-            raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0, or None.")
+        require_integer("microbatch", microbatch, 1)
+        require_integer("seed", seed, 0)
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
         params = list(params)
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
@@ -98,9 +106,25 @@ class CubicOptimizer(Optimizer):
         self._check = check
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
-        self._engine = Engine(method, self._settings, seed, torch.finfo(self._layout().leaves[0].dtype).eps)
+        self._layout()  # complains of parameters that cannot be used
+        self._engine = Engine(method, self._settings, seed)
         self._meter = Meter()
+        self._differentiates = False
         self.record: Record | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = (
+            "_settings",
+            "_preset",
+            "_hvp",
+            "_microbatch",
+            "_check",
+            "_engine",
+            "_meter",
+            "_differentiates",
+            "record",
+        )
+        return super().__getstate__() | {name: self.__dict__[name] for name in own}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
@@ -188,6 +212,7 @@ class CubicOptimizer(Optimizer):
         exact = METHODS[self.method].exact
         oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=exact)
         oracle.inspect = state.iteration == 0
+        oracle.differentiates = self._differentiates
         x = oracle.start()
         point, known = x, (self._meter_counts(), self.record)
         try:
@@ -196,7 +221,10 @@ class CubicOptimizer(Optimizer):
                     self._probe(oracle, x, gradient)
                 self._gather(layout)
                 point, self.record = self._engine.iterate(x, oracle)
+            if not (math.isfinite(self.record.grad_norm) and math.isfinite(self.record.value)):
+                oracle.undo_training()
         except BaseException:
+            oracle.undo_training()
             counts, self.record = known
             self._meter = Meter(**counts)
             raise
@@ -206,6 +234,7 @@ class CubicOptimizer(Optimizer):
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
         self._scatter(layout)
+        self._differentiates = oracle.differentiates
         assert oracle.raw_loss is not None
         return oracle.raw_loss
 
@@ -261,7 +290,7 @@ class CubicOptimizer(Optimizer):
         return super().state_dict() | {
             "engine": {
                 "method": self.method,
-                "preset": self._preset,
+                "settings": asdict(self._settings),
                 "seed": state.seed,
                 "iteration": state.iteration,
                 "sigma": state.sigma,
@@ -275,10 +304,18 @@ class CubicOptimizer(Optimizer):
         engine = state_dict.get("engine")
         if not isinstance(engine, dict):
             raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
+        wanted = {"method", "settings", "seed", "iteration", "sigma", "seconds", "meter"}
+        if not wanted <= engine.keys() or set(engine["meter"]) != set(Meter.__slots__):
+            raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
         if engine["method"] != self.method:
             raise ArgumentError(
                 f"state_dict is of {engine['method']!r}, not {self.method!r}: load it into that method."
             )
+        mine = asdict(self._settings)
+        for name, value in engine["settings"].items():
+            if mine.get(name) != value:
+                text = f"the state was saved with {name} = {value!r} and this optimiser has {mine.get(name)!r}"
+                warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         self._engine.state = EngineState(engine["seed"], engine["iteration"], engine["sigma"], engine["seconds"])
         self._meter = Meter(**engine["meter"])

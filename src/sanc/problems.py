@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse
 from scipy.special import expit, logsumexp, softmax
 
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 
 __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
 
@@ -224,6 +224,7 @@ class Softmax(_Linear):
         if not np.all(np.equal(y, np.round(y))) or y.min() < 0:
             bad = y[(y != np.round(y)) | (y < 0)][0]
             raise ArgumentError(f"y holds {bad!r}: pass labels 0, 1, 2 …")
+        require_integer("classes", self.classes, 2)
         if self.classes is None:
             self.classes = int(y.max()) + 1
         if self.classes < 2 or y.max() >= self.classes:

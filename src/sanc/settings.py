@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
 from sanc.errors import ArgumentError, nearest
@@ -74,7 +75,7 @@ class Settings:
 
     sigma0: float = 1.0
     sigma_floor: float | None = None
-    sigma_ceiling: float = math.inf
+    sigma_ceiling: float = 1e100
     eta1: float = 0.2
     eta2: float = 0.8
     gamma: float = 2.0
@@ -155,9 +156,9 @@ def _check_types(settings: Settings) -> None:
         if hint is bool:
             good, want = isinstance(value, bool), "True or False"
         elif hint is int or int in get_args(hint):
-            good, want = isinstance(value, int) and not isinstance(value, bool), "an integer"
+            good, want = isinstance(value, Integral) and not isinstance(value, bool), "an integer"
         else:
-            good = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+            good = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
             want = "a number"
         if not good:
             raise ArgumentError(f"{item.name} = {value!r} cannot be used: pass {want}.")

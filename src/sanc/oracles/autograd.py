@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
-from sanc.oracles.base import Meter, Operator, Oracle
-from sanc.oracles.replay import seed_all, still_buffers
+from sanc.oracles.base import Meter, Operator, Oracle, difference_step
+from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
 from sanc.vectors import TorchSpace, Vector
 
 HvpMode = Literal["double-backward", "forward-over-reverse", "finite-difference"]
@@ -68,7 +68,7 @@ class Layout:
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join per-leaf tensors into one new vector; a missing one is zero."""
         pieces = [
-            leaf.new_zeros(leaf.numel()) if tensor is None else tensor.detach().to(leaf.dtype).reshape(-1)
+            leaf.new_zeros(leaf.numel()) if tensor is None else _dense(tensor).to(leaf.dtype).reshape(-1)
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         ]
         return torch.cat(pieces)
@@ -82,6 +82,7 @@ class Layout:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
             torch._foreach_copy_([leaf.detach() for leaf in self.leaves], self.split(vector))
+        torch.clear_autocast_cache()  # it may hold casts of the old content
 
     def penalty(self, x: Tensor) -> float:
         """½ Σ decay·‖x‖² over the stretches that have one."""
@@ -92,6 +93,11 @@ class Layout:
         for a, b, decay in self.decays:
             result[a:b].add_(v[a:b], alpha=decay)
         return result
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()  # an embedding may give sparse gradients
 
 
 class AutogradOracle(Oracle):
@@ -115,6 +121,8 @@ class AutogradOracle(Oracle):
     inspect : bool
         Whether the next graph of second order is searched for functions that are differentiable once only. Torch
         itself lets some of them pass and answers zero.
+    differentiates : bool
+        Whether the loss differentiates something itself, so that values too need a graph; found out when needed.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     """
@@ -144,6 +152,8 @@ class AutogradOracle(Oracle):
         self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
         self.raw_loss: Tensor | None = None
         self.inspect = True
+        self.differentiates = False
+        self._training: Buffers | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -178,12 +188,22 @@ class AutogradOracle(Oracle):
     def evaluate(self, x: Vector, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
         self.load(x)
-        total = self.layout.penalty(x)
+        try:
+            total = self._evaluate(sample, graph or self.differentiates)
+        except RuntimeError as problem:
+            if self.differentiates or graph or "does not require grad" not in str(problem):
+                raise
+            self.differentiates = True  # a gradient penalty, a physics-informed loss
+            total = self._evaluate(sample, graph=True)
+        self.meter.count_value(sample.size)
+        return total + self.layout.penalty(x)
+
+    def _evaluate(self, sample: Sample, graph: bool) -> float:
+        total = 0.0
         with still_buffers(), torch.set_grad_enabled(graph):
             self.rewind(sample)
             for weight, closure in sample.parts:
-                total += weight * float(self.call(closure, sample, graph=graph).detach())
-        self.meter.count_value(sample.size)
+                total += weight * float(self.call(closure, sample, graph=False).detach())
         return total
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
@@ -194,8 +214,9 @@ class AutogradOracle(Oracle):
         keep = sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
         self.load(x)
         first = self.raw_loss is None
-        if first:  # the pass that counts as training: buffers move once, as in a plain forward pass
-            answer = self._gradient(x, sample, keep_graph=keep)
+        if first:  # the pass that counts as training: buffers move, as in a plain forward pass
+            with watched_buffers() as self._training:
+                answer = self._gradient(x, sample, keep_graph=keep)
         else:
             with still_buffers():
                 answer = self._gradient(x, sample, keep_graph=keep)
@@ -262,6 +283,11 @@ class AutogradOracle(Oracle):
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x else None
 
+    def undo_training(self) -> None:
+        """Put back the buffers that the gradient pass moved, because its step is not one."""
+        if self._training is not None:
+            self._training.put_back()
+
     def close(self) -> None:
         """Drop every graph and cached point."""
         self._graph = None
@@ -289,6 +315,8 @@ class _AutogradOperator(Operator):
 
     def gradient(self) -> Vector:
         oracle = self.oracle
+        if self.sample is oracle._samples[0]:
+            return oracle.gradient(self.x)[1].clone()
         oracle.load(self.x)
         with still_buffers(), torch.enable_grad():
             result = self.first_order()
@@ -360,6 +388,7 @@ class _ForwardOverReverse(_AutogradOperator):
                     layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
                 ):
                     leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
+            torch.clear_autocast_cache()  # it would hold casts without the tangent
             oracle.rewind(self.sample)
             for weight, closure in self.sample.parts:
                 loss = oracle.call(closure, self.sample)
@@ -367,6 +396,7 @@ class _ForwardOverReverse(_AutogradOperator):
                 tangents = [_tangent(g) for g in grads]
                 part = layout.flatten(tangents)
                 result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+        torch.clear_autocast_cache()
         return result
 
 
@@ -379,12 +409,19 @@ class _FiniteDifference(_AutogradOperator):
     """Central difference of gradients, for losses with operators that have no second derivative."""
 
     def product(self, v: Vector) -> Vector:
+        return self._difference(v, 1.0)
+
+    def error(self, v: Vector) -> float:
+        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
+        with torch.enable_grad():
+            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+
+    def _difference(self, v: Vector, stretch: float) -> Vector:
         oracle = self.oracle
         norm = oracle.space.norm(v)
         if norm == 0.0:
             return torch.zeros_like(v)
-        scale = max(1.0, oracle.space.norm(self.x) / self.x.numel() ** 0.5)
-        h = oracle.space.eps ** (1 / 3) * scale / norm
+        h = stretch * difference_step(oracle.space, self.x) / norm
         with still_buffers():
             oracle.load(self.x + h * v)
             ahead = self.first_order()
@@ -419,6 +456,7 @@ _MISSING = re.compile(
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
     r"|forward AD with (?:aten::)?(\w+) that does not support it"
     r"|jvp function for (custom autograd\.Function)"
+    r"|(ZeroTensors) are immutable"
 )
 
 
@@ -427,7 +465,8 @@ def _explain(problem: Exception) -> NoReturn:
     match = _MISSING.search(str(problem))
     if match is None:
         raise problem
-    raise _no_second_derivative(next(filter(None, match.groups())), forward="forward" in str(problem)) from problem
+    forward = "forward" in str(problem) or "ZeroTensors" in str(problem)
+    raise _no_second_derivative(next(filter(None, match.groups())), forward=forward) from problem
 
 
 def _refuse_once_differentiable(loss: Tensor) -> None:
@@ -440,15 +479,27 @@ def _refuse_once_differentiable(loss: Tensor) -> None:
             continue
         seen.add(node)
         function = getattr(node, "_forward_cls", None)
-        if function is not None and hasattr(function.backward, "__wrapped__"):
+        if function is not None and _once(function.backward):
             raise _no_second_derivative(f"{function.__name__} (marked once_differentiable)", forward=False)
         stack.extend(parent for parent, _ in node.next_functions)
 
 
+def _once(backward: Any) -> bool:
+    """Whether torch's once_differentiable is among the wrappers of this function."""
+    while backward is not None:
+        if getattr(backward, "__code__", None) and backward.__code__.co_qualname.startswith("once_differentiable."):
+            return True
+        backward = getattr(backward, "__wrapped__", None)
+    return False
+
+
 def _no_second_derivative(operator: str, *, forward: bool) -> SecondDerivativeError:
+    if operator == "ZeroTensors":  # what torch says where an input of a fused loss carries no tangent
+        operator = "mse_loss or another fused loss"
+    kind = "forward-mode derivative" if forward else "second derivative"
     remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
     if forward:
-        remedy += ', or hvp="double-backward"'
+        remedy = 'Pass hvp="double-backward"; or hvp="finite-difference", which needs first derivatives only'
     if "attention" in operator:
         remedy += (
             "; or compute attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which is differentiable"
@@ -456,7 +507,7 @@ def _no_second_derivative(operator: str, *, forward: bool) -> SecondDerivativeEr
     if "cudnn_rnn" in operator:
         remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
     return SecondDerivativeError(
-        f"the operator {operator} has no second derivative in torch {torch.__version__}, so the loss has no exact "
-        f"Hessian product. {remedy}.",
+        f"the operator {operator} has no {kind} in torch {torch.__version__}, so the loss has no exact Hessian product "
+        f"in this way. {remedy}.",
         operator,
     )

@@ -11,7 +11,7 @@ from sanc.vectors import Space, Vector
 
 @dataclass(slots=True)
 class Meter:
-    """Counts component evaluations (D4) and, beside them, plain calls."""
+    """Counts component evaluations and, beside them, plain calls."""
 
     value: int = 0
     gradient: int = 0
@@ -51,6 +51,10 @@ class Operator(ABC):
     @abstractmethod
     def gradient(self) -> Vector:
         """Return the gradient on the Hessian's sample."""
+
+    def error(self, v: Vector) -> float:
+        """Estimate ‖error‖ of the product with `v`, beyond rounding; 0 where products are exact."""
+        return 0.0
 
     def release(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of whatever the products needed; a later product builds it anew."""
@@ -96,3 +100,8 @@ class Oracle(ABC):
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""
+
+
+def difference_step(space: Space, x: Vector) -> float:
+    """Length of the steps of a central difference at `x`: the cube root of the precision, at the scale of x."""
+    return float(space.eps ** (1 / 3) * max(1.0, space.norm(x) / space.dim**0.5))

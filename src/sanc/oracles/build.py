@@ -52,7 +52,7 @@ def build_oracle(
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
         flat = np.array(values, fun.dtype).reshape(-1)
-        return FiniteSumOracle(fun, sizes, seed), flat, lambda v: v.reshape(shape)
+        return FiniteSumOracle(fun, sizes, seed), flat, lambda v: v.reshape(shape).copy()
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")
@@ -74,7 +74,10 @@ def build_oracle(
         flat = start.detach().clone().reshape(-1)
     else:
         flat = np.array(start).reshape(-1)
-    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, lambda v: v.reshape(shape)
+    called = CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args)
+    if is_tensor:
+        return called, flat, lambda v: v.reshape(shape).clone()
+    return called, flat, lambda v: v.reshape(shape).copy()
 
 
 def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:

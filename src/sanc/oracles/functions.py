@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
-from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.oracles.base import Meter, Operator, Oracle, difference_step
 from sanc.vectors import NumpySpace, Space, TorchSpace, Vector
 
 
@@ -128,15 +129,29 @@ class _CallableOperator(Operator):
         if o.hess is not None:
             if self._matrix is None:
                 self._matrix = o.hess(self.x.reshape(o.shape), *o.args)
-                if hasattr(self._matrix, "ndim") and self._matrix.ndim != 2:
-                    self._matrix = self._matrix.reshape(o.space.dim, o.space.dim)
+                if isinstance(o.space, TorchSpace):
+                    self._matrix = torch.as_tensor(self._matrix, dtype=o.space.dtype, device=o.space.device)
+                dim, shape = o.space.dim, tuple(getattr(self._matrix, "shape", ()))
+                if math.prod(shape) != dim * dim or not shape:
+                    raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
+                if shape != (dim, dim):
+                    self._matrix = self._matrix.reshape(dim, dim)
             return o.vector(self._matrix @ v, "hess")
+        return self._difference(v, 1.0)
+
+    def _difference(self, v: Vector, stretch: float) -> Vector:
+        o = self.oracle
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        scale = max(1.0, o.space.norm(self.x) / o.space.dim**0.5)
-        h = o.space.eps ** (1 / 3) * scale / norm
+        h = stretch * difference_step(o.space, self.x) / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
+
+    def error(self, v: Vector) -> float:
+        if self.oracle.hessp is not None or self.oracle.hess is not None:
+            return 0.0
+        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
+        return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1]

@@ -56,27 +56,47 @@ def seed_all(seed: int, device: torch.device) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
-@contextmanager
-def still_buffers() -> Iterator[None]:
-    """Put the buffers of every module that runs in training mode inside the block back as they were."""
-    saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = {}
+class Buffers:
+    """What the buffers of modules held before they ran."""
 
-    def remember(module: nn.Module, _: object) -> None:
+    def __init__(self) -> None:
+        self._saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = {}
+
+    def remember(self, module: nn.Module, _: object) -> None:
+        """Copy the buffers of a module in training mode, the first time it is seen."""
         if not module.training:
             return
         for name, buffer in module._buffers.items():
             key = (id(module), name)
-            if buffer is not None and key not in saved:
-                saved[key] = (module, name, buffer, buffer.detach().clone())
+            if buffer is not None and key not in self._saved:
+                self._saved[key] = (module, name, buffer, buffer.detach().clone())
 
-    handle = register_module_forward_pre_hook(remember)
-    try:
-        yield
-    finally:
-        handle.remove()
-        for module, name, buffer, content in saved.values():
+    def put_back(self) -> None:
+        """Restore everything that was remembered."""
+        for module, name, buffer, content in self._saved.values():
             # Written through .data: fused kernels move buffers without raising their version, and a graph that is
             # kept for more products must not take the old content for a change.
             buffer.data.copy_(content)
             if module._buffers.get(name) is not buffer:
                 module._buffers[name] = buffer
+
+
+@contextmanager
+def watched_buffers() -> Iterator[Buffers]:
+    """Remember the buffers of every module that runs in training mode inside the block."""
+    buffers = Buffers()
+    handle = register_module_forward_pre_hook(buffers.remember)
+    try:
+        yield buffers
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def still_buffers() -> Iterator[None]:
+    """Put the buffers of every module that runs in training mode inside the block back as they were."""
+    with watched_buffers() as buffers:
+        try:
+            yield
+        finally:
+            buffers.put_back()

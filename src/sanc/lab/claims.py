@@ -1,0 +1,190 @@
+"""The statements of the paper's section on experiments, each with the number that was measured and a verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sanc.lab.traces import RunTrace
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement about one panel.
+
+    Attributes
+    ----------
+    statement : str
+        What the paper says, as a sentence that can be true or false.
+    panel : str
+        Where it was looked at.
+    measured : str
+        The number, in words.
+    spread : str
+        How it varies over the runs.
+    holds : bool or None
+        The verdict; None where it cannot be judged.
+    """
+
+    statement: str
+    panel: str
+    measured: str
+    spread: str
+    holds: bool | None
+
+
+def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
+    """Judge every statement on every panel that has the runs for it."""
+    best = lowest(traces)
+    panels: dict[str, dict[str, list[RunTrace]]] = defaultdict(lambda: defaultdict(list))
+    for trace in traces:
+        if trace.done is not None:
+            panels[trace.panel][trace.method].append(trace)
+    claims: list[Claim] = []
+    for name, methods in sorted(panels.items()):
+        config = next(iter(methods.values()))[0].config
+        star = best[config["problem"], config["data"]]
+        if {"sanc", "scr"} <= set(methods):
+            if config["problem"] == "logistic":
+                small = config["options"].get("sigma0", 1.0) < 0.1
+                claims += _small_sigma(name, methods, star) if small else _identical(name, methods)
+                claims.append(_indefinite_start(name, methods["sanc"]))
+                claims.append(_curvature(name, methods["sanc"], wanted=small))
+            else:
+                claims.append(_curvature(name, methods["sanc"], wanted=True))
+        if "sanc" in methods and config["problem"] in ("mlp", "cnn"):
+            claims += [_ahead(name, methods, other) for other in sorted(methods) if other != "sanc"]
+    return claims
+
+
+def lowest(traces: Iterable[RunTrace]) -> dict[tuple[str, str], float]:
+    """Lowest training loss seen in any run, by problem and data set: our f*."""
+    best: dict[tuple[str, str], float] = defaultdict(lambda: float("inf"))
+    for trace in traces:
+        key = trace.config["problem"], trace.config["data"]
+        best[key] = min(best[key], float(np.nanmin(trace.columns["loss"])))
+    return dict(best)
+
+
+def calls_to(trace: RunTrace, level: float) -> float:
+    """paper_calls at which the loss first is at most `level`; infinite if it never is."""
+    reached = np.flatnonzero(trace.columns["loss"] <= level)
+    return float(trace.columns["paper_calls"][reached[0]]) if len(reached) else float("inf")
+
+
+def _describe(values: Sequence[float], unit: str = "") -> str:
+    array = np.array(values, float)
+    if not np.isfinite(array).all():
+        return f"{np.isfinite(array).sum()} of {len(array)} runs got there"
+    return f"{np.median(array):,.4g}{unit}"
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{np.min(values):,.4g} to {np.max(values):,.4g} over {len(values)} runs"
+
+
+def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim]:
+    level = 1.05 * star
+    ours = [calls_to(trace, level) for trace in methods["sanc"]]
+    theirs = [calls_to(trace, level) for trace in methods["scr"]]
+    stays = [float(np.mean(trace.columns["branch"][1:6] == "stayed")) for trace in methods["scr"]]
+    return [
+        Claim(
+            "With σ0 = 0.001 SANC needs fewer calls than SCR to reach f ≤ 1.05 f*.",
+            panel,
+            f"median calls: SANC {_describe(ours)}, SCR {_describe(theirs)}",
+            f"SANC {_range(ours)}; SCR {_range(theirs)}",
+            bool(np.median(ours) < np.median(theirs)),
+        ),
+        Claim(
+            "With σ0 = 0.001 SCR suffers from unsuccessful iterations at the start.",
+            panel,
+            f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
+            _range([100 * share for share in stays]) + " %",
+            bool(np.mean(stays) > 0.5),
+        ),
+    ]
+
+
+def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
+    pairs = _paired(methods["sanc"], methods["scr"])
+    gaps = [_largest_gap(a, b) for a, b in pairs]
+    if not gaps:
+        return []
+    return [
+        Claim(
+            "With σ0 = 1 SANC and SCR are identical on logistic regression.",
+            panel,
+            f"largest difference of the losses over a run: {100 * float(np.median(gaps)):.2f} % (median)",
+            _range([100 * gap for gap in gaps]) + " %",
+            bool(np.median(gaps) < 0.02),
+        )
+    ]
+
+
+def _paired(first: Sequence[RunTrace], second: Sequence[RunTrace]) -> list[tuple[RunTrace, RunTrace]]:
+    by_seed = {trace.seed: trace for trace in second}
+    return [(trace, by_seed[trace.seed]) for trace in first if trace.seed in by_seed]
+
+
+def _largest_gap(a: RunTrace, b: RunTrace) -> float:
+    grid = np.linspace(0, min(a.columns["paper_calls"][-1], b.columns["paper_calls"][-1]), 100)
+    ours, theirs = (_at(trace, grid) for trace in (a, b))
+    return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-300)))
+
+
+def _at(trace: RunTrace, grid: np.ndarray) -> np.ndarray:
+    known = np.isfinite(trace.columns["loss"])
+    calls, losses = trace.columns["paper_calls"][known], trace.columns["loss"][known]
+    place = np.searchsorted(calls, grid, side="right") - 1
+    values: np.ndarray = losses[place]
+    return values
+
+
+def _indefinite_start(panel: str, runs: Sequence[RunTrace]) -> Claim:
+    first = [float(trace.columns["ritz_value"][1]) for trace in runs if len(trace.columns["ritz_value"]) > 1]
+    return Claim(
+        "The first iterates have indefinite Hessians, because of the nonconvex penalty.",
+        panel,
+        f"left-most Ritz value at the start: {np.median(first):.3g} (median)",
+        _range(first),
+        bool(np.max(first) < 0),
+    )
+
+
+def _curvature(panel: str, runs: Sequence[RunTrace], *, wanted: bool) -> Claim:
+    counts = [float(np.sum(trace.columns["branch"] == "curvature")) for trace in runs]
+    steps = [len(trace.columns["branch"]) - 1 for trace in runs]
+    statement = (
+        "SANC gains by steps along negative curvature after unsuccessful iterations."
+        if wanted
+        else "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
+    )
+    used = sum(counts) > 0
+    return Claim(
+        statement,
+        panel,
+        f"{np.mean(counts):.1f} curvature steps of {np.mean(steps):.0f} in a run",
+        _range(counts),
+        used if wanted else not used,
+    )
+
+
+def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:
+    ours = [_final(trace) for trace in methods["sanc"]]
+    theirs = [_final(trace) for trace in methods[other]]
+    return Claim(
+        f"SANC reaches a lower training loss than {other.upper()} on the same budget of calls.",
+        panel,
+        f"median final loss: SANC {np.median(ours):.4g}, {other.upper()} {np.median(theirs):.4g}",
+        f"SANC {_range(ours)}; {other.upper()} {_range(theirs)}",
+        bool(np.median(ours) < np.median(theirs)),
+    )
+
+
+def _final(trace: RunTrace) -> float:
+    known = trace.columns["loss"][np.isfinite(trace.columns["loss"])]
+    return float(known[-1])

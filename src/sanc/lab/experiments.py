@@ -1,0 +1,195 @@
+"""The paper's experiments as data: every panel of every figure, with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sanc import METHODS, ArgumentError
+
+LOGISTIC_DATA = ("w1a", "w8a", "a9a", "ijcnn1", "covtype", "higgs")
+
+CONSTANTS: Mapping[str, tuple[float, float]] = {
+    "w1a": (10.0, 10.0),
+    "w8a": (10.0, 10.0),
+    "a9a": (10.0, 10.0),
+    "ijcnn1": (10.0, 100.0),
+    "covtype": (10.0, 100.0),
+    "higgs": (10.0, 100.0),
+    "segment": (100.0, 100.0),
+    "seismic": (100.0, 100.0),
+    "mnist": (100.0, 100.0),
+    "cifar10": (1000.0, 1000.0),
+}
+"""L1 and L2 of the escape step, as the paper tuned them for each data set."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of the paper: a problem on a data set, and the methods on it.
+
+    Attributes
+    ----------
+    name : str
+        Unique name, such as "fig2a-w1a".
+    figure : str
+        The figure it belongs to.
+    problem : {"logistic", "svm", "softmax", "mlp", "cnn"}
+        The model.
+    data : str
+        The data set.
+    methods : tuple of str
+        Members of the family.
+    options : mapping
+        Options for every method, such as sigma0.
+    activation : {"tanh", "relu"}
+        Of the networks.
+    batch : int or None
+        Size of the samples; None is ⌈n/20⌉.
+    epochs : float or None
+        Budget in paper_calls, in multiples of n …
+    calls : int or None
+        … or in calls.
+    strength : float
+        λ of the penalty.
+    """
+
+    name: str
+    figure: str
+    problem: str
+    data: str
+    methods: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    activation: str = "tanh"
+    batch: int | None = None
+    epochs: float | None = 20.0
+    calls: int | None = None
+    strength: float = 1.0
+
+    @property
+    def network(self) -> bool:
+        """Whether the model is a torch module."""
+        return self.problem in ("mlp", "cnn")
+
+    def budget(self, n: int) -> int:
+        """paper_calls at which the runs of this panel end."""
+        return self.calls if self.calls is not None else int((self.epochs or 20.0) * n)
+
+    def batch_size(self, n: int, preset: str) -> int:
+        """⌈n/20⌉, or ⌊n/20⌋ as the authors' program has it, unless fixed."""
+        if self.batch is not None:
+            return min(self.batch, n)
+        return n // 20 if preset == "authors" else -(-n // 20)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the panel as plain data."""
+        return asdict(self) | {"options": dict(self.options), "methods": list(self.methods)}
+
+
+_ALL = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
+_WITHOUT_CRM = ("sanc", "scr", "cr", "ncd", "sgd")
+_CNN = ("sanc", "scr", "ncd", "sgd")
+_PAIR = ("sanc", "scr")
+
+
+def _logistic(figure: str, data: Sequence[str], methods: tuple[str, ...], sigma0: float) -> list[Panel]:
+    return [Panel(f"{figure}-{name}", figure, "logistic", name, methods, {"sigma0": sigma0}) for name in data]
+
+
+def _network(
+    figure: str, problem: str, data: Sequence[str], methods: tuple[str, ...], calls: int, kind: str
+) -> list[Panel]:
+    options = {"sigma0": 1.0, "eta1": 0.1, "eta2": 0.3, "lr": 0.001}
+    return [
+        Panel(f"{figure}-{name}", figure, problem, name, methods, options, kind, batch=128, calls=calls, strength=0.01)
+        for name in data
+    ]
+
+
+FIGURES: Mapping[str, tuple[Panel, ...]] = {
+    "fig1": tuple(_logistic("fig1", ("w1a", "higgs", "ijcnn1", "covtype"), _PAIR, 0.001)),
+    "fig2a": tuple(_logistic("fig2a", ("w1a", "higgs"), _ALL, 1.0)),
+    "fig2b": tuple(_network("fig2b", "mlp", ("seismic", "segment"), _ALL, 200_000, "tanh")),
+    "fig2c": tuple(_network("fig2c", "cnn", ("mnist", "cifar10"), _CNN, 750_000, "tanh")),
+    "fig3": tuple(_logistic("fig3", ("w8a", "a9a", "covtype", "ijcnn1"), _WITHOUT_CRM, 1.0)),
+    "fig4": tuple(_logistic("fig4", ("w8a", "a9a"), _PAIR, 0.001)),
+    "fig5": tuple(_network("fig5", "cnn", ("mnist", "cifar10"), _CNN, 750_000, "relu")),
+}
+"""Every figure of the paper's experiments."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: a panel, a method, a seed, a preset."""
+
+    panel: Panel
+    method: str
+    seed: int
+    preset: str = "paper"
+    device: str = "cpu"
+
+    @property
+    def path(self) -> str:
+        """Where the run lives below the output directory's ``runs``."""
+        return f"{self.panel.name}/{self.method}/seed-{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """Options of the method: the panel's, the tuned L1 and L2, and CR's fixed σ."""
+        options = dict(self.panel.options)
+        if self.method in ("cr", "crm"):
+            options["sigma0"] = 5.0
+        if self.panel.data in CONSTANTS:
+            l1, l2 = CONSTANTS[self.panel.data]
+            options = {"L1": l1, "L2": l2} | options
+        if self.method != "sgd":
+            options.pop("lr", None)
+        else:
+            options = {"lr": options.get("lr", 0.01)}
+        return options
+
+
+def select(
+    figures: Iterable[str], data: Iterable[str] | None = None, methods: Iterable[str] | None = None
+) -> list[Panel]:
+    """Return the panels of these figures, narrowed to data sets and methods where asked.
+
+    Raises
+    ------
+    ArgumentError
+        For a figure, data set or method that is not there.
+    """
+    names = list(figures)
+    if "all" in names:
+        names = list(FIGURES)
+    chosen: list[Panel] = []
+    for name in names:
+        if name not in FIGURES:
+            raise ArgumentError(f"figure {name!r} is not known: choose from {', '.join(FIGURES)}, all.")
+        chosen.extend(FIGURES[name])
+    if data is not None:
+        wanted = list(data)
+        present = {panel.data for panel in chosen}
+        for name in wanted:
+            if name not in present:
+                raise ArgumentError(
+                    f"--data {name!r} is in none of these panels: choose from {', '.join(sorted(present))}."
+                )
+        chosen = [panel for panel in chosen if panel.data in wanted]
+    if methods is not None:
+        wanted = list(methods)
+        for name in wanted:
+            if name not in METHODS:
+                raise ArgumentError(f"--methods {name!r} is not known: choose from {', '.join(METHODS)}.")
+        chosen = [replace(panel, methods=tuple(wanted)) for panel in chosen]
+    return chosen
+
+
+def specs(panels: Iterable[Panel], runs: int, preset: str, device: str) -> list[RunSpec]:
+    """All runs of these panels, the seeds of a panel side by side so that partial results cover every method."""
+    return [
+        RunSpec(panel, method, seed, preset, device)
+        for panel in panels
+        for seed in range(runs)
+        for method in panel.methods
+    ]

@@ -1,0 +1,75 @@
+"""The paper's networks, and how they are initialised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sanc import ArgumentError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def activation(name: str) -> type[nn.Module]:
+    """Look an activation up by name."""
+    if name not in ACTIVATIONS:
+        raise ArgumentError(f"activation = {name!r} is not known: choose from {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+def mlp(features: int, classes: int, kind: str = "tanh", widths: tuple[int, int] = (300, 500)) -> nn.Sequential:
+    """Two hidden layers of 300 and 500 neurons."""
+    act = activation(kind)
+    first, second = widths
+    return nn.Sequential(nn.Linear(features, first), act(), nn.Linear(first, second), act(), nn.Linear(second, classes))
+
+
+def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequential:
+    """Two 5×5 convolutions of 32 and 64 filters, each with pooling by 2, then 1000 neurons."""
+    act = activation(kind)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        act(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        act(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (side // 4) ** 2, 1000),
+        act(),
+        nn.Linear(1000, classes),
+    )
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Xavier (uniform) weights and zero biases, as a function of the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                nn.init.xavier_uniform_(p, generator=generator)
+            else:
+                p.zero_()
+
+
+def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Parameter groups: the penalty (decay/2)·Σ‖W‖² is on weights, not on biases."""
+    return [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: int = 10_000) -> float:
+    """Cross entropy over the whole training set plus the penalty."""
+    total = 0.0
+    with torch.no_grad():
+        for begin in range(0, len(x), chunk):
+            part = nn.functional.cross_entropy(
+                model(x[begin : begin + chunk]), y[begin : begin + chunk], reduction="sum"
+            )
+            total += float(part)
+        penalty = sum(0.5 * decay * float(p.double().square().sum()) for p in model.parameters() if p.ndim > 1)
+    return total / len(x) + penalty

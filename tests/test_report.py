@@ -1,0 +1,410 @@
+import base64
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sanc.lab import report, traces
+from test_traces import line, write_lab, write_run
+
+
+def claim(statement, panel, measured, spread, holds):
+    return SimpleNamespace(statement=statement, panel=panel, measured=measured, spread=spread, holds=holds)
+
+
+CLAIMS = (
+    claim(
+        "SANC reaches a given loss with fewer calls than SCR.",
+        "fig2a-w1a",
+        "12,400 against 21,900 calls to f = 0.2",
+        "5 of 5 seeds",
+        True,
+    ),
+    claim('CR & CRM end above <SANC> in "every" panel.', "fig2a-higgs", "1.02 ×", "0.98 to 1.07 ×", False),
+    claim("SANC leaves the saddle of covtype first.", "fig3-covtype", "", "", None),
+)
+
+
+class Page(HTMLParser):
+    """What a page refers to, its headings, its ids and its visible text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.headings, self.ids, self.words, self._inside = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self._inside.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "data", "action", "xlink:href"):
+                self.references.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        while self._inside and self._inside.pop() != tag:
+            pass
+
+    def handle_data(self, text):
+        if not {"script", "style"} & set(self._inside):
+            self.words.append(text)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    out = write_lab(tmp_path_factory.mktemp("lab"), seeds=2, steps=60)
+    return report.write(out, CLAIMS)
+
+
+# ---------------------------------------------------------------------------------------------- the file
+
+
+def test_the_page_is_one_file_that_refers_to_nothing_else(written):
+    source = written.read_text(encoding="utf-8")
+    assert written.name == "report.html"
+    assert [path.name for path in written.parent.iterdir() if "report" in path.name] == ["report.html"]
+    page = Page(source)
+    assert page.references and all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert len(set(page.ids)) == len(page.ids)
+    assert "http://" not in source and "https://" not in source
+    assert not re.search(r"@import|url\(\s*['\"]?(?!#)\w|<link|<iframe|<img|fetch\(|XMLHttpRequest|import\(", source)
+
+
+def test_the_page_says_claims_panels_gaps_settings_and_environment(written):
+    page = Page(written.read_text(encoding="utf-8"))
+    text = page.text
+    for one in CLAIMS:
+        assert one.statement in text and one.measured in text
+    assert "Of 3 claims, 1 holds, 1 does not hold and 1 cannot be judged." in text
+    for word in ("w1a", "higgs", "segment", "Figure 2a", "Figure 2b", "L1", "eta2", "batch_size", "49,540", "0.1.0"):
+        assert word in text, word
+    assert "fig3-covtype was skipped: covtype.libsvm.binary is not in the data folder" in text
+    assert "NCD is not finished for seed 1" in text
+    assert "CR and CRM took untested steps only; SGD took gradient steps only." in text
+    assert "2025-01-01 to 2025-01-02" in text
+    assert page.headings[0] == 1 and page.headings.count(1) == 1
+    assert all(b - a <= 1 for a, b in zip(page.headings, page.headings[1:], strict=False))
+
+
+def test_a_plan_shows_what_never_began(tmp_path):
+    write_run(tmp_path, "fig1-a", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4, branch="curvature")])
+    plan = {"fig1-a": {"sanc": 2, "scr": 2}, "fig1-b": {"sanc": 2}, "fig1-c": {"sanc": 2}}
+    (tmp_path / "skipped.json").write_text('{"fig1-c": "no <data>"}')
+    text = Page(report.write(tmp_path, plan=plan).read_text(encoding="utf-8")).text
+    assert "no run of SCR; SANC has 1 of 2 runs" in text
+    assert "fig1-b : no run has begun" in text
+    assert "fig1-c was skipped: no <data>" in text and "fig1-c : no run" not in text
+
+
+def test_all_text_is_escaped(tmp_path):
+    evil = "</script><script>alert(1)</script>&\"'<b>"
+    rows = [line(-1, 2.0, 0), line(0, 1.0, 4, branch="curvature"), line(1, 0.5, 8, branch="stayed", note=evil)]
+    folder = write_run(tmp_path, "p", "sanc", 0, rows, figure=evil, title=evil, subtitle=evil, data_note=evil,
+                       options={evil: evil, "deep": {evil: [evil]}}, problem=evil)  # fmt: skip
+    (folder / "environment.json").write_text(json.dumps({evil: evil, "started": evil}))
+    write_run(tmp_path, "p", "<i>m", 0, rows, figure=evil, title=evil)
+    (tmp_path / "skipped.json").write_text(json.dumps({evil: evil}))
+    source = report.write(tmp_path, [claim(evil, evil, evil, evil, True)]).read_text(encoding="utf-8")
+    assert "alert(1)</script>" not in source and "<script>alert" not in source and "<i>m" not in source
+    assert source.count("</script>") == 2
+    assert "<script>alert(1)" in Page(source).text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
+    assert data["panels"][0]["title"] == evil
+
+
+def test_nothing_and_next_to_nothing_give_a_page(tmp_path):
+    assert "No run has begun" in report.write(tmp_path / "new").read_text(encoding="utf-8")
+    folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
+    assert "No loss has been measured yet" in report.write(tmp_path).read_text(encoding="utf-8")
+    (folder / "trace.jsonl").unlink()
+    assert "No loss has been measured yet" in report.write(tmp_path).read_text(encoding="utf-8")
+
+
+def test_the_curves_in_the_page_are_the_mean_curves(written):
+    source = written.read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
+    runs = traces.read(written.parent)
+    own = [run for run in runs if (run.panel, run.method) == ("fig2a-w1a", "sanc")]
+    x, mean, low, _ = traces.mean_curve(own)
+    panel = next(panel for panel in data["panels"] if panel["title"] == "w1a")
+    end, gap, below, _ = panel["methods"][0]["curves"]["paper_calls"]
+    assert len(gap) == 200 and end == x[-1]
+    assert panel["star"] == traces.f_stars(runs)[own[0].objective]
+    assert gap[100] + panel["star"] == pytest.approx(mean[100], rel=1e-4)
+    assert below[100] + panel["star"] == pytest.approx(low[100], rel=1e-3)
+
+
+def test_forty_panels_of_six_methods_stay_small(tmp_path):
+    """The size of the page follows the panels and methods, not the steps: two panels stand for twenty times as many."""
+    panels = {f"fig1-{k}": dict(figure="fig1", title=f"data {k}", budget=50_000) for k in range(2)}
+    write_lab(tmp_path, seeds=2, steps=400, panels=panels)
+    size = report.write(tmp_path).stat().st_size
+    fixed = len(report.write(tmp_path / "none").read_bytes())
+    assert fixed + 20 * (size - fixed) < 16e6
+
+
+# ---------------------------------------------------------------------------------------------- in a browser
+
+
+class Browser:
+    """Chromium without a window, spoken to through a pipe: nothing but the standard library."""
+
+    def __init__(self, binary, profile):
+        to_read, to_write = os.pipe()
+        from_read, from_write = os.pipe()
+        options = (
+            "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+            "--disable-component-update --disable-sync --hide-scrollbars --remote-debugging-pipe"
+        )
+        # the browser reads orders at descriptor 3 and answers at 4
+        shell = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{to_read} 4>&{from_write}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", shell, binary, str(profile)],
+            pass_fds=(to_read, from_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_read)
+        os.close(from_write)
+        self._write, self._read, self._buffer, self._count, self._session = to_write, from_read, b"", 0, None
+        self.events = []
+        target = self.order("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.order("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.order(f"{domain}.enable")
+
+    def _message(self, until):
+        while b"\0" not in self._buffer:
+            if not select.select([self._read], [], [], max(until - time.monotonic(), 0))[0]:
+                raise TimeoutError("the browser did not answer")
+            part = os.read(self._read, 1 << 20)
+            if not part:
+                raise ConnectionError("the browser has gone")
+            self._buffer += part
+        raw, self._buffer = self._buffer.split(b"\0", 1)
+        return json.loads(raw)
+
+    def order(self, method, **params):
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        until = time.monotonic() + 20
+        while True:
+            answer = self._message(until)
+            if answer.get("id") == self._count:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+            self.events.append(answer)
+
+    def run(self, script):
+        answer = self.order("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def settle(self):
+        """Wait for two frames, so that observers have been told and charts are drawn."""
+        frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
+        self.run(frames)
+
+    def open(self, url, width=1280, height=900, dark=False):
+        self.order(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.order("Emulation.setEmulatedMedia", features=[scheme])
+        self.order("Page.navigate", url="about:blank")
+        self.events.clear()
+        self.order("Page.navigate", url=url)
+        until = time.monotonic() + 15
+        while self.run("document.documentElement?.dataset.ready") != "true":
+            assert time.monotonic() < until, "the page's script did not come to its end"
+            time.sleep(0.03)
+        self.settle()
+
+    def press(self, key):
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
+            codes = {"ArrowRight": 39, "ArrowLeft": 37, "Escape": 27, "Tab": 9, " ": 32}
+            code = {"windowsVirtualKeyCode": codes[key]} if key in codes else {}
+            self.order("Input.dispatchKeyEvent", type=kind, key=key, **text, **code)
+
+    def mouse(self, kind, x, y, **more):
+        self.order("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def data(self):
+        return self.run("({...document.documentElement.dataset})")
+
+    def picture(self, path, full=False):
+        self.settle()
+        found = self.order("Page.captureScreenshot", format="png", captureBeyondViewport=full)
+        Path(path).write_bytes(base64.b64decode(found["data"]))
+
+    def faults(self):
+        """Exceptions, console errors and requests for anything but the page."""
+        bad = [event for event in self.events if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        bad += [e for e in self.events if e["method"] == "Runtime.consoleAPICalled" and e["params"]["type"] == "error"]
+        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return bad, [url for url in asked if not url.startswith(("file:", "about:", "data:"))], len(asked)
+
+    def close(self):
+        try:
+            self._session = None
+            self.order("Browser.close")
+        except (OSError, TimeoutError):
+            self.process.kill()
+        self.process.wait(timeout=10)
+        os.close(self._write)
+        os.close(self._read)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if binary is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: the report was not tried in a browser")
+    chromium = Browser(binary, tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
+
+
+def heights(browser):
+    """Where the line of each method of the first panel ends, and the text next to the axis."""
+    return browser.run(
+        "({ lines: [...document.querySelectorAll('.chart[data-kind=loss]')[0].querySelectorAll('.line')].map((p) => "
+        "p.getAttribute('d')), text: document.querySelector('.chart[data-kind=loss] svg').textContent })"
+    )
+
+
+def test_the_page_draws_without_errors_or_requests(browser, written):
+    browser.open(written.as_uri())
+    bad, outside, asked = browser.faults()
+    assert bad == [] and outside == [] and asked == 1
+    data = browser.data()
+    assert data["errors"] == "0" and data["x"] == "paper_calls" and data["y"] == "linear"
+    assert int(data["drawn"]) >= 1
+    found = heights(browser)
+    assert len(found["lines"]) == 6 and "training loss f" in found["text"] and "SANC" in found["text"]
+    assert "NaN" not in browser.run("document.body.innerHTML.replace(/<script[^]*?<\\/script>/g, '')")
+
+
+def test_axes_and_methods_switch_by_address_and_by_hand(browser, written):
+    browser.open(written.as_uri())
+    before = heights(browser)
+    browser.open(written.as_uri() + "#x=seconds&y=log&off=sgd,nonsense")
+    data = browser.data()
+    assert (data["x"], data["y"], data["off"]) == ("seconds", "log", "sgd")
+    after = heights(browser)
+    assert len(after["lines"]) == 5 and "seconds" in after["text"] and "f − f*" in after["text"]
+    assert after["lines"][-1] != before["lines"][-1]
+    browser.run("document.querySelector('input[value=calls]').click()")
+    browser.run("document.querySelector('input[value=linear]').click()")
+    browser.run("document.querySelector('.chip[data-method=sgd]').click()")
+    browser.settle()
+    data = browser.data()
+    assert (data["x"], data["y"], data["off"]) == ("calls", "linear", "")
+    assert browser.run("location.hash") == "#x=calls&y=linear"
+    assert len(heights(browser)["lines"]) == 6 and "evaluations of values" in heights(browser)["text"]
+    browser.run("for (const chip of document.querySelectorAll('.chip')) chip.click()")
+    browser.settle()
+    assert browser.run("document.querySelector('.chart').textContent") == "No method is shown."
+    bad, outside, _ = browser.faults()
+    assert bad == [] and outside == [] and browser.data()["errors"] == "0"
+
+
+def test_every_chart_is_drawn_on_every_axis(browser, written):
+    browser.open(written.as_uri(), height=20_000)
+    browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
+    browser.settle()
+    for x in traces.AXES:
+        for y in ("linear", "log"):
+            browser.run(f"location.hash = 'x={x}&y={y}'")
+            browser.settle()
+            drawn = browser.run("[...document.querySelectorAll('.chart')].map((box) => box.dataset.drawn)")
+            assert len(drawn) > 12 and set(drawn) == {f"{x} {y}"}
+            wrong = "(box) => !box.querySelector('path') || /NaN|Infinity|undefined/.test(box.innerHTML)"
+            assert browser.run(f"[...document.querySelectorAll('.chart')].filter({wrong}).length") == 0
+    assert browser.faults()[0] == [] and browser.data()["errors"] == "0"
+
+
+def test_pointer_and_keys_read_values_and_zoom(browser, written):
+    browser.open(written.as_uri())
+    browser.run("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.run("document.querySelector('.chart[data-kind=loss]').scrollIntoView({block: 'center'})")
+    browser.settle()
+    area = browser.run("document.querySelector('.hit').getBoundingClientRect().toJSON()")
+    left, top, right, bottom = (area[side] for side in ("left", "top", "right", "bottom"))
+    middle = (top + bottom) / 2
+    browser.mouse("mouseMoved", (left + right) / 2, middle)
+    tip = browser.run("document.querySelector('.tip:not([hidden])').textContent")
+    assert "calls" in tip and all(name in tip for name in ("SANC", "SGD"))
+    browser.mouse("mousePressed", left + 50, middle, button="left", clickCount=1)
+    browser.mouse("mouseMoved", left + 250, middle, button="left", buttons=1)
+    browser.mouse("mouseReleased", left + 250, middle, button="left", clickCount=1)
+    zoomed = browser.run("document.querySelector('.chart').zoom")
+    assert zoomed is not None and 0 < zoomed[0] < zoomed[1]
+    assert browser.run("document.querySelector('.reset').textContent") == "Whole range"
+    browser.run("document.querySelector('.chart').focus()")
+    browser.press("Escape")
+    assert browser.run("document.querySelector('.chart').zoom") is None
+    browser.press("ArrowRight")
+    first = browser.run("document.getElementById('live').textContent")
+    browser.press("ArrowRight")
+    second = browser.run("document.getElementById('live').textContent")
+    assert "SANC" in first and "SANC" in second and first != second
+    browser.press("+")
+    assert browser.run("document.querySelector('.chart').zoom") is not None
+    assert browser.faults()[0] == [] and browser.data()["errors"] == "0"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_colours_follow_the_system_and_the_button(browser, written, dark):
+    browser.open(written.as_uri(), dark=dark)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    line_colour = "getComputedStyle(document.querySelector('.chart .line.lead')).stroke"
+    seen = [browser.run(ground), browser.run(line_colour)]
+    assert browser.data()["scheme"] == ("dark" if dark else "light")
+    browser.run("document.getElementById('theme').click()")
+    browser.settle()
+    assert browser.data()["scheme"] == ("light" if dark else "dark")
+    flipped = [browser.run(ground), browser.run(line_colour)]
+    assert seen[0] != flipped[0] and seen[1] != flipped[1]
+    lightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (seen[0], flipped[0])]
+    assert (lightness[0] < lightness[1]) is dark
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(375, False), (375, True), (320, False), (768, True)],
+    ids=["375-light", "375-dark", "320-light", "768-dark"],
+)
+def test_a_narrow_screen_does_not_scroll_sideways(browser, written, width, dark):
+    browser.open(written.as_uri(), width=width, height=812, dark=dark)
+    browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
+    browser.run("window.scrollTo(0, document.body.scrollHeight / 2)")
+    browser.settle()
+    data = browser.data()
+    assert int(data["innerWidth"]) == width
+    assert int(data["scrollWidth"]) <= width
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.body.scrollWidth") <= width
+    assert data["errors"] == "0"
