@@ -86,6 +86,15 @@ def test_a_method_that_blows_up_leaves_the_others_visible(tmp_path):
         assert axes.get_ylim()[1] < 20
 
 
+def test_the_logarithmic_axis_shows_how_the_ends_differ_however_far_the_start_was(tmp_path):
+    for method, final in (("sanc", 0.5), ("scr", 0.502), ("sgd", 0.51)):
+        write_run(tmp_path, "p", method, 0, [line(-1, 1000.0, 0), line(0, final, 10), line(1, final, 20)])
+    runs = traces.read(tmp_path)
+    assert 0.4 < traces.f_star(runs) < 0.5
+    gaps = [run.final_loss - traces.f_star(runs) for run in runs]
+    assert gaps[2] > 1.5 * gaps[0]
+
+
 def test_nothing_to_draw_is_said(tmp_path):
     folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
     runs = traces.read(tmp_path)

@@ -181,7 +181,7 @@ def test_a_run_resumes_wherever_it_is_cut(tmp_path, problem, method):
     panel = OWN
     if problem == "mlp":
         panel = Panel("own-mlp", "own", "mlp", "digits", (method,), {"eta1": 0.1, "eta2": 0.3, "lr": 0.05}, batch=32,
-                      calls=4000, strength=0.001)  # fmt: skip
+                      calls=12000, strength=0.001)  # fmt: skip
     spec = RunSpec(panel, method, 0)
     whole = timeless(runs.execute(spec, tmp_path / "whole"))
     rng = random.Random(method + problem)

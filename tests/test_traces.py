@@ -235,8 +235,8 @@ def test_f_star_lies_below_the_best_loss_of_all_panels_with_the_objective(tmp_pa
     runs = traces.read(tmp_path)
     assert traces.best_loss(runs[:2]) == 1.0
     stars = traces.f_stars(runs)
-    assert stars[runs[0].objective] == stars[runs[1].objective] == pytest.approx(1.0 - traces.MARGIN * 3.0)
-    assert stars[runs[2].objective] == pytest.approx(0.5 - traces.MARGIN * 3.5)
+    assert stars[runs[0].objective] == stars[runs[1].objective] == pytest.approx(1.0 - traces.MOST_MARGIN * 3.0)
+    assert stars[runs[2].objective] == pytest.approx(0.5 - traces.LEAST_MARGIN * 3.5, abs=1e-9)
     assert stars[runs[3].objective] == 0.25
     assert stars[runs[4].objective] < 0.5  # what was given lies above a loss that was seen
 

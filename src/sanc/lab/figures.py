@@ -60,7 +60,8 @@ def _range(curves: Curves, star: float, log: bool) -> tuple[float, float]:
     least = min(float(np.nanmin(low)) for _, _, low, _ in curves.values())
     most = max(float(np.nanmax(high)) for _, _, _, high in curves.values())
     if log:
-        bottom = max(least - star, 1e-12 * max(start - star, 1e-300))
+        floor = min(float(np.nanmin(mean)) for _, mean, _, _ in curves.values()) - star
+        bottom = max(least - star, floor / 2, 1e-12 * max(start - star, 1e-300))  # a band may leave at the bottom
         top = max(min(most - star, 3.0 * (start - star)), 2.0 * bottom)
         return bottom / 1.25, top * 1.25
     span = max(start - least, 1e-9 * max(abs(start), 1.0))
@@ -73,11 +74,11 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def _number(value: float, _: object = None) -> str:
     """Write a tick: plain numbers near 1, k and M for large ones, powers of ten for the rest."""
     size = abs(value)
-    if size >= 1e6:
+    if 1e6 <= size < 1e10:
         return f"{value / 1e6:g}M"
-    if size >= 1e3:
+    if 1e3 <= size < 1e6:
         return f"{value / 1e3:g}k"
-    if size == 0 or size >= 1e-3:
+    if size == 0 or 1e-3 <= size < 1e3:
         return f"{value:.6g}"
     power = math.floor(math.log10(size) + 1e-9)
     front = value / 10.0**power

@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,15 @@ def run_all(
         return outcome
     context = multiprocessing.get_context("spawn")
     messages: Any = context.Queue()
+    tasks: Any = context.Queue()
+    for task in [*waiting, *[None] * workers]:  # each run goes to one worker; None sends a worker home
+        tasks.put(task)
     threads = max(1, (os.cpu_count() or 1) // workers)
     saved = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     os.environ.update(dict.fromkeys(saved, str(threads)))  # read when a worker imports NumPy and torch
     try:
         processes = [
-            context.Process(target=_work, args=(waiting, out, data_dir, checkpoint_every, messages), daemon=True)
+            context.Process(target=_work, args=(tasks, out, data_dir, checkpoint_every, messages), daemon=True)
             for _ in range(min(workers, len(waiting)))
         ]
         for process in processes:
@@ -108,14 +111,12 @@ def run_all(
     return outcome
 
 
-def _work(specs: Iterable[RunSpec], out: Path, data_dir: Path | None, checkpoint_every: float, messages: Any) -> None:
-    """Take one run after the other that nobody else has."""
+def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float, messages: Any) -> None:
+    """Take one run after the other until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     parent = os.getppid()
-    for spec in specs:
+    while (spec := tasks.get()) is not None:
         name = spec.path
-        if runs.finished(out / "runs" / name):
-            continue
         mix: Counter[str] = Counter()
         last = 0.0
 

@@ -30,10 +30,9 @@
 
   function tickText(value) {
     const size = Math.abs(value);
-    if (size >= 1e9) return trim(value / 1e9) + "G";
-    if (size >= 1e6) return trim(value / 1e6) + "M";
-    if (size >= 1e3) return trim(value / 1e3) + "k";
-    if (size === 0 || size >= 1e-3) return trim(value);
+    if (size >= 1e6 && size < 1e10) return trim(value / 1e6) + "M";
+    if (size >= 1e3 && size < 1e6) return trim(value / 1e3) + "k";
+    if (size === 0 || (size >= 1e-3 && size < 1e3)) return trim(value);
     const power = Math.floor(Math.log10(size) + 1e-9);
     const front = value / 10 ** power;
     return (Math.abs(front - 1) < 1e-9 ? "" : trim(front, 3) + "·") + raise(power);
@@ -173,6 +172,7 @@
     const xs = box.zoom || full;
     let least = Infinity;
     let most = -Infinity;
+    let floor = Infinity; // of the means: on a logarithmic axis a band may leave at the bottom
     for (const curve of curves) {
       curve.mean.forEach((_, i) => {
         const x = curve.at(i);
@@ -180,12 +180,14 @@
         if (x < xs[0] - slack || x > xs[1] + slack || curve.low[i] === null) return;
         least = Math.min(least, curve.low[i]);
         most = Math.max(most, curve.high[i]);
+        floor = Math.min(floor, curve.mean[i]);
       });
     }
     if (!(least <= most)) return null;
     const starts = Math.max(...curves.map((curve) => curve.mean[0] ?? -Infinity));
     let ys;
     if (log) {
+      least = Math.max(least, floor / 2);
       const top = box.zoom ? most : Math.min(most, 3 * starts);
       ys = [least / 1.25, Math.max(top, least * 2) * 1.25];
     } else {

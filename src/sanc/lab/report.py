@@ -541,8 +541,9 @@ def write(out: Path, claims: Sequence[Any] = (), plan: Mapping[str, Mapping[str,
 {_environment(runs)}
 </main>
 </div>
-<footer><div class="wide">f* lies a thousandth of the decrease below the best loss that any run of the same problem and
-data reached, unless it is given. Chosen axes, scale and methods are kept in the page’s address.</div></footer>
+<footer><div class="wide">f* lies a little below the best loss that any run on the same objective reached, unless it
+is given: by a twentieth of the distance from that loss to the median of the final losses. Chosen axes, scale and
+methods are kept in the page’s address.</div></footer>
 <div class="sr" id="live" aria-live="polite"></div>
 <script type="application/json" id="data">{_embed(embedded)}</script>
 <script>

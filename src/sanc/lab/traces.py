@@ -45,8 +45,11 @@ BRANCHES: dict[str, str] = {
 
 REQUIRED = ("iteration", "loss", "paper_calls", "value", "gradient", "product", "seconds")
 TEXT = ("branch", "note")
-MARGIN = 1e-3
-"""How far f* lies below the best loss, as a share of the decrease from the start to the best."""
+MARGIN = 0.05
+"""How far f* lies below the best loss, as a share of how far the median of the final losses lies above it …"""
+
+LEAST_MARGIN, MOST_MARGIN = 1e-5, 1e-2
+"""… within these shares of the decrease from the start to the best loss."""
 
 
 class TraceError(SancError, ValueError):
@@ -382,8 +385,10 @@ def best_loss(runs: Iterable[RunTrace]) -> float:
 def f_star(runs: Sequence[RunTrace]) -> float:
     """Return what is taken from the loss on a logarithmic axis, for runs with the same objective.
 
-    It is ``config["f_star"]`` where a run gives it and no loss fell below. Otherwise it lies `MARGIN` of the decrease
-    from the start to the best loss below that best loss, so that the best run does not plunge to −∞.
+    It is ``config["f_star"]`` where a run gives it and no loss fell below. Otherwise it lies a little below the best
+    loss, so that the best run does not plunge to −∞ and the differences between the ends of the runs fill the axis:
+    by `MARGIN` of the distance from the best to the median of the final losses, within `LEAST_MARGIN` and
+    `MOST_MARGIN` of the decrease.
     """
     best = best_loss(runs)
     given = [float(run.config["f_star"]) for run in runs if run.config.get("f_star") is not None]
@@ -393,7 +398,9 @@ def f_star(runs: Sequence[RunTrace]) -> float:
     fall = max(starts, default=math.nan) - best
     if not fall > 0:
         fall = max(abs(best), 1.0)
-    return best - MARGIN * fall
+    ends = [loss for loss in (run.final_loss for run in runs) if math.isfinite(loss)]
+    above = float(np.median(ends)) - best if ends else 0.0
+    return best - min(max(MARGIN * above, LEAST_MARGIN * fall), MOST_MARGIN * fall)
 
 
 def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
