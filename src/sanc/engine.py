@@ -317,6 +317,7 @@ class Engine:
         previous = self.state.previous if self.state.previous is not None else x
         self.state = replace(self.state, previous=trial)
         _, g = oracle.gradient(trial)
+        oracle.meter.paper_calls += oracle.sizes[0]  # a second gradient is a second |S_g|
         beta = min(self.settings.momentum, oracle.space.norm(g), norm)
         if not (math.isfinite(beta) and beta > 0.0):
             return trial

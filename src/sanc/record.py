@@ -31,7 +31,7 @@ class Calls:
         How many components of each kind were evaluated, trial points and second Lanczos passes included.
     paper_calls : int
         The x-axis of the paper's figures: |S_g| + J·|S_B| per second-order step; values are free. Where the length of
-        the Krylov space follows need (preset "robust"), J is the length it had.
+        the Krylov space follows need (preset "robust"), J is the length it had; CRM's second gradient is another |S_g|.
     """
 
     value: int = 0

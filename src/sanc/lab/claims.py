@@ -75,15 +75,20 @@ def calls_to(trace: RunTrace, level: float) -> float:
     return float(trace.columns["paper_calls"][reached[0]]) if len(reached) else float("inf")
 
 
-def _describe(values: Sequence[float], unit: str = "") -> str:
-    array = np.array(values, float)
-    if not np.isfinite(array).all():
-        return f"{np.isfinite(array).sum()} of {len(array)} runs got there"
-    return f"{np.median(array):,.4g}{unit}"
+def _number(value: float) -> str:
+    """Write a number as a person would."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _median_calls(values: Sequence[float]) -> str:
+    reached = sum(np.isfinite(values))
+    if reached < len(values):
+        return f"{reached} of {len(values)} runs got there"
+    return _number(float(np.median(values)))
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{np.min(values):,.4g} to {np.max(values):,.4g} over {len(values)} runs"
+    return f"{_number(np.min(values))} to {_number(np.max(values))} over {len(values)} runs"
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim]:
@@ -95,7 +100,7 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
         Claim(
             "With σ0 = 0.001 SANC needs fewer calls than SCR to reach f ≤ 1.05 f*.",
             panel,
-            f"median calls: SANC {_describe(ours)}, SCR {_describe(theirs)}",
+            f"median calls: SANC {_median_calls(ours)}, SCR {_median_calls(theirs)}",
             f"SANC {_range(ours)}; SCR {_range(theirs)}",
             bool(np.median(ours) < np.median(theirs)),
         ),

@@ -251,7 +251,8 @@ def _go(
         console.print(f"  {name}: {text}", soft_wrap=True)
     missing = [spec for spec in wanted if not runs.finished(out / "runs" / spec.path)]
     if outcome.finished or outcome.known:
-        _report(out)
+        plan = {panel.name: dict.fromkeys(panel.methods, n_runs) for panel in present}
+        _report(out, plan)
     if missing:
         raise typer.Exit(1)
 
@@ -307,7 +308,7 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
     _report(directory)
 
 
-def _report(out: Path) -> None:
+def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
     from sanc.lab import figures
     from sanc.lab import report as page
     from sanc.lab.traces import read
@@ -315,8 +316,10 @@ def _report(out: Path) -> None:
     traces = read(out)
     found = claims.evaluate(traces)
     runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
-    figures.save_all(out)
-    path = page.write(out, found)
+    order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
+    figures.save_all(out, order=order)
+    known = {trace.panel for trace in traces}
+    path = page.write(out, found, plan=plan if plan is not None and known <= plan.keys() else None)
     if found:
         table = Table(title="The paper's claims", title_justify="left")
         for column in ("panel", "claim", "measured", "holds"):
