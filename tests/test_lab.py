@@ -247,6 +247,8 @@ def test_the_command_says_what_it_does_and_where_the_result_is(uninterrupted):
     assert "report.html" in text and (out / "report.html").exists()
     assert (out / "figures" / "own-logistic-breast_cancer.png").exists()
     assert (out / "claims.json").exists() and "claims" in text
+    summary = (out / "summary.md").read_text()
+    assert "| SANC | 2 |" in summary and "## Claims" in summary and f"torch {torch.__version__}" in summary
     assert len(read(out)) == 4
 
 
@@ -325,7 +327,9 @@ def test_claims_on_a_tiny_configuration(tmp_path):
         np.median([claims.calls_to(traces["fig1-tiny", method, seed], 1.05 * star) for seed in (0, 1)])
         for method in ("sanc", "scr")
     )
-    assert faster.holds is bool(ours < theirs) and (f"{ours:,.0f}" in faster.measured or f"{ours:.4g}" in faster.measured)
+    assert faster.holds is bool(ours < theirs) and (
+        f"{ours:,.0f}" in faster.measured or f"{ours:.4g}" in faster.measured
+    )
     identical = next(c for c in found if "identical" in c.statement)
     assert identical.panel == "fig3-tiny" and "2 runs" in identical.spread
     rejected = next(c for c in found if "unsuccessful iterations at the start" in c.statement)

@@ -134,7 +134,16 @@ def minimize(
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     oracle, x, restore = build_oracle(
-        fun, x0, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, sizes=sizes, seed=seed
+        fun,
+        x0,
+        jac=jac,
+        hess=hess,
+        hessp=hessp,
+        args=args,
+        hvp=hvp,
+        sizes=sizes,
+        seed=seed,
+        sampling=tuned.sampling,
     )
     if resume is not None and not isinstance(resume, Mapping):
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")

@@ -17,6 +17,7 @@ from sanc.errors import ArgumentError, nearest
 SigmaRule = Literal["paper", "interpolate"]
 KrylovStop = Literal["paper", "forcing"]
 Lanczos = Literal["store", "regenerate"]
+Sampling = Literal["uniform", "buffered"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,10 @@ class Settings:
         Sign of the curvature direction: a coin toss, or downhill.
     escape_check : {"finite", "decrease"}
         Keep an escape step if f is finite there, or only if it is lower there; the step is halved until it is.
+    sampling : {"uniform", "buffered"}
+        How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
+        buffer of one batch, as the authors' program does. The latter keeps what stands together in the file together
+        in a sample, which is a source of noise of its own.
     momentum : float
         Largest momentum coefficient of `CRM`.
     lr : float
@@ -98,6 +103,7 @@ class Settings:
     fallback_sample: Literal["gradient", "hessian"] = "gradient"
     sign: Literal["random", "descent"] = "random"
     escape_check: Literal["finite", "decrease"] = "finite"
+    sampling: Sampling = "uniform"
     momentum: float = 0.9
     lr: float = 0.01
 
@@ -204,6 +210,7 @@ PRESETS: Mapping[str, Settings] = {
         gradient_tolerance_power=1,
         fallback_sample="hessian",
         sigma_floor=1e-80,
+        sampling="buffered",
     ),
     "robust": Settings(
         eta1=0.1,

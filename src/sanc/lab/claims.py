@@ -179,8 +179,8 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, wanted: bool) -> Claim:
 
 
 def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:
-    ours = [_final(trace) for trace in methods["sanc"]]
-    theirs = [_final(trace) for trace in methods[other]]
+    ours = [final_loss(trace) for trace in methods["sanc"]]
+    theirs = [final_loss(trace) for trace in methods[other]]
     return Claim(
         f"SANC reaches a lower training loss than {other.upper()} on the same budget of calls.",
         panel,
@@ -190,6 +190,7 @@ def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:
     )
 
 
-def _final(trace: RunTrace) -> float:
+def final_loss(trace: RunTrace) -> float:
+    """Last training loss that was evaluated."""
     known = trace.columns["loss"][np.isfinite(trace.columns["loss"])]
     return float(known[-1])

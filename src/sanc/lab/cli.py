@@ -19,7 +19,7 @@ except ImportError as missing:  # pragma: no cover - depends on what is installe
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
 import sanc
-from sanc.lab import bundled, claims, datasets, experiments, pool, runs
+from sanc.lab import bundled, claims, datasets, experiments, pool, runs, summary
 
 app = typer.Typer(
     help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and your own.",
@@ -319,6 +319,7 @@ def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
     order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
     figures.save_all(out, order=order)
     known = {trace.panel for trace in traces}
+    summary.write(out, traces, found, order)
     path = page.write(out, found, plan=plan if plan is not None and known <= plan.keys() else None)
     if found:
         table = Table(title="The paper's claims", title_justify="left")
@@ -328,7 +329,10 @@ def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
             verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
             table.add_row(claim.panel, claim.statement, claim.measured, verdict)
         console.print(table)
-    console.print(f"Report: [bold]{path}[/]   Pictures: [bold]{out / 'figures'}[/]")
+    console.print(
+        f"Report: [bold]{path}[/]   Pictures: [bold]{out / 'figures'}[/]   Tables: [bold]{out / 'summary.md'}[/]",
+        soft_wrap=True,
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -15,6 +15,7 @@ from sanc.oracles.base import Oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.oracles.functions import CallableOracle, torch_oracle
 from sanc.problems import FiniteSum
+from sanc.settings import Sampling
 from sanc.vectors import Vector
 
 Restore = Callable[[Vector], Any]
@@ -32,6 +33,7 @@ def build_oracle(
     hvp: HvpMode = "double-backward",
     sizes: tuple[int | None, int | None, int | None] = (None, None, None),
     seed: int = 0,
+    sampling: Sampling = "uniform",
     name: str = "x0",
 ) -> tuple[Oracle, Vector, Restore]:
     """Choose the oracle that fits `fun`.
@@ -52,7 +54,7 @@ def build_oracle(
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
         flat = np.array(values, fun.dtype).reshape(-1)
-        return FiniteSumOracle(fun, sizes, seed), flat, lambda v: v.reshape(shape).copy()
+        return FiniteSumOracle(fun, sizes, seed, sampling), flat, lambda v: v.reshape(shape).copy()
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from sanc.oracles.base import Meter, Operator, Oracle
 from sanc.problems import FiniteSum
+from sanc.settings import Sampling
 from sanc.vectors import NumpySpace, Vector
 
 _ROLES = {"gradient": 0, "hessian": 1, "objective": 2}
@@ -24,14 +26,24 @@ class FiniteSumOracle(Oracle):
         Rows of the gradient, Hessian and objective samples; None is the whole sum.
     seed : int
         Seed of the draws.
+    sampling : {"uniform", "buffered"}
+        Draw each sample from all rows, or go through the rows in their order with a shuffle buffer of one batch.
     """
 
-    def __init__(self, problem: FiniteSum, sizes: tuple[int | None, int | None, int | None], seed: int) -> None:
+    def __init__(
+        self,
+        problem: FiniteSum,
+        sizes: tuple[int | None, int | None, int | None],
+        seed: int,
+        sampling: Sampling = "uniform",
+    ) -> None:
         self.problem = problem
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
         self.seed = seed
+        self.sampling = sampling
         self.wanted = list(sizes)
+        self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
         self._iteration = -1
         self._samples: list[FiniteSum | None] = [None, None, None]
         self._values: list[tuple[Vector, float]] = []
@@ -66,10 +78,22 @@ class FiniteSumOracle(Oracle):
             if size is None:
                 sample = self.problem
             else:
-                rng = np.random.default_rng((self.seed, self._iteration, index))
-                sample = self.problem.subset(rng.choice(self.problem.n, size, replace=False, shuffle=False))
+                sample = self.problem.subset(self._draw(index, size))
             self._samples[index] = sample
         return sample
+
+    def _draw(self, index: int, size: int) -> npt.NDArray[np.intp]:
+        """Rows of a sample of this iteration."""
+        n = self.problem.n
+        if self.sampling == "uniform":
+            rng = np.random.default_rng((self.seed, self._iteration, index))
+            return rng.choice(n, size, replace=False, shuffle=False)
+        epoch, batch = divmod(self._iteration, n // size)  # a last batch that is not full is left out
+        known = self._orders.get(index)
+        if known is None or known[0] != (epoch, size):
+            rng = np.random.default_rng((self.seed, epoch, index))
+            self._orders[index] = known = ((epoch, size), buffered_order(n, size, rng))
+        return known[1][batch * size : (batch + 1) * size]
 
     def value(self, x: Vector) -> float:
         for point, value in self._values:
@@ -101,6 +125,21 @@ class FiniteSumOracle(Oracle):
 
     def hessian(self, x: Vector) -> Operator:
         return _SampleHessian(self, self._sample("hessian"), x)
+
+
+def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Order in which a shuffle buffer of `size` rows gives out rows 0 … n−1: never far from where they stood."""
+    places = (rng.random(n) * np.minimum(size, np.arange(n, 0, -1))).astype(np.intp).tolist()
+    buffer = list(range(min(size, n)))
+    order = []
+    for step, place in enumerate(places):
+        order.append(buffer[place])
+        if step + size < n:
+            buffer[place] = step + size
+        else:
+            buffer[place] = buffer[-1]
+            buffer.pop()
+    return np.array(order, np.intp)
 
 
 class _SampleHessian(Operator):
