@@ -87,8 +87,10 @@ def _median_calls(values: Sequence[float]) -> str:
     return _number(float(np.median(values)))
 
 
-def _range(values: Sequence[float]) -> str:
-    return f"{_number(np.min(values))} to {_number(np.max(values))} over {len(values)} runs"
+def _range(values: Sequence[float], unit: str = "") -> str:
+    low, high = _number(np.min(values)), _number(np.max(values))
+    runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
+    return f"{low}{unit} in {runs}" if low == high else f"{low} to {high}{unit} over {runs}"
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim]:
@@ -108,7 +110,7 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
             "With σ0 = 0.001 SCR suffers from unsuccessful iterations at the start.",
             panel,
             f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
-            _range([100 * share for share in stays]) + " %",
+            _range([100 * share for share in stays], " %"),
             bool(np.mean(stays) > 0.5),
         ),
     ]
@@ -124,7 +126,7 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
             "With σ0 = 1 SANC and SCR are identical on logistic regression.",
             panel,
             f"largest difference of the losses over a run: {100 * float(np.median(gaps)):.2f} % (median)",
-            _range([100 * gap for gap in gaps]) + " %",
+            _range([100 * gap for gap in gaps], " %"),
             bool(np.median(gaps) < 0.02),
         )
     ]

@@ -314,13 +314,18 @@ def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
     from sanc.lab.traces import read
 
     traces = read(out)
-    found = claims.evaluate(traces)
-    runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
     order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
+    places = {name: place for place, name in enumerate(order)}
+    known = sorted({trace.panel for trace in traces} | set(plan or {}), key=lambda name: (places.get(name, 99), name))
+    wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
+    for trace in traces:
+        methods = wanted[trace.panel]
+        methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
+    found = sorted(claims.evaluate(traces), key=lambda claim: known.index(claim.panel))
+    runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
     figures.save_all(out, order=order)
-    known = {trace.panel for trace in traces}
     summary.write(out, traces, found, order)
-    path = page.write(out, found, plan=plan if plan is not None and known <= plan.keys() else None)
+    path = page.write(out, found, plan=wanted)
     if found:
         table = Table(title="The paper's claims", title_justify="left")
         for column in ("panel", "claim", "measured", "holds"):
