@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sanc.lab.traces import RunTrace
+from sanc.lab.traces import RunTrace, earnings
 
 
 @dataclass(frozen=True)
@@ -164,25 +164,23 @@ def _indefinite_start(panel: str, runs: Sequence[RunTrace]) -> Claim:
 
 def _curvature(panel: str, runs: Sequence[RunTrace], *, wanted: bool) -> Claim:
     counts = [float(np.sum(trace.columns["branch"] == "curvature")) for trace in runs]
-    steps = [len(trace.columns["branch"]) - 1 for trace in runs]
-    statement = (
-        "SANC gains by steps along negative curvature after unsuccessful iterations."
-        if wanted
-        else "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
-    )
-    used = sum(counts) > 0
-    return Claim(
-        statement,
-        panel,
-        f"{np.mean(counts):.1f} curvature steps of {np.mean(steps):.0f} in a run",
-        _range(counts),
-        used if wanted else not used,
-    )
+    steps = np.mean([trace.steps for trace in runs])
+    gains = earnings(runs)
+    total = sum(gain for _, gain in gains.values())
+    share = gains["curvature"][1] / total if "curvature" in gains and total > 0 else 0.0
+    if wanted:
+        statement = "SANC gains by steps along negative curvature after unsuccessful iterations."
+        holds = share >= 0.01
+    else:
+        statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
+        holds = sum(counts) == 0
+    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
+    return Claim(statement, panel, measured, _range(counts), holds)
 
 
 def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:
-    ours = [final_loss(trace) for trace in methods["sanc"]]
-    theirs = [final_loss(trace) for trace in methods[other]]
+    ours = [trace.final_loss for trace in methods["sanc"]]
+    theirs = [trace.final_loss for trace in methods[other]]
     return Claim(
         f"SANC reaches a lower training loss than {other.upper()} on the same budget of calls.",
         panel,
@@ -190,9 +188,3 @@ def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:
         f"SANC {_range(ours)}; {other.upper()} {_range(theirs)}",
         bool(np.median(ours) < np.median(theirs)),
     )
-
-
-def final_loss(trace: RunTrace) -> float:
-    """Last training loss that was evaluated."""
-    known = trace.columns["loss"][np.isfinite(trace.columns["loss"])]
-    return float(known[-1])

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sanc.lab.claims import Claim, final_loss
-from sanc.lab.traces import RunTrace
+from sanc.lab.claims import Claim
+from sanc.lab.traces import RunTrace, by_method, by_panel, skipped
 
 
 def write(out: Path, traces: Sequence[RunTrace], claims: Sequence[Claim], order: Sequence[str] = ()) -> Path:
     """Write ``OUT/summary.md`` and return where it is."""
-    panels: dict[str, dict[str, list[RunTrace]]] = defaultdict(lambda: defaultdict(list))
-    for trace in traces:
-        if trace.done is not None:
-            panels[trace.panel][trace.method].append(trace)
+    panels = by_panel(trace for trace in traces if trace.done is not None)
     places = {name: place for place, name in enumerate(order)}
     names = sorted(panels, key=lambda name: (places.get(name, len(places)), name))
     lines = ["# Summary", ""]
     for name in names:
-        lines += _panel(name, panels[name])
-    skipped = Path(out) / "skipped.json"
-    missing = json.loads(skipped.read_text()) if skipped.exists() else {}
+        lines += _panel(name, by_method(panels[name]))
+    missing = skipped(out)
     if missing:
         lines += ["## Missing", ""] + [f"- {name}: {reason}" for name, reason in sorted(missing.items())] + [""]
     lines += _claims([claim for name in names for claim in claims if claim.panel == name])
@@ -48,7 +42,7 @@ def _panel(name: str, methods: dict[str, list[RunTrace]]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for method, runs in methods.items():
-        finals = [final_loss(run) for run in runs]
+        finals = [run.final_loss for run in runs]
         best = min(float(np.nanmin(run.columns["loss"])) for run in runs)
         start = float(runs[0].columns["loss"][0])
         evaluations = np.mean([run.columns["calls"][-1] for run in runs])
