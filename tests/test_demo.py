@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 from rich.console import Console
 
 from sanc import Branch
-from sanc.lab import demo
+from sanc.lab import demo, style
 
 BUDGET = 12_000
 NAMES = {"SANC", "SCR", "CR", "NCD", "SGD", "Adam"}
@@ -75,7 +75,7 @@ def test_the_branch_mix_adds_up_to_one(runs):
 
 @pytest.mark.parametrize("wanted", [[0.5] * 5, [0.0, 0.01, 0.9, 0.91, 1.0], [1.0, 0.0], []])
 def test_labels_are_spread_in_order_and_inside(wanted):
-    places = demo.spread(wanted, 0.1, 0.0, 1.0)
+    places = style.spread(wanted, 0.1, 0.0, 1.0)
     ordered = [places[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
     assert all(b - a > 0.1 - 1e-9 for a, b in pairwise(ordered))
     assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sanc import CR, NCD, SANC, SCR, Batch, Branch, ThreeSamples
+from sanc.lab.style import QUIET, STYLE, spread
 
 try:
     import matplotlib as mpl
@@ -71,8 +72,6 @@ SHORT: dict[Branch, str] = {
     Branch.STAYED: "stayed",
 }
 """Their names in the head of the table."""
-
-INK, QUIET, HAIR = "#222222", "#6B6B6B", "#E4E4E1"
 
 
 # ---------------------------------------------------------------------------------------------- data and model
@@ -417,47 +416,6 @@ def table(runs: Sequence[Run], options: Options) -> Table:
 
 # ---------------------------------------------------------------------------------------------- picture
 
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": "#B4B4B0",
-    "axes.labelcolor": QUIET,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": "#B4B4B0",
-    "ytick.color": "#B4B4B0",
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "svg.hashsalt": "sanc",
-}
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move positions apart until neighbours are at least `gap` from each other, and within [low, high] if they fit."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[tuple[float, int]] = []  # (centre, members) of blocks of labels that touch
-    for i in order:
-        centre, size = wanted[i], 1
-        while True:
-            half = gap * (size - 1) / 2
-            centre = max(low + half, min(centre, high - half))
-            if not groups or groups[-1][0] + gap * (groups[-1][1] - 1) / 2 + gap <= centre - half + 1e-12:
-                break
-            other, members = groups.pop()
-            centre, size = (other * members + centre * size) / (members + size), size + members
-        groups.append((centre, size))
-    places = [centre + gap * (k - (size - 1) / 2) for centre, size in groups for k in range(size)]
-    result = [0.0] * len(wanted)
-    for i, place in zip(order, places, strict=True):
-        result[i] = place
-    return result
-
 
 def _head(axes: Axes, title: str, subtitle: str) -> None:
     axes.annotate(title, (0, 1), (0, 18), xycoords="axes fraction", textcoords="offset points", fontsize=10,
@@ -540,7 +498,7 @@ def _stack(axes: Axes, run: Run, budget: int) -> None:
 
 def draw(runs: Sequence[Run], options: Options) -> Figure:
     """Return the picture: the losses over evaluations and seconds, and the branch mixes of SANC and SCR."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.8, 7.6), facecolor="white")
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.062, right=0.85, top=0.815, bottom=0.07,
@@ -575,7 +533,7 @@ def save(figure: Figure, out: Path) -> list[Path]:
     """Write the picture as PNG and SVG and return where."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / "demo.png", out / "demo.svg"]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(paths[0], dpi=300)
         figure.savefig(paths[1], metadata={"Date": None})
     return paths

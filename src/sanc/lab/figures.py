@@ -18,31 +18,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from sanc.errors import ArgumentError
 from sanc.lab import traces
-from sanc.lab.demo import HAIR, INK, QUIET, spread
+from sanc.lab.style import HAIR, QUIET, STYLE, spread
 from sanc.lab.traces import AXES, Floats, RunTrace
 
 __all__ = ["draw_figure", "draw_panel", "figure_name", "save_all"]
 
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": "#B4B4B0",
-    "axes.labelcolor": QUIET,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": "#B4B4B0",
-    "ytick.color": "#B4B4B0",
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "svg.hashsalt": "sanc",
-}
+_STYLE: Any = STYLE | {"font.size": 8, "text.parse_math": False}
 
 _STEPS = (1, 2, 2.5, 5, 10)
 
