@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sanc import CR, NCD, SANC, SCR, Batch, Branch, ThreeSamples
-from sanc.lab.style import HAIR, INK, QUIET, STYLE, spread
+from sanc.lab.style import HAIR, QUIET, STYLE, spread
 
 try:
     import matplotlib as mpl
