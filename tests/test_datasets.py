@@ -514,7 +514,9 @@ def test_a_missing_set_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(datasets.DataError) as caught:
         datasets.load("a9a", folder)
     text = str(caught.value)
-    assert "fetch(['a9a'])" in text and str(folder / "a9a") in text and "https://" in text and "SANC_DATA" in text
+    assert (
+        "sanc datasets get a9a" in text and str(folder / "a9a") in text and "https://" in text and "SANC_DATA" in text
+    )
     monkeypatch.setenv("SANC_DATA", str(folder / "elsewhere"))
     with pytest.raises(datasets.DataError, match="elsewhere"):
         datasets.load("a9a")

@@ -74,7 +74,8 @@ def minimize(
         Stop where ‖∇f‖ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32.
     callback : callable, optional
         ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
-        value of True, ends the run. The intermediate result has x, fun, nit, record and state.
+        value of True, ends the run. The intermediate result has x, fun (on the objective
+        sample; NaN where that was not evaluated), nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
     preset : {"robust", "paper", "authors"}, optional
@@ -246,6 +247,8 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
         try:
             if by_name:
                 known = record.trial_value if record.branch is not Branch.STAYED else record.value
+                if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
+                    known = math.nan  # the objective sample was not asked
                 result = OptimizeResult(
                     x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state()
                 )

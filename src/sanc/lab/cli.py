@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import tomllib
@@ -14,12 +15,13 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 except ImportError as missing:  # pragma: no cover - depends on what is installed
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
 import sanc
-from sanc.lab import bundled, claims, datasets, experiments, pool, runs, summary
+from sanc.lab import bundled, claims, datasets, experiments, pool, runs, summary, traces
 
 app = typer.Typer(
     help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and your own.",
@@ -47,12 +49,23 @@ _CPUS = os.cpu_count() or 1
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one line and exit code 2."""
+    """Run the command line; errors of ours and of the disk are one line and exit code 2."""
+    errors = Console(stderr=True, highlight=False)
     try:
         app(standalone_mode=True)
     except sanc.SancError as problem:
-        Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {problem}", soft_wrap=True)
+        errors.print(f"[bold red]Error[/]: {escape(str(problem))}", soft_wrap=True)
         sys.exit(2)
+    except OSError as problem:
+        remedy = "check the path, its permissions and the space on the disk"
+        errors.print(f"[bold red]Error[/]: {escape(str(problem))}: {remedy}.", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print(_RESUME)
+        sys.exit(130)
+
+
+_RESUME = "[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
 
 
 # ---------------------------------------------------------------------------------------------- data sets
@@ -65,7 +78,8 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         return
     table = Table(title="Data sets", title_justify="left")
     for column in ("name", "rows", "features", "classes", "download", "here", "where"):
-        table.add_column(column, justify="right" if column in ("rows", "features", "classes", "download") else "left")
+        numeric = column in ("rows", "features", "classes", "download")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in datasets.available(data_dir):
         size = f"{row['size'] / 1e6:,.1f} MB" if row.get("size") else "?"
         here = "[green]yes[/]" if row["present"] else "[dim]no[/]"
@@ -73,6 +87,9 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         numbers = (f"{row['rows']:,}", f"{row['features']:,}", str(row["classes"]))
         table.add_row(row["name"], *numbers, size, here, f"{row['where']}{note}")
     console.print(table)
+    console.print(
+        f"With scikit-learn come {', '.join(bundled.NAMES)}. Get others with [bold]sanc datasets get NAME[/]."
+    )
 
 
 @data_app.command("get")
@@ -85,6 +102,11 @@ def get_datasets(
     wanted = list(datasets.CATALOGUE) if every else list(names or [])
     if not wanted:
         raise sanc.ArgumentError("names is empty: name data sets, or pass --all.")
+    for name in wanted:
+        if name not in datasets.CATALOGUE:
+            raise sanc.ArgumentError(
+                f"data set {name!r} is not known: {sanc.errors.nearest(name, datasets.CATALOGUE)}."
+            )
     failed = False
     for name in wanted:
         console.print(f"Getting {name} …")
@@ -92,7 +114,7 @@ def get_datasets(
             datasets.fetch([name], data_dir)
         except sanc.SancError as problem:
             failed = True
-            console.print(f"[bold red]Error[/]: {problem}", soft_wrap=True)
+            Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(str(problem))}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
@@ -123,15 +145,16 @@ def reproduce(
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Option("--from", help="A TOML file with the same settings.")] = None,
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--from", help="A TOML file that says what to run.")] = None,
     problem: Annotated[str, typer.Option(help="logistic, svm, softmax, mlp or cnn.")] = "logistic",
     data: Annotated[str, typer.Option(help="A data set.")] = "a9a",
     methods: Annotated[str, typer.Option(help="Comma-separated members of the family.")] = "sanc,scr",
-    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the methods, as name=value.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows of each sample; by default a twentieth.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", help="An option of the methods, as name=value.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default a twentieth.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="paper_calls of each run; by default 20 per row.")] = None,
     strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
-    activation: Annotated[str, typer.Option(help="tanh or relu.")] = "tanh",
+    activation: Annotated[str | None, typer.Option(help="tanh or relu, of a network.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the panel.")] = None,
     n_runs: Runs = 3,
     preset: Preset = "paper",
@@ -143,37 +166,59 @@ def run(
 ) -> None:
     """Run a combination of your own: problem, data, methods, any option; also from a TOML file."""
     given: dict[str, Any] = {
-        "problem": problem, "data": data, "methods": _split(methods), "options": _options(option or []), "batch": batch,
-        "calls": budget, "strength": strength, "activation": activation, "name": name,
+        "problem": problem, "data": data, "methods": _split(methods), "options": _options(options or []),
+        "batch": batch, "budget": budget, "strength": strength, "activation": activation, "name": name,
     }  # fmt: skip
     if config is not None:
+        for key in given:
+            if str(context.get_parameter_source(key)).endswith("COMMANDLINE"):
+                flag = "--set" if key == "options" else f"--{key}"
+                raise sanc.ArgumentError(
+                    f"{flag} stands beside --from {config}: write it into the file, or leave it out."
+                )
         given |= _read_toml(config, set(given))
-    network = given["problem"] in ("mlp", "cnn")
+    _go([_own_panel(given)], n_runs, preset, workers, device, out, data_dir, checkpoint_every)
+
+
+def _own_panel(given: dict[str, Any]) -> experiments.Panel:
+    """Check what a person asked for and make a panel of it."""
+    for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
+        if not isinstance(given[key], kind):
+            raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
     sets = (*datasets.CATALOGUE, *bundled.NAMES)
-    if given["data"] not in sets:
-        raise sanc.ArgumentError(f"data = {given['data']!r} is not known: choose from {', '.join(sets)}.")
-    if given["problem"] not in ("logistic", "svm", "softmax", "mlp", "cnn"):
-        raise sanc.ArgumentError(f"problem = {given['problem']!r} is not known: logistic, svm, softmax, mlp or cnn.")
-    for method in given["methods"]:
-        if method not in sanc.METHODS or method == "arc":
-            raise sanc.ArgumentError(f"methods has {method!r}: choose from sanc, scr, cr, crm, ncd, sgd.")
-    known = set(sanc.Settings.__dataclass_fields__)
+    problems = ("logistic", "svm", "softmax", "mlp", "cnn")
+    for key, known in (("data", sets), ("problem", problems)):
+        if given[key] not in known:
+            raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
+    methods = experiments.check_methods(given["methods"])
+    options = set(sanc.Settings.__dataclass_fields__)
     for key in given["options"]:
-        if key not in known:
-            raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, known)}.")
-    panel = experiments.Panel(
-        name=given["name"] or f"own-{given['problem']}-{given['data']}",
+        if key not in options:
+            raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")
+        user = {"lr": {"sgd"}, "momentum": {"crm"}}.get(key, set(methods) - {"sgd"})
+        if not user & set(methods):
+            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
+    network = given["problem"] in ("mlp", "cnn")
+    if given["activation"] is not None and not network:
+        raise sanc.ArgumentError(
+            f"--activation {given['activation']!r} has no effect on {given['problem']}: leave it out."
+        )
+    name = given["name"] if given["name"] is not None else f"own-{given['problem']}-{given['data']}"
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
+    strength = given["strength"]
+    return experiments.Panel(
+        name=name,
         figure="own",
         problem=given["problem"],
         data=given["data"],
-        methods=tuple(given["methods"]),
+        methods=methods,
         options=given["options"],
-        activation=given["activation"],
-        batch=given["batch"] or (128 if network else None),
-        calls=given["calls"],
-        strength=given["strength"] if given["strength"] is not None else (0.01 if network else 1.0),
+        activation=given["activation"] or "tanh",
+        batch=given["batch"] if given["batch"] is not None else (128 if network else None),
+        calls=given["budget"],
+        strength=strength if strength is not None else (0.01 if network else 1.0),
     )
-    _go([panel], n_runs, preset, workers, device, out, data_dir, checkpoint_every)
 
 
 def _split(text: str | None) -> list[str] | None:
@@ -196,10 +241,8 @@ def _options(pairs: list[str]) -> dict[str, Any]:
 def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise sanc.ArgumentError(f"--from {path}: {problem}.") from None
-    if "budget" in content:
-        content["calls"] = content.pop("budget")
     for key in content:
         if key not in known:
             raise sanc.ArgumentError(f"--from {path}: {key!r} is not known: {sanc.errors.nearest(key, known)}.")
@@ -227,7 +270,7 @@ def _go(
     elif device != "cpu":
         raise sanc.ArgumentError(f"--device {device!r} is not known: use cpu or cuda.")
     out.mkdir(parents=True, exist_ok=True)
-    present = _present(panels, data_dir, out)
+    present = _present(panels, preset, n_runs, device, data_dir, out)
     wanted = experiments.specs(present, n_runs, preset, device)
     if not wanted:
         console.print("[bold red]No panel has its data.[/] See [bold]sanc datasets[/].")
@@ -238,7 +281,7 @@ def _go(
         wanted, out, data_dir=data_dir, workers=workers, console=console, checkpoint_every=checkpoint_every
     )
     if outcome.interrupted:
-        console.print("\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints.")
+        console.print(f"\n{_RESUME}")
         raise typer.Exit(130)
     took = time.perf_counter() - clock
     console.print(
@@ -254,33 +297,39 @@ def _go(
         plan = {panel.name: dict.fromkeys(panel.methods, n_runs) for panel in present}
         _report(out, plan)
     if missing:
+        names = ", ".join(spec.path for spec in missing[:5]) + (" …" if len(missing) > 5 else "")
+        console.print(
+            f"{len(missing)} runs are not finished ({names}): the same command goes on with them.", soft_wrap=True
+        )
         raise typer.Exit(1)
 
 
-def _present(panels: list[experiments.Panel], data_dir: Path | None, out: Path) -> list[experiments.Panel]:
-    """Load every data set once; note the panels whose data cannot be had and go on without them."""
-    skipped: dict[str, str] = {}
-    path = out / "skipped.json"
-    if path.exists():
-        skipped = json.loads(path.read_text())
-    reasons: dict[str, str | None] = {}
+def _present(
+    panels: list[experiments.Panel], preset: str, n_runs: int, device: str, data_dir: Path | None, out: Path
+) -> list[experiments.Panel]:
+    """Load every data set, check that its panels can run, and note those whose data cannot be had."""
+    skipped = traces.skipped(out)
+    found: dict[str, datasets.Loaded | str] = {}
     present = []
     for panel in panels:
-        if panel.data not in reasons:
+        if panel.data not in found:
             try:
-                console.print(f"Reading {panel.data} …", end="\r")
-                runs.load_data(panel.data, data_dir)
-                reasons[panel.data] = None
+                if console.is_terminal:
+                    console.print(f"Reading {panel.data} …", end="\r")
+                found[panel.data] = runs.load_data(panel.data, data_dir)
             except sanc.SancError as problem:
-                reasons[panel.data] = str(problem)
-        reason = reasons[panel.data]
-        if reason is None:
-            skipped.pop(panel.name, None)
-            present.append(panel)
-        else:
-            skipped[panel.name] = reason
-            console.print(f"[yellow]Without {panel.name}[/]: {reason}", soft_wrap=True)
-    runs.write_json(path, skipped)
+                found[panel.data] = str(problem)
+        loaded = found[panel.data]
+        if isinstance(loaded, str):
+            skipped[panel.name] = loaded
+            console.print(f"[yellow]Without {panel.name}[/]: {escape(loaded)}", soft_wrap=True)
+            continue
+        skipped.pop(panel.name, None)
+        present.append(panel)
+        n, dim = runs.describe(panel, loaded, preset)
+        for spec in experiments.specs([panel], n_runs, preset, device):
+            runs.compare(out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
+    runs.write_json(out / "skipped.json", skipped)
     return present
 
 
@@ -290,10 +339,12 @@ def _announce(panels: list[experiments.Panel], wanted: list[experiments.RunSpec]
     # Measured on two cores: a logistic run takes a second or so, covtype several, a network a minute or more.
     light = sum(1.5 if spec.panel.data not in ("covtype", "higgs") else 8.0 for spec in left if not spec.panel.network)
     minutes = (light + 60.0 * heavy) / workers / 60
+    time_left = f": about {max(1, round(minutes))} min, if this machine is like ours" if left else ""
     console.print(
         f"{len(wanted)} runs in {len(panels)} panels ({', '.join(panel.name for panel in panels)}), "
-        f"{len(left)} still to make with {workers} worker{'s' if workers > 1 else ''}: "
-        f"about {max(1, round(minutes))} min, if this machine is like ours. Results go to [bold]{out}[/]."
+        f"{len(left)} still to make with {workers} worker{'s' if workers > 1 else ''}{time_left}. "
+        f"Results go to [bold]{out}[/].",
+        soft_wrap=True,
     )
 
 
@@ -311,20 +362,23 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
 def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
     from sanc.lab import figures
     from sanc.lab import report as page
-    from sanc.lab.traces import read
 
-    traces = read(out)
+    found_runs = traces.read(out)
+    if not found_runs:
+        raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
     order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
     places = {name: place for place, name in enumerate(order)}
-    known = sorted({trace.panel for trace in traces} | set(plan or {}), key=lambda name: (places.get(name, 99), name))
+    known = sorted(
+        {trace.panel for trace in found_runs} | set(plan or {}), key=lambda name: (places.get(name, 99), name)
+    )
     wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
-    for trace in traces:
+    for trace in found_runs:
         methods = wanted[trace.panel]
         methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
-    found = sorted(claims.evaluate(traces), key=lambda claim: known.index(claim.panel))
+    found = sorted(claims.evaluate(found_runs), key=lambda claim: known.index(claim.panel))
     runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
     figures.save_all(out, order=order)
-    summary.write(out, traces, found, order)
+    summary.write(out, found_runs, found, order)
     path = page.write(out, found, plan=wanted)
     if found:
         table = Table(title="The paper's claims", title_justify="left")

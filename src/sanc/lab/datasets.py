@@ -493,7 +493,7 @@ def _missing(dataset: DataSet, folder: Path, part: Part) -> DataError:
     wanted = [file for file in dataset.files if part in file.parts]
     files = "; ".join(f"{folder / file.path} from {file.url}" for file in wanted)
     return DataError(
-        f"{dataset.name} is not in {folder}: run sanc.lab.datasets.fetch([{dataset.name!r}]), or download by hand "
+        f"{dataset.name} is not in {folder}: run `sanc datasets get {dataset.name}`, or download by hand "
         f"{files}, or set SANC_DATA to the folder that holds it.",
         folder,
     )

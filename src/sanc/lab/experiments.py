@@ -79,7 +79,7 @@ class Panel:
     def batch_size(self, n: int, preset: str) -> int:
         """⌈n/20⌉, or ⌊n/20⌋ as the authors' program has it, unless fixed."""
         if self.batch is not None:
-            return min(self.batch, n)
+            return self.batch
         return n // 20 if preset == "authors" else -(-n // 20)
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,8 +137,8 @@ class RunSpec:
     def settings(self) -> dict[str, Any]:
         """Options of the method: the panel's, the tuned L1 and L2, and CR's fixed σ."""
         options = dict(self.panel.options)
-        if self.method in ("cr", "crm"):
-            options["sigma0"] = 5.0
+        if self.method in ("cr", "crm") and self.panel.figure != "own":
+            options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
         if self.panel.data in CONSTANTS:
             l1, l2 = CONSTANTS[self.panel.data]
             options = {"L1": l1, "L2": l2} | options
@@ -177,12 +177,21 @@ def select(
                 )
         chosen = [panel for panel in chosen if panel.data in wanted]
     if methods is not None:
-        wanted = list(methods)
-        for name in wanted:
-            if name not in METHODS:
-                raise ArgumentError(f"--methods {name!r} is not known: choose from {', '.join(METHODS)}.")
-        chosen = [replace(panel, methods=tuple(wanted)) for panel in chosen]
+        kept = check_methods(methods)
+        chosen = [replace(panel, methods=kept) for panel in chosen]
     return chosen
+
+
+def check_methods(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the methods, each once; ARC is no method for samples."""
+    known = [name for name in METHODS if name != "arc"]
+    kept = tuple(dict.fromkeys(names))
+    for name in kept:
+        if name not in known:
+            raise ArgumentError(f"--methods {name!r} is not known: choose from {', '.join(known)}.")
+    if not kept:
+        raise ArgumentError(f"--methods is empty: name some of {', '.join(known)}.")
+    return kept
 
 
 def specs(panels: Iterable[Panel], runs: int, preset: str, device: str) -> list[RunSpec]:

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import time
-import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -86,14 +85,17 @@ def run_all(
     threads = max(1, (os.cpu_count() or 1) // workers)
     saved = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     os.environ.update(dict.fromkeys(saved, str(threads)))  # read when a worker imports NumPy and torch
+    # A worker ignores Ctrl-C from its first moment on: what is ignored here is ignored in the processes started now.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes = [
+        context.Process(target=_work, args=(tasks, out, data_dir, checkpoint_every, messages), daemon=True)
+        for _ in range(min(workers, len(waiting)))
+    ]
     try:
-        processes = [
-            context.Process(target=_work, args=(tasks, out, data_dir, checkpoint_every, messages), daemon=True)
-            for _ in range(min(workers, len(waiting)))
-        ]
         for process in processes:
             process.start()
     finally:
+        signal.signal(signal.SIGINT, before)
         for name, value in saved.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -113,7 +115,6 @@ def run_all(
 
 def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float, messages: Any) -> None:
     """Take one run after the other until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     parent = os.getppid()
     while (spec := tasks.get()) is not None:
         name = spec.path
@@ -139,8 +140,7 @@ def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float,
         except runs.BusyError:
             messages.put(("busy", name))
         except Exception as problem:
-            text = f"{type(problem).__name__}: {problem}"
-            messages.put(("failed", name, text, traceback.format_exc()))
+            messages.put(("failed", name, f"{type(problem).__name__}: {problem}"))
     messages.put(("end",))
 
 

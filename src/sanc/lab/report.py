@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -553,7 +554,7 @@ methods are kept in the page’s address.</div></footer>
 """
     path = out / "report.html"
     out.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(".report.html.part")
+    temporary = path.with_name(f".report.html.{os.getpid()}")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(path)
     return path

@@ -15,18 +15,20 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import scipy
+import scipy.sparse
 import torch
 
 import sanc
 from sanc import ArgumentError, Record
 from sanc.lab import bundled, datasets, models
-from sanc.lab.experiments import RunSpec
+from sanc.lab.experiments import Panel, RunSpec
 
 EVALUATIONS = 200
 """How often over its budget a run evaluates the training loss on all rows."""
@@ -92,19 +94,25 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
+def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN and no infinity: they become null."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in content.items()}
+
+
 class Trace:
     """The append-only trace of a run, and when to evaluate the loss."""
 
     def __init__(self, folder: Path, budget: int, length: int) -> None:
         self._path = folder / "trace.jsonl"
         self._file: BinaryIO = open(self._path, "ab")  # noqa: SIM115 - closed by close()
+        if self._file.tell() < length:
+            raise ArgumentError(f"{self._path} is shorter than its checkpoint says: remove {folder}.")
         self._file.truncate(length)
         self.budget = budget
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line."""
-        clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        self._file.write((json.dumps(clean, ensure_ascii=False) + "\n").encode())
+        self._file.write((json.dumps(_finite(line), ensure_ascii=False) + "\n").encode())
 
     def record(self, record: Record, loss: float | None) -> None:
         """Append a record with the loss at its end, if it was evaluated."""
@@ -243,19 +251,75 @@ def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datas
     return datasets.load(name, data_dir, dtype=dtype)
 
 
+def compare(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a directory that holds a run of another configuration."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    plain = json.loads(json.dumps(config))
+    try:
+        known = json.loads(path.read_text())
+    except json.JSONDecodeError as problem:
+        raise ArgumentError(f"{path} is no JSON ({problem}): remove {folder}.") from None
+    for key, value in plain.items():
+        if known.get(key) != value:
+            raise ArgumentError(
+                f"{folder} holds a run with {key} = {known.get(key)!r}, not {value!r}: choose another --out, or "
+                "remove that directory."
+            )
+
+
+def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:
+    """Check that a panel can be run on its data, and return rows and variables.
+
+    Raises
+    ------
+    ArgumentError
+        For a batch, penalty, activation, problem or option that cannot be used.
+    """
+    n, features = loaded.X.shape
+    for name, count in (("--batch", panel.batch), ("--budget", panel.calls)):
+        sanc.errors.require_integer(name, count, 1)
+    if panel.batch is not None and panel.batch > n:
+        raise ArgumentError(f"--batch {panel.batch} does not fit the {n} rows of {panel.data}: pass at most {n}.")
+    for method in panel.methods:
+        replace(sanc.PRESETS[preset], **RunSpec(panel, method, 0, preset).settings())
+    if not panel.network:
+        if panel.problem in ("logistic", "svm") and loaded.classes != 2:
+            raise ArgumentError(
+                f"--problem {panel.problem} needs two classes, {panel.data} has {loaded.classes}: use softmax or mlp."
+            )
+        return n, _problem(panel, loaded).dim
+    strength = panel.strength
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+        raise ArgumentError(f"--strength {strength!r} cannot be used: pass a finite number ≥ 0.")
+    model = _model(panel, features, loaded.classes)
+    return n, sum(p.numel() for p in model.parameters())
+
+
+def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
+    if panel.problem == "mlp":
+        return models.mlp(features, classes, panel.activation)
+    channels, side = image_shape(features)
+    if side < 4 or channels * side * side != features:
+        raise ArgumentError(f"--problem cnn needs square images and {panel.data} has {features} features: use mlp.")
+    return models.cnn(channels, side, classes, panel.activation)
+
+
+def image_shape(features: int) -> tuple[int, int]:
+    """Channels and side of a square image of so many numbers: colour where a third of them is a square."""
+    for channels in (1, 3):
+        side = math.isqrt(features // channels)
+        if channels * side * side == features:
+            return channels, side
+    return 1, math.isqrt(features)
+
+
 def _open(spec: RunSpec, folder: Path, config: dict[str, Any], every: float) -> tuple[Trace, Keeper, Any]:
     """Prepare the directory; return trace, keeper and the checkpoint to go on from."""
     path = folder / "config.json"
-    plain = json.loads(json.dumps(config))
     if path.exists():
-        known = json.loads(path.read_text())
-        differing = [key for key in plain if known.get(key) != plain[key]]
-        if differing:
-            key = differing[0]
-            raise ArgumentError(
-                f"{folder} holds a run with {key} = {known.get(key)!r}, not {plain[key]!r}: choose another --out, or "
-                "remove that directory."
-            )
+        compare(folder, config)
     else:
         write_json(folder / "environment.json", environment(spec.device))
         write_json(path, config)
@@ -267,12 +331,11 @@ def _open(spec: RunSpec, folder: Path, config: dict[str, Any], every: float) -> 
 def _finish(folder: Path, trace: Trace, status: str, loss: float, seconds: float) -> None:
     trace.flush()
     trace.close()
-    write_json(folder / "done.json", {"status": status, "loss": loss, "seconds": seconds})
+    write_json(folder / "done.json", _finite({"status": status, "loss": loss, "seconds": seconds}))
     (folder / "checkpoint.pt").unlink(missing_ok=True)
 
 
-def _problem(spec: RunSpec, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
-    panel = spec.panel
+def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
     if panel.problem == "logistic":
         return sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=panel.strength)
     if panel.problem == "svm":
@@ -284,7 +347,7 @@ def _problem(spec: RunSpec, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
 
 def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
     """Run a finite sum, through `sanc.minimize`."""
-    problem = _problem(spec, loaded)
+    problem = _problem(spec.panel, loaded)
     config = configuration(spec, problem.n, problem.dim, loaded.note)
     trace, keeper, saved = _open(spec, folder, config, every)
     start = np.ones(problem.dim, problem.dtype)
@@ -296,14 +359,16 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     else:
         loss, calls = saved["loss"], saved["calls"]
     judged = sanc.METHODS[spec.method].acceptance == "ratio"
-    seconds = 0.0
+    seconds = 0.0 if saved is None else saved["state"]["engine"]["seconds"]
 
     def watch(intermediate_result: Any) -> None:
         nonlocal loss, calls, seconds
         record: Record = intermediate_result.record
         now, seconds = record.calls.paper_calls, record.seconds
-        if judged:  # ρ is measured on all rows, so the loss is known
+        if judged and not math.isnan(intermediate_result.fun):  # ρ is measured on all rows, so the loss is known
             known: float | None = float(intermediate_result.fun)
+        elif judged:  # it stayed without a trial
+            known = loss
         elif trace.due(calls, now):
             known = problem.value(intermediate_result.x)
         else:
@@ -344,15 +409,13 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
     """Run a network, through the optimisers."""
     panel = spec.panel
     device = torch.device(spec.device)
-    x = torch.from_numpy(np.array(loaded.X, np.float32)).to(device)
+    rows = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else loaded.X
+    x = torch.from_numpy(np.array(rows, np.float32)).to(device)
     y = torch.from_numpy(np.array(loaded.y, np.int64)).to(device)
-    if panel.problem == "mlp":
-        model = models.mlp(x[0].numel(), loaded.classes, panel.activation)
-    else:
-        channels = 3 if x.shape[1] % 3 == 0 else 1
-        side = math.isqrt(x.shape[1] // channels)
+    model = _model(panel, x.shape[1], loaded.classes)
+    if panel.problem == "cnn":
+        channels, side = image_shape(x.shape[1])
         x = x.view(len(x), channels, side, side)
-        model = models.cnn(channels, side, loaded.classes, panel.activation)
     models.initialise(model, spec.seed)
     model.to(device)
     config = configuration(spec, len(x), sum(p.numel() for p in model.parameters()), loaded.note)

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from sanc.lab.claims import Claim
-from sanc.lab.traces import RunTrace, by_method, by_panel, skipped
+from sanc.lab.runs import write_atomically
+from sanc.lab.traces import RunTrace, best_loss, by_method, by_panel, skipped
 
 
 def write(out: Path, traces: Sequence[RunTrace], claims: Sequence[Claim], order: Sequence[str] = ()) -> Path:
     """Write ``OUT/summary.md`` and return where it is."""
-    panels = by_panel(trace for trace in traces if trace.done is not None)
+    panels = by_panel(trace for trace in traces if trace.done is not None and trace.steps > 0)
     places = {name: place for place, name in enumerate(order)}
     names = sorted(panels, key=lambda name: (places.get(name, len(places)), name))
     lines = ["# Summary", ""]
@@ -25,7 +26,7 @@ def write(out: Path, traces: Sequence[RunTrace], claims: Sequence[Claim], order:
     lines += _claims([claim for name in names for claim in claims if claim.panel == name])
     lines += _environment(traces)
     path = Path(out) / "summary.md"
-    path.write_text("\n".join(lines))
+    write_atomically(path, "\n".join(lines).encode())
     return path
 
 
@@ -43,7 +44,7 @@ def _panel(name: str, methods: dict[str, list[RunTrace]]) -> list[str]:
     ]
     for method, runs in methods.items():
         finals = [run.final_loss for run in runs]
-        best = min(float(np.nanmin(run.columns["loss"])) for run in runs)
+        best = best_loss(runs)
         start = float(runs[0].columns["loss"][0])
         evaluations = np.mean([run.columns["calls"][-1] for run in runs])
         seconds = np.mean([run.columns["seconds"][-1] for run in runs])

@@ -167,7 +167,10 @@ class RunTrace:
 
     @property
     def final_loss(self) -> float:
-        """The last loss that was measured; NaN where there is none."""
+        """The loss a finished run ended with, or the last that was measured; NaN where there is none."""
+        ended = self.done.get("loss") if self.done else None
+        if isinstance(ended, int | float):
+            return float(ended)
         loss = self.columns["loss"]
         loss = loss[np.isfinite(loss)]
         return float(loss[-1]) if len(loss) else math.nan
