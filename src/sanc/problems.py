@@ -104,8 +104,9 @@ class _Linear(FiniteSum):
         self.y = self._labels(_vector(y, self.n))
         self.dim = self.features
 
+    @abstractmethod
     def _labels(self, y: Array) -> Array:
-        raise NotImplementedError
+        """Check the labels and return them in the form the loss uses."""
 
     def subset(self, rows: Array) -> _Linear:
         rows = np.asarray(rows)

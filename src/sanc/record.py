@@ -68,7 +68,7 @@ class Record:
     model_decrease : float
         Decrease that the cubic model predicted for its last trial; NaN where there was no model.
     value : float
-        f(x) on the objective sample at the start of the iteration; NaN where the method asks for no value.
+        f(x) at the start of the iteration: on the objective sample where that was asked, else on the gradient sample.
     trial_value : float
         f at the point the iteration ended at, on the objective sample.
     krylov_dim : int

@@ -7,6 +7,7 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -310,8 +311,9 @@ class _AutogradOperator(Operator):
         oracle.meter.count_product(self.sample.size)
         return oracle.layout.add_decay(result, v)
 
+    @abstractmethod
     def product(self, v: Vector) -> Vector:
-        raise NotImplementedError
+        """Return the product with the Hessian of the loss, without decay."""
 
     def gradient(self) -> Vector:
         oracle = self.oracle
