@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -82,6 +83,15 @@ def test_counts_are_what_was_called():
     assert (calls.value, calls.gradient, calls.product) == (res.nfev, res.njev, res.nhev)
     # a value and a gradient per point, never twice at the same one
     assert res.njev == 1 + sum(r.branch is not Branch.STAYED for r in res.history)
+    assert res.nfev == 1 + sum(r.trials for r in res.history)
+
+
+def test_the_value_at_a_point_is_never_computed_twice(problem):
+    """However often SCR is rejected, f(x) is asked of all rows once for each x."""
+    res = sanc.minimize(
+        problem, np.ones(6), method="scr", preset="paper", batch_size=20, max_iter=120, certify=False, seed=1
+    )
+    assert max(len(list(group)) for key, group in groupby(r.branch is Branch.STAYED for r in res.history) if key) > 3
     assert res.nfev == 1 + sum(r.trials for r in res.history)
 
 
@@ -333,7 +343,7 @@ def test_sparse_and_dense_take_the_same_path(problem):
     ],
 )
 def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
-    """Stop after three iterations, pickle the state, go on: the records are those of a run that was never stopped."""
+    """Stop anywhere, pickle the state, go on: the records are those of a run that was never stopped."""
     given = {
         "sampled": dict(fun=problem, x0=np.ones(6), batch_size=20),
         "grown": dict(fun=problem, x0=np.ones(6), batch_size=20, grow_samples=True),
@@ -346,13 +356,14 @@ def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
     def save(intermediate_result):
         saved.append(pickle.dumps(intermediate_result.state))
 
-    whole = sanc.minimize(**given, max_iter=8, callback=save)
-    rest = sanc.minimize(**given, max_iter=8, resume=pickle.loads(saved[2]))
-    assert whole.nit == rest.nit and len(rest.history) == whole.nit - 3
-    for ours, theirs in zip(rest.history, whole.history[3:], strict=True):
-        a, b = ours.as_dict() | {"seconds": 0}, theirs.as_dict() | {"seconds": 0}
-        assert repr(a) == repr(b)
-    assert np.array_equal(np.asarray(rest.x), np.asarray(whole.x))
+    whole = sanc.minimize(**given, max_iter=60, callback=save)
+    for cut in {3, 7, 22, 41} & set(range(whole.nit)):
+        rest = sanc.minimize(**given, max_iter=60, resume=pickle.loads(saved[cut - 1]))
+        assert whole.nit == rest.nit and len(rest.history) == whole.nit - cut
+        for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):
+            a, b = ours.as_dict() | {"seconds": 0}, theirs.as_dict() | {"seconds": 0}
+            assert repr(a) == repr(b)
+        assert np.array_equal(np.asarray(rest.x), np.asarray(whole.x))
 
 
 def test_a_foreign_state_is_refused(problem):

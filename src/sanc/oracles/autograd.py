@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
-from sanc.oracles.base import Meter, Operator, Oracle, difference_step
+from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
 from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
 from sanc.vectors import TorchSpace, Vector
 
@@ -148,7 +148,7 @@ class AutogradOracle(Oracle):
         self.hvp = hvp
         self._samples = (gradient, hessian, objective)
         self._loaded: Vector | None = None
-        self._values: list[tuple[Sample, Vector, float]] = []
+        self._values = Recent()
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
         self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
         self.raw_loss: Tensor | None = None
@@ -176,15 +176,8 @@ class AutogradOracle(Oracle):
 
     def value(self, x: Vector) -> float:
         sample = self._samples[2]
-        for known, point, value in self._values:
-            if known is sample and point is x:
-                return value
-        value = self.evaluate(x, sample)
-        self._remember(sample, x, value)
-        return value
-
-    def _remember(self, sample: Sample, x: Vector, value: float) -> None:
-        self._values = [*self._values[-2:], (sample, x, value)]
+        known = self._values.get(sample, x)
+        return self._values.put(self.evaluate(x, sample), sample, x) if known is None else known
 
     def evaluate(self, x: Vector, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
@@ -221,7 +214,7 @@ class AutogradOracle(Oracle):
         else:
             with still_buffers():
                 answer = self._gradient(x, sample, keep_graph=keep)
-        self._remember(sample, x, answer[0])
+        self._values.put(answer[0], sample, x)
         self._gradients = (x, answer)
         return answer
 
@@ -277,7 +270,7 @@ class AutogradOracle(Oracle):
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         gradient = self._gradients is not None and self._gradients[0] is x
-        return any(sample is self._samples[2] and point is x for sample, point, _ in self._values), gradient
+        return (self._samples[2], x) in self._values, gradient
 
     def take_graph(self, x: Vector) -> Sequence[Tensor | None] | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from sanc.record import Calls
 from sanc.vectors import Space, Vector
@@ -39,6 +40,44 @@ class Meter:
     def snapshot(self) -> Calls:
         """Return the component counts as they stand."""
         return Calls(self.value, self.gradient, self.product, self.paper_calls)
+
+
+class Recent:
+    """The last few values, found again by the very objects they belong to; what is asked for stays longest.
+
+    The value at the current point is asked for in every iteration, so rejected trials never push it out, and a run that
+    is resumed counts as one that was not interrupted.
+    """
+
+    def __init__(self, size: int = 3) -> None:
+        self._size = size
+        self._entries: list[tuple[tuple[Any, ...], float]] = []
+
+    def _place(self, key: tuple[Any, ...]) -> int | None:
+        for place, (known, _) in enumerate(self._entries):
+            if all(a is b for a, b in zip(known, key, strict=True)):
+                return place
+        return None
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        return self._place(key) is not None
+
+    def get(self, *key: Any) -> float | None:
+        """Return the value of these objects, if it is known."""
+        place = self._place(key)
+        if place is None:
+            return None
+        self._entries.append(self._entries.pop(place))
+        return self._entries[-1][1]
+
+    def put(self, value: float, *key: Any) -> float:
+        """Remember a value and return it."""
+        self._entries = [*self._entries[1 - self._size :], (key, value)]
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
 
 
 class Operator(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.problems import FiniteSum
 from sanc.settings import Sampling
 from sanc.vectors import NumpySpace, Vector
@@ -46,7 +46,7 @@ class FiniteSumOracle(Oracle):
         self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
         self._iteration = -1
         self._samples: list[FiniteSum | None] = [None, None, None]
-        self._values: list[tuple[Vector, float]] = []
+        self._values = Recent()
         self._gradient: tuple[Vector, float, Vector] | None = None
 
     @property
@@ -68,7 +68,7 @@ class FiniteSumOracle(Oracle):
         if self.wanted[0] is not None:
             self._gradient = None
         if self.wanted[2] is not None:
-            self._values = []
+            self._values.clear()
 
     def _sample(self, role: str) -> FiniteSum:
         index = _ROLES[role]
@@ -96,21 +96,16 @@ class FiniteSumOracle(Oracle):
         return known[1][batch * size : (batch + 1) * size]
 
     def value(self, x: Vector) -> float:
-        for point, value in self._values:
-            if point is x:
-                return value
+        known = self._values.get(x)
+        if known is not None:
+            return known
         sample = self._sample("objective")
-        value = sample.value(x)
         self.meter.count_value(sample.n)
-        self._remember(x, value)
-        return value
+        return self._values.put(sample.value(x), x)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
-        value = self.wanted[2] is None and any(point is x for point, _ in self._values)
+        value = self.wanted[2] is None and (x,) in self._values
         return value, self.wanted[0] is None and self._gradient is not None and self._gradient[0] is x
-
-    def _remember(self, x: Vector, value: float) -> None:
-        self._values = [*self._values[-2:], (x, value)]
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
@@ -120,7 +115,7 @@ class FiniteSumOracle(Oracle):
         self.meter.count_gradient(sample.n)
         self._gradient = (x, value, g)
         if self.wanted[0] is None and self.wanted[2] is None:
-            self._remember(x, value)
+            self._values.put(value, x)
         return value, g
 
     def hessian(self, x: Vector) -> Operator:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
-from sanc.oracles.base import Meter, Operator, Oracle, difference_step
+from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
 from sanc.vectors import NumpySpace, Space, TorchSpace, Vector
 
 
@@ -55,7 +55,7 @@ class CallableOracle(Oracle):
             self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
-        self._values: list[tuple[Vector, float]] = []
+        self._values = Recent()
         self._gradients: tuple[Vector, Vector] | None = None
 
     def vector(self, answer: Any, name: str) -> Vector:
@@ -75,18 +75,16 @@ class CallableOracle(Oracle):
         return flat
 
     def value(self, x: Vector) -> float:
-        for point, value in self._values:
-            if point is x:
-                return value
+        known = self._values.get(x)
+        if known is not None:
+            return known
         answer = self.fun(x.reshape(self.shape), *self.args)
         if self.jac is True:
             answer, g = answer
             self._gradients = (x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
-        value = _scalar(answer)
-        self._values = [*self._values[-2:], (x, value)]
-        return value
+        return self._values.put(_scalar(answer), x)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value = self.value(x)
@@ -102,7 +100,7 @@ class CallableOracle(Oracle):
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         gradient = self._gradients is not None and self._gradients[0] is x
-        return any(point is x for point, _ in self._values), gradient
+        return (x,) in self._values, gradient
 
     def slope(self, x: Vector) -> Vector:
         """∇f(x) by the callable, counted."""
