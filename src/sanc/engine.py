@@ -223,9 +223,7 @@ class Engine:
                 if last or self._converged(krylov, eigen, draft.grad_norm):
                     draft.ritz_value = eigen.leftmost
                     return krylov, eigen
-                test_at = (
-                    j + 1 if j < 10 else j + j // 5
-                )  # an eigendecomposition is O(j²): test a long basis less often
+                test_at = j + 1 + (j // 5 - 1 if j >= 10 else 0)  # eigenpairs are O(j²): test a long basis less often
 
     def _converged(self, krylov: Krylov, eigen: cubic.Spectrum, grad_norm: float) -> bool:
         s = self.settings

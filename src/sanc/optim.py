@@ -100,7 +100,6 @@ class CubicOptimizer(Optimizer):
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
         super().__init__(params, {"weight_decay": weight_decay, "frozen": False})
-        self._preset = preset
         self._hvp: HvpMode = hvp
         self._microbatch = microbatch
         self._check = check
@@ -115,7 +114,6 @@ class CubicOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = (
             "_settings",
-            "_preset",
             "_hvp",
             "_microbatch",
             "_check",
@@ -205,17 +203,17 @@ class CubicOptimizer(Optimizer):
         for role, (name, given) in enumerate((("hessian", hessian), ("objective", objective)), start=1):
             samples.append(gradient if given is None or given is closure else self._sample(name, given, role))
         layout = self._layout()
-        everyone = [p for group in self.param_groups for p in group["params"]]
-        grads = [p.grad for p in everyone]
-        for p in everyone:
-            p.grad = None
         exact = METHODS[self.method].exact
         oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=exact)
         oracle.inspect = state.iteration == 0
         oracle.differentiates = self._differentiates
         x = oracle.start()
         point, known = x, (self._meter_counts(), self.record)
+        everyone = [p for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in everyone]
         try:
+            for p in everyone:
+                p.grad = None
             with own_randomness(oracle.device), torch.enable_grad():
                 if self._check and state.iteration == 0:
                     self._probe(oracle, x, gradient)
@@ -265,7 +263,7 @@ class CubicOptimizer(Optimizer):
             )
 
     def _meter_counts(self) -> dict[str, int]:
-        return {name: getattr(self._meter, name) for name in Meter.__slots__}
+        return asdict(self._meter)
 
     def _gather(self, layout: Layout) -> None:
         """Give the engine CRM's previous point as a flat vector."""

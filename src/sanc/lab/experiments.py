@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sanc import METHODS, ArgumentError
-
-LOGISTIC_DATA = ("w1a", "w8a", "a9a", "ijcnn1", "covtype", "higgs")
 
 CONSTANTS: Mapping[str, tuple[float, float]] = {
     "w1a": (10.0, 10.0),
@@ -81,10 +79,6 @@ class Panel:
         if self.batch is not None:
             return self.batch
         return n // 20 if preset == "authors" else -(-n // 20)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the panel as plain data."""
-        return asdict(self) | {"options": dict(self.options), "methods": list(self.methods)}
 
 
 _ALL = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
