@@ -254,6 +254,7 @@ def test_the_command_says_what_it_does_and_where_the_result_is(uninterrupted):
     assert len(read(out)) == 4
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments(tmp_path, uninterrupted):
     """Kill the whole process group again and again; the final traces equal those of an uninterrupted run."""
     whole, _ = uninterrupted
@@ -279,6 +280,7 @@ def test_kill_9_at_random_moments(tmp_path, uninterrupted):
         assert timeless(tmp_path / "runs" / folder.relative_to(whole / "runs")) == timeless(folder)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(tmp_path):
     process = sanc_command(*RUN[:-1], "100000000", "--out", str(tmp_path), "--checkpoint-every", "0.1")
     deadline = time.monotonic() + 60
@@ -291,6 +293,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
     assert list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
 
 
+@pytest.mark.slow
 def test_two_commands_on_one_directory(tmp_path, uninterrupted):
     whole, _ = uninterrupted
     both = [sanc_command(*RUN, "--out", str(tmp_path)) for _ in range(2)]
@@ -303,6 +306,7 @@ def test_two_commands_on_one_directory(tmp_path, uninterrupted):
         assert timeless(tmp_path / "runs" / folder.relative_to(whole / "runs")) == timeless(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="finds the workers with pgrep, which is not installed")
 def test_a_killed_worker_is_not_passed_over(tmp_path):
     process = sanc_command(*RUN[:-1], "100000000", "--out", str(tmp_path))
