@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import random
 import shutil
 import signal
@@ -376,6 +377,28 @@ def test_a_killed_worker_is_not_passed_over(tmp_path):
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "4 runs are not finished" in text and "same command" in text
+
+
+class Finished:
+    """A worker that has ended: the last it said arrives while it is found dead."""
+
+    def __init__(self, messages, last):
+        self._messages, self._last = messages, last
+
+    def is_alive(self):
+        for message in self._last:
+            self._messages.put(message)
+        self._last = []
+        return False
+
+
+def test_the_last_words_of_a_worker_are_heard():
+    messages, outcome = queue.Queue(), pool.Outcome()
+    worker = Finished(messages, [("start", "a"), ("done", "a"), ("end",)])
+    pool._follow([worker], messages, 1, outcome, Console(quiet=True))
+    assert outcome.finished == 1
+    pool._follow([worker], messages, 1, outcome, Console(quiet=True))  # it says nothing any more, and that ends it too
+    assert outcome.finished == 1
 
 
 def test_a_finished_directory_of_other_settings_is_refused(tmp_path):

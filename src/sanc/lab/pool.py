@@ -158,12 +158,15 @@ def _follow(processes: Sequence[Any], messages: Any, total: int, outcome: Outcom
     with Progress(*columns, console=console, transient=True, disable=plain) as progress:
         overall = progress.add_task(f"all {total} runs", total=total, info="")
         active: dict[str, TaskID] = {}
+        alive = True
         while ended < len(processes):
             try:
-                kind, *rest = messages.get(timeout=0.5)
+                kind, *rest = messages.get(timeout=0.5 if alive else 0.0)
             except queue.Empty:
-                if not any(process.is_alive() for process in processes):
+                if not alive:
                     break  # killed from outside: what they left is resumable
+                # The dead may have said something since the queue was found empty: it is looked into once more.
+                alive = any(process.is_alive() for process in processes)
                 continue
             if kind == "end":
                 ended += 1
