@@ -379,6 +379,16 @@ def test_a_killed_worker_is_not_passed_over(tmp_path):
     assert "4 runs are not finished" in text and "same command" in text
 
 
+@needs_pgrep
+def test_workers_leave_with_the_command_even_before_they_began(tmp_path):
+    """Kill the command alone while its workers still import: they hold its output open for as long as they live."""
+    with sanc_command(*ENDLESS, "--out", str(tmp_path)) as process:
+        wait_for(process, lambda: len(children(process)) >= 3)  # two workers, and what keeps track of semaphores
+        time.sleep(0.2)  # what they are to do has been sent to them
+        process.kill()
+        process.communicate(timeout=120)
+
+
 class Finished:
     """A worker that has ended: the last it said arrives while it is found dead."""
 

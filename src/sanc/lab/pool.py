@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -115,7 +117,9 @@ def run_all(
 
 def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float, messages: Any) -> None:
     """Take one run after the other until there are no more."""
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_after, args=(parent.sentinel,), daemon=True).start()
     while (spec := tasks.get()) is not None:
         name = spec.path
         mix: Counter[str] = Counter()
@@ -123,8 +127,6 @@ def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float,
 
         def tick(share: float, loss: float, record: Record | None, name: str = name, mix: Counter[str] = mix) -> None:
             nonlocal last
-            if os.getppid() != parent:  # it was killed: let go of the run, which can be resumed
-                os._exit(1)
             if record is not None:
                 mix[_SHORT[record.branch]] += 1
             now = time.monotonic()
@@ -142,6 +144,12 @@ def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float,
         except Exception as problem:
             messages.put(("failed", name, f"{type(problem).__name__}: {problem}"))
     messages.put(("end",))
+
+
+def _leave_after(sentinel: int) -> None:
+    """Wait until the process that started this one is gone, then let go of the run, which can be resumed."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def _follow(processes: Sequence[Any], messages: Any, total: int, outcome: Outcome, console: Console) -> None:
