@@ -411,6 +411,32 @@ def test_the_last_words_of_a_worker_are_heard():
     assert outcome.finished == 1
 
 
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from sanc.lab import experiments, pool
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+if __name__ == "__main__":
+    pool._follow = interrupt
+    specs = experiments.specs(experiments.select(["all"]), 10, "paper", "cpu")
+    outcome = pool.run_all(specs, Path(sys.argv[1]), data_dir=Path(sys.argv[1]), workers=1, console=Console())
+    sys.exit(not outcome.interrupted)
+"""
+
+
+def test_an_interrupt_does_not_wait_for_runs_nobody_will_take(tmp_path):
+    """Hundreds of runs do not fit into the pipe to the workers; when those are gone, the rest is dropped."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    with command(sys.executable, str(script), str(tmp_path)) as process:
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+
+
 def test_a_finished_directory_of_other_settings_is_refused(tmp_path):
     first = ["run", "--data", "breast_cancer", "--methods", "sanc", "--runs", "1", "--workers", "1", "--budget", "3000",
              "--out", str(tmp_path)]  # fmt: skip

@@ -82,6 +82,7 @@ def run_all(
     context = multiprocessing.get_context("spawn")
     messages: Any = context.Queue()
     tasks: Any = context.Queue()
+    tasks.cancel_join_thread()  # once the workers are gone nobody empties it, and leaving must not wait for that
     for task in [*waiting, *[None] * workers]:  # each run goes to one worker; None sends a worker home
         tasks.put(task)
     threads = max(1, (os.cpu_count() or 1) // workers)
