@@ -411,6 +411,23 @@ def test_the_last_words_of_a_worker_are_heard():
     assert outcome.finished == 1
 
 
+def test_ctrl_c_while_workers_start_is_put_off(sigint):
+    sigint(signal.default_int_handler)
+    asked = "import signal, sys; sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    codes = []
+
+    def start():
+        with pool._interrupts_wait():
+            os.kill(os.getpid(), signal.SIGINT)
+            codes.append(subprocess.run([sys.executable, "-c", asked]).returncode)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert codes == [1]  # the block was gone through, and what was started in it hears no interrupt
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 INTERRUPTED = """
 import sys
 from pathlib import Path

@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,35 +86,58 @@ def run_all(
     tasks.cancel_join_thread()  # once the workers are gone nobody empties it, and leaving must not wait for that
     for task in [*waiting, *[None] * workers]:  # each run goes to one worker; None sends a worker home
         tasks.put(task)
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    saved = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(saved, str(threads)))  # read when a worker imports NumPy and torch
-    # A worker ignores Ctrl-C from its first moment on: what is ignored here is ignored in the processes started now.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes = [
         context.Process(target=_work, args=(tasks, out, data_dir, checkpoint_every, messages), daemon=True)
         for _ in range(min(workers, len(waiting)))
     ]
     try:
-        for process in processes:
-            process.start()
+        with _threads(max(1, (os.cpu_count() or 1) // workers)), _interrupts_wait():
+            for process in processes:
+                process.start()
+        _follow(processes, messages, len(waiting), outcome, console)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
     finally:
-        signal.signal(signal.SIGINT, before)
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(10)
+    return outcome
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Give the processes started meanwhile so many threads: NumPy and torch read it when they are imported."""
+    saved = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(saved, str(count)))
+    try:
+        yield
+    finally:
         for name, value in saved.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Put off Ctrl-C to the end of the block; the processes started in it never see one.
+
+    What this thread blocks is blocked in the processes it starts, from their first moment on. Where another thread
+    takes the signal, or it is pending at the end, the handler notes it, and it is raised again for whom it was meant.
+    """
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        _follow(processes, messages, len(waiting), outcome, console)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
+        yield
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(10)
-    return outcome
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(tasks: Any, out: Path, data_dir: Path | None, checkpoint_every: float, messages: Any) -> None:
