@@ -454,6 +454,15 @@ def test_an_interrupt_does_not_wait_for_runs_nobody_will_take(tmp_path):
     assert process.returncode == 0, text
 
 
+def test_an_interrupt_outside_the_runs_says_how_to_go_on_too(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "load_data", interrupt)
+    result = CliRunner().invoke(cli.app, [*RUN, "--out", str(tmp_path)])
+    assert result.exit_code == 130 and "Nothing is lost" in result.output
+
+
 def test_a_finished_directory_of_other_settings_is_refused(tmp_path):
     first = ["run", "--data", "breast_cancer", "--methods", "sanc", "--runs", "1", "--workers", "1", "--budget", "3000",
              "--out", str(tmp_path)]  # fmt: skip

@@ -8,6 +8,8 @@ import re
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +68,16 @@ def main() -> None:
 
 
 _RESUME = "[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say how to go on after an interrupt at any moment, also while data are read or pictures drawn."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"\n{_RESUME}")
+        raise typer.Exit(130) from None
 
 
 # ---------------------------------------------------------------------------------------------- data sets
@@ -140,7 +152,8 @@ def reproduce(
     panels = experiments.select(figure.split(","), _split(data), _split(methods))
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
-    _go(panels, n_runs, preset, workers, device, out, data_dir, checkpoint_every)
+    with _resumable():
+        _go(panels, n_runs, preset, workers, device, out, data_dir, checkpoint_every)
 
 
 @app.command()
@@ -177,7 +190,8 @@ def run(
                     f"{flag} stands beside --from {config}: write it into the file, or leave it out."
                 )
         given |= _read_toml(config, set(given))
-    _go([_own_panel(given)], n_runs, preset, workers, device, out, data_dir, checkpoint_every)
+    with _resumable():
+        _go([_own_panel(given)], n_runs, preset, workers, device, out, data_dir, checkpoint_every)
 
 
 def _own_panel(given: dict[str, Any]) -> experiments.Panel:
@@ -281,8 +295,7 @@ def _go(
         wanted, out, data_dir=data_dir, workers=workers, console=console, checkpoint_every=checkpoint_every
     )
     if outcome.interrupted:
-        console.print(f"\n{_RESUME}")
-        raise typer.Exit(130)
+        raise KeyboardInterrupt
     took = time.perf_counter() - clock
     console.print(
         f"{outcome.finished} runs finished in {took:.0f} s, {outcome.known} were finished before"
