@@ -162,6 +162,22 @@ def test_a_cut_last_line_is_ignored_and_any_other_fault_names_file_and_line(tmp_
         traces.read(tmp_path)
 
 
+def test_a_run_that_begins_while_it_is_read_is_no_fault(tmp_path, monkeypatch):
+    """Its configuration is written before its trace, but maybe after a reader asked for it."""
+    folder = tmp_path / "runs" / "p" / "sanc" / "seed-0"
+    folder.mkdir(parents=True)
+    exists = type(folder).exists
+
+    def begin_after(path):
+        answer = exists(path)
+        for name in ("config.json", "trace.jsonl"):
+            (folder / name).write_text("{}" if name == "config.json" else "")
+        return answer
+
+    monkeypatch.setattr(type(folder), "exists", begin_after)
+    assert [run.steps for run in traces.read(tmp_path)] == [0]
+
+
 def test_an_empty_folder_has_no_runs(tmp_path):
     assert traces.read(tmp_path) == [] and traces.skipped(tmp_path) == {}
 

@@ -262,8 +262,9 @@ def _read_run(folder: Path, seed: int) -> RunTrace | None:
     config, trace, done, environment = (
         folder / name for name in ("config.json", "trace.jsonl", "done.json", "environment.json")
     )
+    begun = trace.exists()  # asked first: a run that begins meanwhile writes its configuration before its trace
     if not config.exists():
-        if trace.exists():
+        if begun:
             raise TraceError(f"{config}: the file is missing, though there is a trace next to it")
         return None
     return RunTrace(
