@@ -291,7 +291,6 @@ def test_the_command_says_what_it_does_and_where_the_result_is(uninterrupted):
     assert len(read(out)) == 4
 
 
-@pytest.mark.slow
 def test_kill_9_at_random_moments(tmp_path, uninterrupted):
     """Kill the whole process group, twice; the final traces equal those of an uninterrupted run."""
     whole, _ = uninterrupted
@@ -317,7 +316,6 @@ def test_kill_9_at_random_moments(tmp_path, uninterrupted):
         assert timeless(tmp_path / "runs" / folder.relative_to(whole / "runs")) == timeless(folder)
 
 
-@pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(tmp_path):
     with sanc_command(*ENDLESS, "--out", str(tmp_path), "--checkpoint-every", "0.1") as process:
         wait_for(process, lambda: list(tmp_path.glob("runs/*/*/*/checkpoint.pt")))
@@ -344,7 +342,6 @@ def test_a_command_takes_ctrl_c_where_the_tests_ignore_it(sigint):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-@pytest.mark.slow
 def test_two_commands_on_one_directory(tmp_path, uninterrupted):
     whole, _ = uninterrupted
     again = [*RUN, "--out", str(tmp_path)]
@@ -367,7 +364,6 @@ needs_pgrep = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @needs_pgrep
 def test_a_killed_worker_is_not_passed_over(tmp_path):
     with sanc_command(*ENDLESS, "--out", str(tmp_path)) as process:
