@@ -10,8 +10,9 @@ from enum import IntEnum
 from typing import Any
 
 from sanc import theory
+from sanc.amortised import AmortisedEngine
 from sanc.certificate import Certificate, probe
-from sanc.engine import Engine, EngineState
+from sanc.engine import Engine
 from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.oracles.base import Meter, Oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
@@ -68,7 +69,7 @@ class Run:
     """A minimisation under way."""
 
     oracle: Oracle
-    engine: Engine
+    engine: Engine | AmortisedEngine
     limits: Limits
     x: Vector
     seed: int
@@ -120,12 +121,11 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Return all that `resume` needs to go on as if nothing had happened: plain numbers, and vectors."""
-        engine = self.engine.state
         return {
             "method": self.engine.method.name,
             "x": self.x,
-            "previous": engine.previous,
-            "engine": {name: getattr(engine, name) for name in ("seed", "iteration", "sigma", "seconds")},
+            "engine": self.engine.numbers(),
+            "vectors": self.engine.vectors(),
             "meter": asdict(self.oracle.meter),
             "knows": self.oracle.knows(self.x),
             "stalled": self.stalled,
@@ -145,7 +145,7 @@ class Run:
                 f"resume has {len(state['x'])} variables, not {self.oracle.space.dim}: use its problem."
             )
         self.x = state["x"]
-        self.engine.state = EngineState(**state["engine"], previous=state["previous"])
+        self.engine.restore(state["engine"], state["vectors"])
         self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
         self.reference = state["reference"]
         if self.base is not None and isinstance(self.oracle, FiniteSumOracle):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -190,6 +192,25 @@ class Engine:
 
     def _coin(self, purpose: int) -> float:
         return 1.0 if self._random(purpose).integers(2) else -1.0
+
+    # ------------------------------------------------------------------ saving and restoring
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the part of the state that is plain numbers."""
+        state = self.state
+        return {name: getattr(state, name) for name in ("seed", "iteration", "sigma", "seconds")}
+
+    def vectors(self) -> dict[str, Any]:
+        """Return the vectors of the state."""
+        return {} if self.state.previous is None else {"previous": self.state.previous}
+
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
+        """Go on from what `numbers` and `vectors` returned."""
+        self.state = EngineState(**numbers, **vectors)
+
+    def forget(self) -> None:
+        """Drop what belongs to vectors of another length."""
+        self.state = replace(self.state, previous=None)
 
     # ------------------------------------------------------------------ the Krylov space
 

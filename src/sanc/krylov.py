@@ -136,6 +136,12 @@ class Krylov:
             self._previous, self._current = q, r / beta
         return True
 
+    def basis(self) -> Any:
+        """Return Q as a block of rows of its own; only where it is stored."""
+        rows = self._space.rows(self.dim)
+        rows[:] = self._rows[: self.dim]
+        return rows
+
     def combine(self, *coefficients: Floats) -> Sequence[Vector]:
         """Q u for each coefficient vector u; a second pass serves all of them at once."""
         if self._rows is not None:

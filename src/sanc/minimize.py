@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import OptimizeResult
 
+from sanc.amortised import AmortisedEngine
 from sanc.certificate import probe
 from sanc.descent import Limits, Run, Status
 from sanc.engine import Engine
@@ -20,7 +21,7 @@ from sanc.oracles.build import Restore, build_oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.problems import FiniteSum
 from sanc.record import Branch
-from sanc.settings import Method, find_method, make_settings
+from sanc.settings import Method, amortises, find_method, make_settings
 
 __all__ = ["Status", "minimize", "scipy_method"]
 
@@ -37,7 +38,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
     *,
-    preset: str | None = None,
+    preset: str = "robust",
     curvature_tol: float | None = None,
     max_iter: int = 10_000,
     max_calls: float | None = None,
@@ -78,8 +79,8 @@ def minimize(
         sample; NaN where that was not evaluated), nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
-    preset : {"robust", "paper", "authors"}, optional
-        The set of rules and numbers to start from. By default "robust", and "paper" where a finite sum is sampled.
+    preset : {"robust", "paper", "authors"}
+        The set of rules and numbers to start from. "robust" has no constants to tune.
     curvature_tol : float, optional
         How negative λ_min may be; by default √tol.
     max_iter, max_calls, max_time : number, optional
@@ -87,7 +88,8 @@ def minimize(
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
-        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components).
+        Other sizes for the Hessian sample (default `batch_size`) and the sample of ρ (default all components). "robust"
+        judges on the gradient sample and takes no `objective_batch_size`.
     grow_samples : bool
         With method "scr": let the samples grow as steps shrink.
     seed : int
@@ -125,15 +127,18 @@ def minimize(
         return minimize(fun, x0, **_merged(options, locals()))
 
     chosen = find_method(method)
-    if preset is None:
-        sampled = any(size is not None for size in (batch_size, hessian_batch_size, objective_batch_size))
-        preset = "paper" if sampled else "robust"
     names = inspect.signature(minimize).parameters
     tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
     if hvp not in HVP_MODES:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
+    amortised = amortises(chosen, tuned) and not grow_samples and any(size is not None for size in sizes)
+    if amortised and objective_batch_size is not None:
+        raise ArgumentError(
+            f"objective_batch_size = {objective_batch_size!r} cannot be used: steps are judged on the gradient sample. "
+            'Leave it out, or pass preset="paper".'
+        )
     oracle, x, restore = build_oracle(
         fun,
         x0,
@@ -150,7 +155,7 @@ def minimize(
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
     run = Run(
         oracle=oracle,
-        engine=Engine(chosen, tuned, seed),
+        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed),
         limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
         x=x,
         seed=seed,

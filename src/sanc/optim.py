@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sanc.amortised import AmortisedEngine
 from sanc.data import Batch
-from sanc.engine import Engine, EngineState
+from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.replay import derive, own_randomness
 from sanc.record import Record
-from sanc.settings import METHODS, PRESETS, make_settings
+from sanc.settings import METHODS, PRESETS, amortises, make_settings
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
@@ -36,9 +37,9 @@ class CubicOptimizer(Optimizer):
         Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
         left alone).
-    preset : {"paper", "authors", "robust"}
-        The set of rules and numbers to start from. "robust" is meant for exact objectives: with mini-batches its
-        ratio is as noisy as the paper's and its σ reacts to that noise faster.
+    preset : {"robust", "paper", "authors"}
+        The set of rules and numbers to start from. "robust" has no constants to tune, and one Krylov space serves many
+        steps; with ``refresh=0`` every step builds its own, which pays where the closure is exact.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
@@ -71,7 +72,7 @@ class CubicOptimizer(Optimizer):
         self,
         params: Iterable[Any],
         *,
-        preset: str = "paper",
+        preset: str = "robust",
         weight_decay: float = 0.0,
         hvp: HvpMode = "double-backward",
         microbatch: int | None = None,
@@ -106,7 +107,9 @@ class CubicOptimizer(Optimizer):
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
         self._layout()  # complains of parameters that cannot be used
-        self._engine = Engine(method, self._settings, seed)
+        kind = AmortisedEngine if amortises(method, self._settings) else Engine
+        self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
+        self._known: Layout | None = None
         self._meter = Meter()
         self._differentiates = False
         self.record: Record | None = None
@@ -118,6 +121,7 @@ class CubicOptimizer(Optimizer):
             "_microbatch",
             "_check",
             "_engine",
+            "_known",
             "_meter",
             "_differentiates",
             "record",
@@ -183,9 +187,11 @@ class CubicOptimizer(Optimizer):
             Returns the mean loss on the gradient sample.
         hessian : callable or Batch, optional
             Returns the mean loss on the Hessian sample; by default the gradient sample.
+            Where one Krylov space serves many steps it is called only when a new one is built.
         objective : callable or Batch, optional
             Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, where the
-            model that is judged comes from; on another sample ρ carries the noise of both.
+            model that is judged comes from; on another sample ρ carries the noise of both. Preset "robust" always
+            judges on the gradient sample and takes none.
 
         Returns
         -------
@@ -196,6 +202,11 @@ class CubicOptimizer(Optimizer):
             raise ArgumentError(
                 "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or "
                 "use SCR."
+            )
+        if objective is not None and isinstance(self._engine, AmortisedEngine):
+            raise ArgumentError(
+                "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
+                'optimiser with preset="paper".'
             )
         state = self._engine.state
         gradient = self._sample("closure", closure, 0)
@@ -231,7 +242,6 @@ class CubicOptimizer(Optimizer):
             oracle.close()
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
-        self._scatter(layout)
         self._differentiates = oracle.differentiates
         assert oracle.raw_loss is not None
         return oracle.raw_loss
@@ -266,33 +276,27 @@ class CubicOptimizer(Optimizer):
         return asdict(self._meter)
 
     def _gather(self, layout: Layout) -> None:
-        """Give the engine CRM's previous point as a flat vector."""
-        points = [self.state.get(p, {}).get("previous") for p in layout.leaves]
-        known = all(point is not None for point in points)
-        previous = layout.flatten(points) if known and METHODS[self.method].momentum else None
-        state = self._engine.state
-        self._engine.state = EngineState(state.seed, state.iteration, state.sigma, state.seconds, previous)
-
-    def _scatter(self, layout: Layout) -> None:
-        previous = self._engine.state.previous
-        if previous is not None:
-            for p, point in zip(layout.leaves, layout.split(previous), strict=True):
-                self.state[p]["previous"] = point
+        """Let the engine drop its vectors if they belong to other parameters than these."""
+        known = [] if self._known is None else self._known.leaves
+        if len(known) != len(layout.leaves) or any(a is not b for a, b in zip(known, layout.leaves, strict=True)):
+            self._engine.forget()
+        self._known = layout
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything a resumed run needs, as plain numbers and tensors.
 
         The parameters themselves are the model's to save.
         """
-        state = self._engine.state
+        self.state.clear()
+        if self._known is not None:
+            for name, vector in self._engine.vectors().items():
+                for p, part in zip(self._known.leaves, self._known.split(vector), strict=True):
+                    self.state[p][name] = part
         return super().state_dict() | {
             "engine": {
                 "method": self.method,
                 "settings": asdict(self._settings),
-                "seed": state.seed,
-                "iteration": state.iteration,
-                "sigma": state.sigma,
-                "seconds": state.seconds,
+                "numbers": self._engine.numbers(),
                 "meter": self._meter_counts(),
             }
         }
@@ -302,7 +306,7 @@ class CubicOptimizer(Optimizer):
         engine = state_dict.get("engine")
         if not isinstance(engine, dict):
             raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-        wanted = {"method", "settings", "seed", "iteration", "sigma", "seconds", "meter"}
+        wanted = {"method", "settings", "numbers", "meter"}
         if not wanted <= engine.keys() or set(engine["meter"]) != set(Meter.__slots__):
             raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
         if engine["method"] != self.method:
@@ -315,7 +319,11 @@ class CubicOptimizer(Optimizer):
                 text = f"the state was saved with {name} = {value!r} and this optimiser has {mine.get(name)!r}"
                 warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
-        self._engine.state = EngineState(engine["seed"], engine["iteration"], engine["sigma"], engine["seconds"])
+        layout = self._layout()
+        names = set.intersection(*(set(self.state.get(p, {})) for p in layout.leaves))
+        vectors = {name: layout.join([self.state[p][name] for p in layout.leaves]) for name in names}
+        self._engine.restore(engine["numbers"], vectors)
+        self._known = layout
         self._meter = Meter(**engine["meter"])
         self.record = None
 

@@ -72,6 +72,23 @@ class Settings:
         How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
         buffer of one batch, as the authors' program does. The latter keeps what stands together in the file together
         in a sample, which is a source of noise of its own.
+    refresh : int
+        With samples: steps that share one Krylov space. 0 builds one in every step, as the paper does.
+    averaging : float
+        With `refresh`: memory of the moving average of gradients, 0 for none.
+    metric : float
+        With `refresh`: the norm is that of a diagonal M, the root of the gradient's mean square to this power: 0 is
+        Euclid's, 1 Adam's.
+    metric_averaging : float
+        With `refresh`: memory of the mean square.
+    margin : float
+        With `refresh`: where σ rests between the shortest steps worth taking (0) and the longest that do no harm (1).
+    sigma_rate : float
+        With `refresh`: how fast σ follows the slopes, at most this much of the step's length in one step.
+    check_every : int
+        With `refresh`: how often a step is judged by its value; 0 for only where it has to be.
+    warm_up : int
+        With `refresh`: first steps, all of them judged, before the first Krylov space.
     momentum : float
         Largest momentum coefficient of `CRM`.
     lr : float
@@ -104,6 +121,14 @@ class Settings:
     sign: Literal["random", "descent"] = "random"
     escape_check: Literal["finite", "decrease"] = "finite"
     sampling: Sampling = "uniform"
+    refresh: int = 0
+    averaging: float = 0.9
+    metric: float = 0.5
+    metric_averaging: float = 0.999
+    margin: float = 0.1
+    sigma_rate: float = 0.1
+    check_every: int = 8
+    warm_up: int = 10
     momentum: float = 0.9
     lr: float = 0.01
 
@@ -124,7 +149,12 @@ class Settings:
                  "pass an integer ≥ 1")  # fmt: skip
         _require(self.gradient_tolerance_power in (1, 2), "gradient_tolerance_power", self.gradient_tolerance_power,
                  "pass 1 or 2")  # fmt: skip
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
+        for name in ("momentum", "averaging", "metric_averaging"):
+            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "pass a number in [0, 1)")
+        for name in ("metric", "margin", "sigma_rate"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "pass a number from 0 to 1")
+        for name in ("refresh", "check_every", "warm_up"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
         _require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
                  'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
         floor = self.sigma_floor or 0.0
@@ -216,7 +246,7 @@ PRESETS: Mapping[str, Settings] = {
         eta1=0.1,
         eta2=0.75,
         sigma_floor=1e-8,
-        sigma_ceiling=1e12,
+        sigma_ceiling=1e8,
         sigma_rule="interpolate",
         rounding_guard=True,
         resolves=12,
@@ -226,6 +256,7 @@ PRESETS: Mapping[str, Settings] = {
         estimate_constants=True,
         sign="descent",
         escape_check="decrease",
+        refresh=50,
     ),
 }
 """The presets by name: the paper to the letter, the authors' program, and what exact objectives deserve."""
@@ -239,6 +270,11 @@ def find_method(name: object) -> Method:
     if not isinstance(name, str) or name.lower() not in METHODS:
         raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
     return METHODS[name.lower()]
+
+
+def amortises(method: Method, settings: Settings) -> bool:
+    """Whether, with samples, one Krylov space is to serve many steps of this method."""
+    return settings.refresh > 0 and method.model == "adaptive" and not method.exact
 
 
 def make_settings(method: Method, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:

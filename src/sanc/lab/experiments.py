@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, ArgumentError
+from sanc import METHODS, PRESETS, ArgumentError
+from sanc.settings import amortises
 
 CONSTANTS: Mapping[str, tuple[float, float]] = {
     "w1a": (10.0, 10.0),
@@ -128,9 +129,16 @@ class RunSpec:
         """Where the run lives below the output directory's ``runs``."""
         return f"{self.panel.name}/{self.method}/seed-{self.seed}"
 
+    @property
+    def amortised(self) -> bool:
+        """Whether one Krylov space serves many steps, so that there is no objective sample."""
+        return amortises(METHODS[self.method], PRESETS[self.preset])
+
     def settings(self) -> dict[str, Any]:
-        """Options of the method: the panel's, the tuned L1 and L2, and CR's fixed σ."""
+        """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; of the paper's only σ0 for "robust"."""
         options = dict(self.panel.options)
+        if self.preset == "robust" and self.panel.figure != "own":
+            options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
         if self.method in ("cr", "crm") and self.panel.figure != "own":
             options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
         if self.panel.data in CONSTANTS:

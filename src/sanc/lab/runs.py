@@ -358,7 +358,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         trace.write({"iteration": -1, "loss": loss} | zero)
     else:
         loss, calls = saved["loss"], saved["calls"]
-    judged = sanc.METHODS[spec.method].acceptance == "ratio"
+    judged = sanc.METHODS[spec.method].acceptance == "ratio" and spec.preset != "robust"  # on all rows
     seconds = 0.0 if saved is None else saved["state"]["engine"]["seconds"]
 
     def watch(intermediate_result: Any) -> None:
@@ -384,7 +384,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         method=spec.method,
         preset=spec.preset,
         batch_size=batch,
-        objective_batch_size=None if judged else batch,
+        objective_batch_size=None if judged or spec.amortised else batch,
         seed=spec.seed,
         max_calls=budget,
         max_iter=10**9,
@@ -398,11 +398,22 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
     """Arrays as tensors, which load without trust."""
-    return {key: torch.from_numpy(v.copy()) if isinstance(v, np.ndarray) else v for key, v in state.items()}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+    return {key: plain(value) for key, value in state.items()}
 
 
 def _arrays(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: v.numpy() if isinstance(v, torch.Tensor) else v for key, v in state.items()}
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        return value.numpy() if isinstance(value, torch.Tensor) else value
+
+    return {key: plain(value) for key, value in state.items()}
 
 
 def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
@@ -442,7 +453,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
         loss, calls, seconds = saved["loss"], saved["calls"], saved["seconds"]
     status = "call limit"
     while calls < budget:
-        record = _step(optimizer, samples, loss_of, batch, calls, seconds)
+        record = _step(optimizer, samples, loss_of, batch, calls, seconds, amortised=spec.amortised)
         now, seconds = record.calls.paper_calls, record.seconds
         known = models.training_loss(model, x, y, panel.strength) if trace.due(calls, now) else None
         trace.record(record, known)
@@ -471,6 +482,8 @@ def _step(
     batch: int,
     calls: int,
     seconds: float,
+    *,
+    amortised: bool = False,
 ) -> Record:
     """One iteration of any of the methods, as a record."""
     clock = time.perf_counter()
@@ -497,6 +510,7 @@ def _step(
             seconds=seconds + time.perf_counter() - clock,
         )
     assert isinstance(optimizer, sanc.SANC | sanc.SCR | sanc.CR | sanc.CRM | sanc.NCD)
-    optimizer.step(sanc.Batch(loss_of, *g), hessian=sanc.Batch(loss_of, *b), objective=sanc.Batch(loss_of, *f))
+    objective = None if amortised else sanc.Batch(loss_of, *f)
+    optimizer.step(sanc.Batch(loss_of, *g), hessian=sanc.Batch(loss_of, *b), objective=objective)
     assert optimizer.record is not None
     return optimizer.record

@@ -75,9 +75,15 @@ class Layout:
         return torch.cat(pieces)
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """View a flat vector as tensors of the leaves' shapes."""
-        pieces: Sequence[Tensor] = vector.split(self._sizes)  # type: ignore[no-untyped-call]
-        return [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+        """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
+        pieces: Sequence[Tensor] = vector.split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        rows = vector.shape[:-1]
+        return [piece.reshape(rows + leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Undo `split`."""
+        pairs = zip(tensors, self.leaves, strict=True)
+        return torch.cat([t.reshape(*t.shape[: t.ndim - leaf.ndim], leaf.numel()) for t, leaf in pairs], dim=-1)
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
@@ -155,6 +161,10 @@ class AutogradOracle(Oracle):
         self.inspect = True
         self.differentiates = False
         self._training: Buffers | None = None
+        self._products = True
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self._products = products
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -205,7 +215,7 @@ class AutogradOracle(Oracle):
         if known is not None and known[0] is x:
             return known[1]
         sample, hessian, _ = self._samples
-        keep = sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
+        keep = self._products and sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
         self.load(x)
         first = self.raw_loss is None
         if first:  # the pass that counts as training: buffers move, as in a plain forward pass
@@ -259,6 +269,11 @@ class AutogradOracle(Oracle):
             loss, self.layout.leaves, create_graph=create_graph, allow_unused=True
         )
         return grads
+
+    def trial(self, x: Vector) -> float:
+        sample = self._samples[0]
+        known = self._values.get(sample, x)
+        return self._values.put(self.evaluate(x, sample), sample, x) if known is None else known
 
     def hessian(self, x: Vector) -> Operator:
         kinds: dict[str, type[_AutogradOperator]] = {

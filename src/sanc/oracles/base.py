@@ -116,8 +116,8 @@ class Oracle(ABC):
     meter: Meter
     exact: bool = False
 
-    def begin(self, iteration: int) -> None:  # noqa: B027 - an exact oracle has nothing to draw
-        """Draw the samples of an iteration."""
+    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - an exact oracle draws nothing
+        """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -135,6 +135,10 @@ class Oracle(ABC):
     @abstractmethod
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
+
+    def trial(self, x: Vector) -> float:
+        """f(x) on the gradient sample."""
+        return self.value(x)
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:

@@ -60,7 +60,7 @@ class FiniteSumOracle(Oracle):
         g, h, f = (n if size is None else size for size in self.wanted)
         return g, h, f
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, iteration: int, *, products: bool = True) -> None:
         if iteration == self._iteration:
             return
         self._iteration = iteration
@@ -117,6 +117,11 @@ class FiniteSumOracle(Oracle):
         if self.wanted[0] is None and self.wanted[2] is None:
             self._values.put(value, x)
         return value, g
+
+    def trial(self, x: Vector) -> float:
+        sample = self._sample("gradient")
+        self.meter.count_value(sample.n)
+        return sample.value(x)
 
     def hessian(self, x: Vector) -> Operator:
         return _SampleHessian(self, self._sample("hessian"), x)

@@ -1,0 +1,507 @@
+"""The iteration for mini-batches: one Krylov space serves many steps, and the next batch judges the last ones.
+
+With samples, a Krylov space in every step costs more than it earns, a step that is confined to it throws most of the
+gradient away, and the ratio of two noisy numbers says little. This engine keeps the idea, a cubic model in a Krylov
+space that is judged and whose negative curvature is not wasted, and changes what noise asks for:
+
+* the space is built once in `refresh` steps; outside of it the model has no curvature, so the step is not confined;
+* the gradient is a moving average, and the norm that of a diagonal metric, a power of the gradient's mean square;
+* σ follows the slope that the *next* batch, which knows nothing of them, sees along the last steps;
+* now and then a step is judged on its own batch, with that batch's own gradient on both sides of the ratio;
+* where the loss jumps the run goes back to the last safe point.
+
+A run begins with a few steps that need none of this: as long as a step gains more than two batches differ, it is judged
+on its batch alone, σ is interpolated, and a Krylov space is built wherever it earns its products.
+
+Like the other engine it knows vectors only through a `Space` and the objective only through an `Oracle`, its random
+draws are functions of (seed, iteration), and its whole state is one object of numbers and vectors.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from sanc import cubic
+from sanc.errors import NonFiniteStartError
+from sanc.judge import ratio
+from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.oracles.base import Oracle
+from sanc.record import Branch, Record
+from sanc.settings import Method, Settings
+from sanc.vectors import Floats, Vector
+
+_START, _HARD = 2, 3  # which random draw of an iteration
+
+KRYLOV_DIM = 5
+"""Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
+
+_SLOPE_MEMORY = 0.9  # of the mean of the slopes that judge the steps …
+_SCALE_MEMORY = 0.99  # … and of their mean square
+_CURVATURE_MEMORY = 0.8
+_LOSS_MEMORY = 0.95
+_MISSED_MEMORY = 0.7
+_FORGET_BEST = 0.01
+_SAFE_EVERY = 5
+_SECOND_SPACE = 20  # the first space is built where the run changes most, so the second comes early
+_GROWTH = 0.3  # steps grow this much slower than they shrink: the moving average answers late
+_BOOST = 1.5
+_JUMP = 5.0
+"""A batch whose loss lies this many standard deviations (and a fiftieth) above the best mean is a jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmortisedState:
+    """All that the engine carries from one iteration to the next."""
+
+    seed: int
+    iteration: int = 0
+    sigma: float = 1.0
+    seconds: float = 0.0
+    settled: int = -1  # iteration at which noise took over; −1 before
+    averaged: int = 0  # gradients in the mean
+    squared: int = 0  # gradients in the mean square
+    refreshed: int = -1  # iteration of the last Krylov space; −1 before the first
+    worth: bool = False  # whether that space earned its products
+    gained: float = math.nan  # decrease of the last step on its own batch …
+    reached: float = math.nan  # … and the loss it reached there
+    missed: float = 0.0  # how often the next batch said otherwise
+    slope: float = 0.0
+    slope_square: float = 0.0
+    slopes: int = 0
+    lean: float = 0.0  # from −1, steps should be longer, to 1, they should be shorter
+    curvature: float = math.nan  # along recent steps, as values showed it
+    loss: float = math.nan
+    loss_variance: float = 0.0
+    best: float = math.nan  # lowest mean loss, slowly forgotten
+    momentum: Vector | None = None
+    square: Vector | None = None
+    scale: Vector | None = None  # M^(−1/2)
+    path: Vector | None = None  # the last steps, weighted like the gradients in the mean
+    safe: Vector | None = None
+    basis: Any = None
+    ritz: Floats | None = None
+    ritz_vectors: Floats | None = None
+
+
+_VECTORS = ("momentum", "square", "scale", "path", "safe", "basis")
+_SMALL = ("ritz", "ritz_vectors")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the model and what the model says of it."""
+
+    vector: Vector
+    norm: float = 0.0  # in the metric
+    decrease: float = 0.0
+    bend: float = 0.0  # sᵀBs
+    curvature_share: float = 0.0  # of the decrease, earned along negative curvature
+
+
+class AmortisedEngine:
+    """The iteration of an adaptive method on samples.
+
+    Parameters
+    ----------
+    method : Method
+        SANC; or SCR, which stays where its cubic step was rejected.
+    settings : Settings
+        Numbers and rules; `refresh` is positive.
+    seed : int
+        Seed of the random starts and signs.
+
+    Attributes
+    ----------
+    at_rest : bool
+        Always false: with samples nothing ends a run but its limits.
+    """
+
+    def __init__(self, method: Method, settings: Settings, seed: int) -> None:
+        self.method = method
+        self.settings = settings
+        self.state = AmortisedState(seed=seed, sigma=settings.sigma0)
+        self.at_rest = False
+
+    # ------------------------------------------------------------------ the iteration
+
+    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+        """Make one iteration from `x`; `start` is a first direction for a new Krylov space."""
+        clock = time.perf_counter()
+        before = self.state
+        try:
+            point, entries = self._advance(x, oracle, start)
+        except BaseException:
+            self.state = before
+            raise
+        seconds = before.seconds + time.perf_counter() - clock
+        self.state = replace(self.state, iteration=before.iteration + 1, seconds=seconds)
+        calls = oracle.meter.snapshot()
+        return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
+
+    def _advance(self, x: Vector, oracle: Oracle, start: Vector | None) -> tuple[Vector, dict[str, Any]]:
+        refresh = start is not None or self._due()
+        oracle.begin(self.state.iteration, products=refresh)
+        value, g = oracle.gradient(x)
+        oracle.meter.paper_calls += oracle.sizes[0]
+        grad_norm = oracle.space.norm(g)
+        entries: dict[str, Any] = {
+            "branch": Branch.STAYED,
+            "rho": math.nan,
+            "sigma": self.state.sigma,
+            "grad_norm": grad_norm,
+            "ritz_value": math.nan,
+            "step_norm": 0.0,
+            "model_decrease": math.nan,
+            "value": value,
+            "trial_value": math.nan,
+            "krylov_dim": 0,
+            "trials": 0,
+            "note": "",
+        }
+        if not (math.isfinite(value) and math.isfinite(grad_norm)):
+            what = "gradient" if math.isfinite(value) else "loss"
+            entries["note"] = f"the {what} of the gradient sample is not finite"
+            if self.state.iteration == 0:
+                raise NonFiniteStartError(
+                    f"{entries['note']} at the starting point (loss {value!r}, gradient norm {grad_norm!r}). "
+                    "Start where the loss is finite, and check the data and the initial weights."
+                )
+            return self._go_back(x, oracle, entries), entries
+        if value > self._ceiling():
+            entries["note"] = "the loss jumped"
+            return self._go_back(x, oracle, entries), entries
+        self._settle(value)
+        self._follow_slopes(g, oracle)
+        self._watch_loss(x, value)
+        self._average(g)
+        fresh = False
+        if refresh or self.state.scale is None or self.state.settled < 0:
+            self._measure(oracle)
+        if refresh or grad_norm == 0.0:
+            fresh = self._build(x, g, oracle, start, entries)
+        return self._move(x, g, oracle, fresh, entries), entries
+
+    def _due(self) -> bool:
+        """Whether a new Krylov space is due."""
+        state, refresh = self.state, self.settings.refresh
+        k, last = state.iteration, state.refreshed
+        if state.settled < 0:
+            return k >= 1 and (last < 0 or state.worth or k - last >= refresh)
+        if last < state.settled:
+            return True
+        return k - last >= (min(_SECOND_SPACE, refresh) if last == state.settled else refresh)
+
+    # ------------------------------------------------------------------ what a batch teaches
+
+    def _settle(self, value: float) -> None:
+        """End the first phase where two batches differ by more than a step gains, or after `warm_up` steps."""
+        state = self.state
+        if state.settled >= 0:
+            return
+        missed = state.missed
+        if not math.isnan(state.reached):
+            missed = _MISSED_MEMORY * missed + (1 - _MISSED_MEMORY) * (abs(value - state.reached) > state.gained)
+        over = missed > 0.6 or state.iteration >= self.settings.warm_up
+        self.state = replace(state, missed=missed, settled=state.iteration if over else -1)
+
+    def _follow_slopes(self, g: Vector, oracle: Oracle) -> None:
+        """Move σ by the slope that this batch sees at the end of the last steps.
+
+        On a quadratic that slope is 0 where the steps were the best for the value now, and half their curvature where
+        nothing is gained any more. `margin` says where between the two σ rests.
+        """
+        state, s = self.state, self.settings
+        if state.path is None:
+            return
+        end = oracle.space.dot(g, state.path)
+        if not math.isnan(state.curvature):
+            end -= 0.5 * s.margin * state.curvature * oracle.space.dot(state.path, state.path)
+        count = state.slopes + 1
+        slope = _SLOPE_MEMORY * state.slope + (1 - _SLOPE_MEMORY) * end
+        square = _SCALE_MEMORY * state.slope_square + (1 - _SCALE_MEMORY) * end * end
+        size = math.sqrt(square / (1 - _SCALE_MEMORY**count))
+        if not (size > 0.0 and math.isfinite(size)):
+            return
+        lean = max(-1.0, min(1.0, slope / (1 - _SLOPE_MEMORY**count) / size))
+        rate = s.sigma_rate if lean > 0.0 else _GROWTH * s.sigma_rate
+        sigma = self._bounded(state.sigma * math.exp(2.0 * rate * lean))
+        self.state = replace(state, slope=slope, slope_square=square, slopes=count, lean=lean, sigma=sigma)
+
+    def _watch_loss(self, x: Vector, value: float) -> None:
+        """Keep mean and spread of the loss, the best mean, and a point to go back to."""
+        state = self.state
+        if math.isnan(state.loss):
+            loss, variance = value, 0.0
+        else:
+            weight = 0.5 if state.settled < 0 else max(1 - _LOSS_MEMORY, 1.0 / (state.averaged + 2))
+            off = value - state.loss
+            loss = state.loss + weight * off
+            variance = (1 - weight) * (state.loss_variance + weight * off * off)
+        best = loss if math.isnan(state.best) or state.settled == state.iteration else state.best
+        best = min(loss, best + _FORGET_BEST * (loss - best))
+        rising = loss - best > math.sqrt(variance) + 0.01 * abs(best)
+        safe = x if state.safe is None or (state.iteration % _SAFE_EVERY == 0 and not rising) else state.safe
+        self.state = replace(state, loss=loss, loss_variance=variance, best=best, safe=safe)
+
+    def _ceiling(self) -> float:
+        """Return the loss above which a batch is taken for the sign of a bad step."""
+        state = self.state
+        if state.settled < 0:
+            return math.inf
+        return state.best + _JUMP * math.sqrt(state.loss_variance) + 0.02 * abs(state.best)
+
+    def _go_back(self, x: Vector, oracle: Oracle, entries: dict[str, Any]) -> Vector:
+        """Return to the last safe point with a larger σ; what the batch said of the bad point is not learnt."""
+        state = self.state
+        variance = 1.5 * state.loss_variance  # one that is too small must not hold the run here for ever
+        if variance == 0.0 and math.isfinite(entries["value"]):
+            variance = (entries["value"] - state.loss) ** 2
+        sigma = self._bounded(self.settings.gamma**2 * state.sigma)
+        self.state = replace(state, sigma=sigma, path=None, loss_variance=variance, reached=math.nan)
+        if state.safe is None:
+            return x
+        entries["step_norm"] = oracle.space.norm(state.safe - x)
+        entries["note"] += ": back to the last safe point"
+        return state.safe
+
+    def _average(self, g: Vector) -> None:
+        """Bring the means of the gradient and of its square up to date; there is no mean before noise took over."""
+        state, s = self.state, self.settings
+        b1, b2 = s.averaging, s.metric_averaging
+        if state.settled >= 0:
+            momentum = (1 - b1) * g if state.momentum is None else b1 * state.momentum + (1 - b1) * g
+            state = replace(state, momentum=momentum, averaged=state.averaged + 1)
+        if s.metric:
+            square = (1 - b2) * (g * g) if state.square is None else b2 * state.square + (1 - b2) * (g * g)
+            state = replace(state, square=square, squared=state.squared + 1)
+        self.state = state
+
+    def _measure(self, oracle: Oracle) -> None:
+        """Set the metric: M is the root of the gradient's mean square to the power `metric`."""
+        state, s = self.state, self.settings
+        if state.square is None:
+            return
+        root = (state.square / (1 - s.metric_averaging**state.squared)) ** 0.5
+        typical = oracle.space.norm(root) / math.sqrt(oracle.space.dim)
+        if typical > 0.0 and math.isfinite(typical):
+            self.state = replace(state, scale=(root + 1e-6 * typical) ** (-0.5 * s.metric))
+
+    def _mean(self, g: Vector) -> Vector:
+        """Return the mean gradient in the coordinates of the metric, M^(−1/2) ḡ."""
+        state = self.state
+        mean = g
+        if state.momentum is not None:
+            mean = state.momentum / (1 - self.settings.averaging**state.averaged)
+        return mean if state.scale is None else mean * state.scale
+
+    # ------------------------------------------------------------------ the model
+
+    def _build(self, x: Vector, g: Vector, oracle: Oracle, start: Vector | None, entries: dict[str, Any]) -> bool:
+        """Build a new Krylov space of M^(−1/2) B M^(−1/2); false where a product was not finite."""
+        state, space = self.state, oracle.space
+        scale = state.scale
+        operator = oracle.hessian(x)
+
+        def product(v: Vector) -> Vector:
+            return operator(v) if scale is None else operator(v * scale) * scale
+
+        if start is None:
+            start = self._mean(g)
+        elif scale is not None:
+            start = start / scale
+        if space.norm(start) == 0.0:
+            start = space.normal(self._random(_START))
+        krylov = Krylov(product, start, space, reorthogonalise=True)
+        limit = min(self.settings.krylov_dim or KRYLOV_DIM, space.dim)
+        try:
+            while krylov.dim < limit and krylov.extend():
+                pass
+        except NonFiniteProductError as problem:
+            entries["note"] = str(problem)
+            return False
+        finally:
+            operator.release()
+            oracle.meter.paper_calls += krylov.dim * oracle.sizes[1]
+        diagonal, off_diagonal = krylov.tridiagonal()
+        eigen = cubic.spectrum(diagonal, off_diagonal)
+        entries |= {"krylov_dim": krylov.dim, "ritz_value": eigen.leftmost}
+        # The first vector alone is what a gradient step of the best length would earn, for one evaluation.
+        alone = cubic.minimise(cubic.spectrum(diagonal[:1], off_diagonal[:0]), krylov.linear[:1], state.sigma)
+        whole = cubic.minimise(eigen, krylov.linear, state.sigma)
+        self.state = replace(
+            state,
+            refreshed=state.iteration,
+            worth=whole.decrease > (1 + krylov.dim) * alone.decrease,
+            basis=krylov.basis(),
+            ritz=eigen.values,
+            ritz_vectors=eigen.vectors,
+        )
+        return True
+
+    def _model(self, fresh: bool) -> cubic.Spectrum:
+        """Return the curvature of the model: that of the Krylov space, and none outside of it, as one more direction.
+
+        A space that was built elsewhere tells how large the curvature is, but not its sign any more.
+        """
+        ritz, vectors = self.state.ritz, self.state.ritz_vectors
+        if ritz is None or vectors is None:
+            return cubic.Spectrum(np.zeros(1), np.ones((1, 1)))
+        j = len(ritz)
+        values = np.append(ritz if fresh else np.abs(ritz), 0.0)
+        directions = np.zeros((j + 1, j + 1))
+        directions[:j, :j] = vectors
+        directions[j, j] = 1.0
+        order = np.argsort(values, kind="stable")
+        return cubic.Spectrum(values[order], directions[:, order])
+
+    def _solve(self, eigen: cubic.Spectrum, inside: Floats, mean: Vector, outside: float, oracle: Oracle) -> _Step:
+        """Minimise the cubic model; with μ = σ‖s‖ the step is Q(u + Qᵀḡ/μ) − ḡ/μ in the coordinates of the metric."""
+        linear = np.append(inside, outside)
+        least = cubic.minimise(eigen, linear, self.state.sigma)
+        if least.hard:
+            sign = 1.0 if self._random(_HARD).integers(2) else -1.0
+            least = cubic.minimise(eigen, linear, self.state.sigma, sign)
+        if least.multiplier == 0.0:
+            return _Step(oracle.space.zeros())
+        s = mean * (-1.0 / least.multiplier)
+        if len(inside):
+            s = s + oracle.space.combine(self.state.basis, least.u[:-1] + inside / least.multiplier)
+        if self.state.scale is not None:
+            s = s * self.state.scale
+        parts = eigen.vectors.T @ least.u
+        bends = eigen.values * parts * parts
+        gains = -(eigen.vectors.T @ linear) * parts - 0.5 * bends
+        total = float(gains.sum())
+        share = float(gains[eigen.values < 0.0].sum()) / total if total > 0.0 else 0.0
+        return _Step(s, least.norm, least.decrease, float(bends.sum()), share)
+
+    # ------------------------------------------------------------------ the step
+
+    def _move(self, x: Vector, g: Vector, oracle: Oracle, fresh: bool, entries: dict[str, Any]) -> Vector:
+        """Take the step of the model, judged where a judgement is due."""
+        s, space = self.settings, oracle.space
+        k, first_phase = self.state.iteration, self.state.settled < 0
+        mean, eigen = self._mean(g), self._model(fresh)
+        inside = np.zeros(0) if self.state.basis is None else space.project(self.state.basis, mean)
+        outside = math.sqrt(max(space.dot(mean, mean) - float(inside @ inside), 0.0))
+        negative = fresh and eigen.leftmost < 0.0
+        judged = first_phase or negative or self._young() or (s.check_every > 0 and k % s.check_every == 0)
+        for attempt in range(1 + (0 if not judged else s.resolves if first_phase else 2)):
+            step = self._solve(eigen, inside, mean, outside, oracle)
+            entries |= {"sigma": self.state.sigma, "model_decrease": step.decrease}
+            if step.norm == 0.0:
+                entries["note"] = "the model has its minimum here"
+                return x
+            point = x + step.vector
+            branch = Branch.UNTESTED
+            if judged:
+                if not self._judge(step, point, g, oracle, entries, first=attempt == 0):
+                    continue
+                branch = Branch.VERY_SUCCESSFUL if entries["rho"] > s.eta2 else Branch.SUCCESSFUL
+                branch = Branch.CURVATURE if step.curvature_share > 0.5 else branch
+            entries |= {"branch": branch, "step_norm": space.norm(step.vector)}
+            if not first_phase:
+                path = self.state.path
+                path = step.vector if path is None else s.averaging * path + step.vector
+                self.state = replace(self.state, path=path)
+            return point
+        self.state = replace(self.state, path=None, reached=math.nan)
+        if negative and self.method.on_rejection == "escape":
+            return self._escape(x, g, oracle, eigen, entries)
+        return x
+
+    def _young(self) -> bool:
+        """Whether noise took over only a few steps ago, so that σ may still be far from where it belongs."""
+        state = self.state
+        return state.settled >= 0 and state.iteration < state.settled + self.settings.warm_up
+
+    def _judge(
+        self, step: _Step, point: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any], *, first: bool
+    ) -> bool:
+        """Compare what the batch gained with what its own gradient and the curvature of the model promise."""
+        s, space, state = self.settings, oracle.space, self.state
+        first_phase = state.settled < 0
+        value = oracle.trial(point)
+        slope = space.dot(g, step.vector)
+        promised = -slope - 0.5 * step.bend
+        actual = entries["value"] - value
+        entries |= {"trials": entries["trials"] + 1, "trial_value": value, "model_decrease": promised}
+        entries["rho"] = ratio(actual, promised)
+        finite = math.isfinite(value) and space.finite(point)
+        # The cubic coefficient that f showed along the step.
+        shown = 3.0 * (promised - actual) / step.norm**3 if finite else math.inf
+        rejected = not finite or (slope < 0.0 and actual < 0.0)
+        rejected = rejected or (first_phase and promised > 0.0 and actual < s.eta1 * promised)
+        if rejected:
+            grown = s.gamma * state.sigma
+            if first_phase:
+                grown = min(max(shown, grown), 100.0 * state.sigma)
+            self.state = replace(state, sigma=self._bounded(grown))
+            if not finite:
+                entries["note"] = "the trial value is not finite"
+            return False
+        length = space.dot(step.vector, step.vector)
+        seen = -2.0 * (actual + slope) / length if length > 0.0 else math.nan
+        if not first_phase and not math.isnan(state.curvature):
+            seen = _CURVATURE_MEMORY * state.curvature + (1 - _CURVATURE_MEMORY) * seen
+        sigma = state.sigma
+        if first_phase:
+            sigma = min(max(shown, 0.1 * sigma), 10.0 * sigma)
+        elif self._young() and first and actual > s.eta2 * promised > 0.0 and state.lean < -0.5:
+            sigma = sigma / _BOOST
+        self.state = replace(
+            state, sigma=self._bounded(sigma), curvature=seen, gained=actual, reached=value if first_phase else math.nan
+        )
+        return True
+
+    def _escape(self, x: Vector, g: Vector, oracle: Oracle, eigen: cubic.Spectrum, entries: dict[str, Any]) -> Vector:
+        """Step along the left-most Ritz vector, downhill, half as far until the batch's loss falls."""
+        state, space = self.state, oracle.space
+        v = space.combine(state.basis, eigen.leftmost_vector[:-1])
+        if state.scale is not None:
+            v = v * state.scale
+        d = v * (math.copysign(1.0, -space.dot(g, v)) * -eigen.leftmost / state.sigma)
+        for _ in range(10):
+            point = x + d
+            value = oracle.trial(point)
+            entries["trials"] += 1
+            if value < entries["value"] and space.finite(point):
+                entries |= {"branch": Branch.CURVATURE, "step_norm": space.norm(d), "trial_value": value}
+                return point
+            d = 0.5 * d
+        entries["note"] = "the curvature step does not lower the loss"
+        return x
+
+    def _bounded(self, sigma: float) -> float:
+        return max(self.settings.sigma_floor or 0.0, min(sigma, self.settings.sigma_ceiling))
+
+    def _random(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng((self.state.seed, self.state.iteration, purpose))
+
+    # ------------------------------------------------------------------ saving and restoring
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the part of the state that is plain numbers."""
+        names = [item.name for item in fields(AmortisedState) if item.name not in _VECTORS]
+        plain = {name: getattr(self.state, name) for name in names}
+        return plain | {name: None if plain[name] is None else plain[name].tolist() for name in _SMALL}
+
+    def vectors(self) -> dict[str, Any]:
+        """Return the vectors of the state, and the basis as a block of rows."""
+        return {name: getattr(self.state, name) for name in _VECTORS if getattr(self.state, name) is not None}
+
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
+        """Go on from what `numbers` and `vectors` returned."""
+        small = {name: None if numbers[name] is None else np.array(numbers[name], np.float64) for name in _SMALL}
+        self.state = AmortisedState(**{**numbers, **small, **vectors})
+
+    def forget(self) -> None:
+        """Begin anew with vectors of another length; σ and the counts stay."""
+        state = self.state
+        self.state = AmortisedState(state.seed, state.iteration, state.sigma, state.seconds)
