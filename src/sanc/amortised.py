@@ -48,7 +48,6 @@ _LOSS_MEMORY = 0.95
 _MISSED_MEMORY = 0.7
 _FORGET_BEST = 0.01
 _SAFE_EVERY = 5
-_SECOND_SPACE = 20  # the first space is built where the run changes most, so the second comes early
 _GROWTH = 0.3  # steps grow this much slower than they shrink: the moving average answers late
 _BOOST = 1.5
 _JUMP = 5.0
@@ -193,9 +192,7 @@ class AmortisedEngine:
         k, last = state.iteration, state.refreshed
         if state.settled < 0:
             return k >= 1 and (last < 0 or state.worth or k - last >= refresh)
-        if last < state.settled:
-            return True
-        return k - last >= (min(_SECOND_SPACE, refresh) if last == state.settled else refresh)
+        return last <= state.settled or k - last >= refresh
 
     # ------------------------------------------------------------------ what a batch teaches
 
@@ -436,7 +433,7 @@ class AmortisedEngine:
         finite = math.isfinite(value) and space.finite(point)
         # The cubic coefficient that f showed along the step.
         shown = 3.0 * (promised - actual) / step.norm**3 if finite else math.inf
-        rejected = not finite or (slope < 0.0 and actual < 0.0)
+        rejected = not finite or (actual < 0.0 and (slope < 0.0 or step.curvature_share > 0.5))
         rejected = rejected or (first_phase and promised > 0.0 and actual < s.eta1 * promised)
         if rejected:
             grown = s.gamma * state.sigma

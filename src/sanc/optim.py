@@ -226,7 +226,7 @@ class CubicOptimizer(Optimizer):
             for p in everyone:
                 p.grad = None
             with own_randomness(oracle.device), torch.enable_grad():
-                if self._check and state.iteration == 0:
+                if state.iteration == 0:
                     self._probe(oracle, x, gradient)
                 self._gather(layout)
                 point, self.record = self._engine.iterate(x, oracle)
@@ -262,15 +262,25 @@ class CubicOptimizer(Optimizer):
         return Sample(name, [(1.0, given)], 1, seed)
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, sample: Sample) -> None:
-        """Catch a closure that changes between two calls, such as one that draws a new batch each time."""
+        """Complain before the first step of what would only show later; nothing of it is counted.
+
+        That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
+        without second derivatives, where the first Krylov space comes after a few steps only.
+        """
         counts = self._meter_counts()
-        first, second = oracle.evaluate(x, sample, graph=True), oracle.evaluate(x, sample)
+        if self._check:
+            first, second = oracle.evaluate(x, sample, graph=True), oracle.evaluate(x, sample)
+            if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
+                self._meter = oracle.meter = Meter(**counts)
+                raise ArgumentError(
+                    f"closure returned {first!r} and then {second!r} at the same parameters: fix the batch before the "
+                    "step and return the loss on it, so that values can be compared; check=False turns this test off."
+                )
+        if isinstance(self._engine, AmortisedEngine):
+            operator = oracle.hessian(x)
+            operator(torch.ones_like(x))
+            operator.release()
         self._meter = oracle.meter = Meter(**counts)
-        if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
-            raise ArgumentError(
-                f"closure returned {first!r} and then {second!r} at the same parameters: fix the batch before the step "
-                "and return the loss on it, so that values can be compared; check=False turns this test off."
-            )
 
     def _meter_counts(self) -> dict[str, int]:
         return asdict(self._meter)

@@ -135,7 +135,7 @@ class RunSpec:
         return amortises(METHODS[self.method], PRESETS[self.preset])
 
     def settings(self) -> dict[str, Any]:
-        """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; of the paper's only σ0 for "robust"."""
+        """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; for "robust" only σ0."""
         options = dict(self.panel.options)
         if self.preset == "robust" and self.panel.figure != "own":
             options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}

@@ -1,0 +1,314 @@
+"""The engine for mini-batches: its model against a dense computation, its counts, and what noise must not do to it."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.preprocessing import scale
+
+import sanc
+from sanc import Branch
+from sanc.amortised import AmortisedEngine
+from sanc.oracles.finite_sum import FiniteSumOracle
+from sanc.settings import METHODS, make_settings
+
+
+@pytest.fixture(scope="module")
+def problem():
+    X, y = load_breast_cancer(return_X_y=True)
+    return sanc.problems.Logistic(scale(X), y, penalty="nonconvex", strength=1.0)
+
+
+@pytest.fixture(scope="module")
+def lowest(problem):
+    """f* from SciPy, from several starts."""
+    starts = [np.zeros(30), np.ones(30), -np.ones(30)]
+    return min(scipy.optimize.minimize(problem.value_and_gradient, w, jac=True, tol=1e-12).fun for w in starts)
+
+
+def engine_on(problem, method="sanc", batch=29, seed=0, **options):
+    settings = make_settings(METHODS[method], "robust", options)
+    return AmortisedEngine(METHODS[method], settings, seed), FiniteSumOracle(problem, (batch,) * 3, seed)
+
+
+# ---------------------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("metric", [0.0, 0.5, 1.0])
+def test_the_step_minimises_the_cubic_model_in_the_metric(sigma, fresh, metric):
+    """Against a dense problem: B = M^½ (Q T Qᵀ) M^½, none outside; Newton from many starts finds nothing lower."""
+    rng = np.random.default_rng(7)
+    d = 7
+    A = rng.standard_normal((d, d))
+    A = A + A.T
+
+    class Quadratic:
+        n, dim, dtype = 1, d, np.dtype(np.float64)
+
+        def value(self, x):
+            return 0.5 * x @ A @ x + x.sum()
+
+        def value_and_gradient(self, x):
+            return self.value(x), A @ x + 1.0
+
+        def hessian(self, x):
+            return lambda v: A @ v
+
+        def subset(self, rows):
+            return self
+
+    engine, oracle = engine_on(Quadratic(), batch=1, krylov_dim=3, metric=metric, sigma0=sigma)
+    x = rng.standard_normal(d)
+    oracle.begin(0)
+    _, g = oracle.gradient(x)
+    engine._average(g)
+    engine._measure(oracle)
+    assert engine._build(x, g, oracle, None, {})
+    mean, eigen = engine._mean(g), engine._model(fresh)
+    inside = oracle.space.project(engine.state.basis, mean)
+    step = engine._solve(eigen, inside, mean, math.sqrt(mean @ mean - inside @ inside), oracle)
+
+    M = np.abs(g) ** metric if metric else np.ones(d)
+    Q = engine.state.basis
+    R = np.diag(M**-0.5)
+    T = Q @ R @ A @ R @ Q.T
+    if not fresh:
+        values, vectors = np.linalg.eigh(T)
+        T = vectors @ np.diag(np.abs(values)) @ vectors.T
+    root = np.diag(np.sqrt(M))
+    B = root @ Q.T @ T @ Q @ root
+
+    def model(s):
+        return g @ s + 0.5 * s @ B @ s + sigma / 3 * (s @ (M * s)) ** 1.5
+
+    tries = [scipy.optimize.minimize(model, rng.standard_normal(d) * size, tol=1e-10).fun for size in (0.1, 1, 10, 100)]
+    assert model(step.vector) <= min(tries) + 1e-6 * abs(min(tries))
+    assert -model(step.vector) == pytest.approx(step.decrease, rel=1e-5)
+    assert math.sqrt(step.vector @ (M * step.vector)) == pytest.approx(step.norm, rel=1e-5)
+
+
+def test_products_are_spent_only_where_a_space_is_built(problem):
+    """And judged steps that were solved again cost values, never a product."""
+    batch, steps = 29, 140
+    engine, oracle = engine_on(problem, batch=batch, refresh=40, sigma0=1e-6)
+    x, products, spaces, retries, calls = np.ones(problem.dim), 0, [], 0, 0
+    for k in range(steps):
+        x, record = engine.iterate(x, oracle)
+        assert record.calls.product - products == record.krylov_dim * batch
+        assert record.calls.paper_calls - calls == batch + record.krylov_dim * batch
+        retries += max(record.trials - 1, 0)
+        if record.krylov_dim:
+            spaces.append(k)
+        products, calls = record.calls.product, record.calls.paper_calls
+    assert retries > 0
+    settled = engine.state.settled
+    late = [k for k in spaces if k > settled]
+    assert late == list(range(settled + 1, steps, 40))
+
+
+# ---------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
+    """The gap to f* goes on falling on the noise floor, σ is bounded, and hardly an iteration is a rejection."""
+    early, late = [], []
+    for seed in range(3):
+        engine, oracle = engine_on(problem, seed=seed)
+        x, records, gaps = np.ones(problem.dim), [], []
+        for _ in range(400):
+            x, record = engine.iterate(x, oracle)
+            records.append(record)
+            gaps.append(problem.value(x) - lowest)
+        early.append(np.mean(gaps[50:100]))
+        late.append(np.mean(gaps[-50:]))
+        assert 1e-8 <= min(r.sigma for r in records) and max(r.sigma for r in records) <= 1e8
+        assert sum(r.branch is Branch.STAYED for r in records[200:]) < 200 / 3
+    assert np.mean(late) < 0.5 * np.mean(early)
+    assert np.mean(late) < 1e-3 * lowest
+
+
+@pytest.mark.parametrize("sigma0", [1.0, 0.001])
+def test_it_needs_no_more_calls_than_the_tuned_method_of_the_paper(problem, lowest, sigma0):
+    def calls_to(level, **options):
+        seen = []
+
+        def watch(intermediate_result):
+            seen.append((problem.value(intermediate_result.x), intermediate_result.record.calls.paper_calls))
+            return seen[-1][0] <= level
+
+        sanc.minimize(
+            problem, np.ones(30), batch_size=29, sigma0=sigma0, max_calls=20 * problem.n, max_iter=10**6,
+            certify=False, callback=watch, **options,
+        )  # fmt: skip
+        return seen[-1][1] if seen[-1][0] <= level else math.inf
+
+    ours = [calls_to(1.001 * lowest, seed=seed) for seed in range(5)]
+    theirs = [calls_to(1.001 * lowest, seed=seed, preset="paper", L1=10.0, L2=10.0) for seed in range(5)]
+    assert np.median(ours) <= np.median(theirs)
+
+
+def test_a_jump_of_the_loss_leads_back_to_a_safe_point(problem):
+    engine, oracle = engine_on(problem)
+    x = np.ones(problem.dim)
+    for _ in range(60):
+        x, _ = engine.iterate(x, oracle)
+    safe, sigma = engine.state.safe, engine.state.sigma
+    point, record = engine.iterate(x + 3.0, oracle)  # as if a step had gone wrong
+    assert point is safe
+    assert "jumped" in record.note and record.branch is Branch.STAYED
+    assert engine.state.sigma == pytest.approx(4.0 * sigma)
+
+
+def test_a_loss_that_is_not_finite_later_on_leads_back_too(problem):
+    engine, oracle = engine_on(problem)
+    x = np.ones(problem.dim)
+    for _ in range(40):
+        x, _ = engine.iterate(x, oracle)
+    point, record = engine.iterate(x * np.nan, oracle)
+    assert np.isfinite(point).all() and "finite" in record.note
+
+
+def test_a_higher_plateau_does_not_hold_the_run_for_ever(problem):
+    """Where the data change for good, the guard gives way."""
+    engine, oracle = engine_on(problem)
+    x = np.ones(problem.dim)
+    for _ in range(60):
+        x, _ = engine.iterate(x, oracle)
+    plain = oracle.gradient
+
+    def higher(x):
+        value, g = plain(x)
+        return value + 50.0, g
+
+    oracle.gradient = higher
+    oracle.trial = lambda x: plain_trial(x) + 50.0
+    plain_trial = FiniteSumOracle.trial.__get__(oracle)
+    notes = [engine.iterate(x, oracle)[1].note for _ in range(60)]
+    assert "jumped" in notes[0] and "jumped" not in notes[-1]
+
+
+# ---------------------------------------------------------------------------------------------- negative curvature
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
+def test_steps_along_negative_curvature_never_raise_the_loss_of_their_sample(cls):
+    """A network from near zero, where everything is a saddle."""
+    X, y = load_digits(return_X_y=True)
+    X, y = torch.from_numpy(X / 16.0), torch.from_numpy(y)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(),
+                              torch.nn.Linear(8, 10)).double()  # fmt: skip
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.01)
+    opt = cls(net.parameters(), seed=0, refresh=10)
+    rng, taken, first = np.random.default_rng(0), [], None
+    for _ in range(200):
+        rows = torch.from_numpy(rng.choice(len(X), 128, replace=False))
+        value = opt.step(sanc.Batch(lambda a, b: torch.nn.functional.cross_entropy(net(a), b), X[rows], y[rows]))
+        first = float(value) if first is None else first
+        if opt.record.branch is Branch.CURVATURE:
+            taken.append(opt.record)
+    assert taken
+    assert all(record.trial_value <= record.value for record in taken)
+    assert float(value) < 0.8 * first
+
+
+def test_the_escape_after_a_rejection_lowers_the_loss_or_stays(problem):
+    engine, oracle = engine_on(problem)
+    x = np.ones(problem.dim)  # the penalty is concave here
+    oracle.begin(0)
+    value, g = oracle.gradient(x)
+    engine._average(g)
+    engine._measure(oracle)
+    engine._build(x, g, oracle, None, {})
+    eigen = engine._model(True)
+    assert eigen.leftmost < 0.0
+    entries = {"value": value, "trials": 0, "note": "", "branch": Branch.STAYED}
+    point = engine._escape(x, g, oracle, eigen, entries)
+    assert entries["branch"] is Branch.CURVATURE
+    assert oracle.trial(point) < value
+    oracle.trial = lambda x: value + 1.0
+    assert engine._escape(x, g, oracle, eigen, entries | {"branch": Branch.STAYED}) is x
+
+
+def test_where_the_gradient_vanishes_the_space_starts_at_random():
+    p = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    bend = torch.tensor([-1.0, 0.5, 1.0, 1.5, 2.0], dtype=torch.float64)
+    opt = sanc.SANC([p], seed=3)
+    opt.step(lambda: 0.5 * (bend * p**2).sum() + 0.25 * (p**4).sum())
+    assert opt.record.branch is Branch.CURVATURE
+    assert opt.record.ritz_value == pytest.approx(-1.0)
+
+
+# ---------------------------------------------------------------------------------------------- the front doors
+
+
+def test_an_interrupted_minimisation_resumes_bit_for_bit(problem):
+    states = []
+
+    def keep(intermediate_result):
+        states.append(intermediate_result.state)
+
+    common = {"batch_size": 29, "seed": 4, "certify": False}
+    whole = sanc.minimize(problem, np.ones(30), max_iter=90, callback=keep, **common)
+    for at in (3, 25, 60):
+        rest = sanc.minimize(problem, np.ones(30), max_iter=90, resume=states[at - 1], **common)
+        assert np.array_equal(rest.x, whole.x)
+        assert rest.calls == whole.calls
+        assert [r.sigma for r in rest.history] == [r.sigma for r in whole.history[at:]]
+
+
+def test_an_objective_sample_is_refused(problem):
+    with pytest.raises(sanc.ArgumentError, match=r"objective_batch_size = 29 .* preset=\"paper\""):
+        sanc.minimize(problem, np.ones(30), batch_size=29, objective_batch_size=29)
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = sanc.SANC([p])
+    with pytest.raises(sanc.ArgumentError, match=r"objective cannot be used.*preset=\"paper\""):
+        opt.step(lambda: (p**2).sum(), objective=lambda: (p**2).sum())
+    assert torch.equal(p.detach(), torch.ones(2))
+
+
+def test_other_parameters_begin_anew():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).double()
+    x = torch.randn(200, 4, dtype=torch.float64)
+    y = x.prod(dim=1, keepdim=True)
+    opt = sanc.SANC([{"params": net[0].parameters()}, {"params": net[2].parameters()}], seed=0)
+
+    def step():
+        rows = torch.randint(200, (50,))
+        return float(opt.step(lambda: ((net(x[rows]) - y[rows]) ** 2).mean()))
+
+    for _ in range(30):
+        step()
+    sigma = opt._engine.state.sigma
+    opt.param_groups[0]["frozen"] = True
+    held = net[0].weight.detach().clone()
+    step()
+    assert len(opt._engine.state.safe) == 7 and opt._engine.state.iteration == 31
+    assert opt.record.sigma == pytest.approx(sigma, rel=10.0)
+    for _ in range(30):
+        step()
+    assert torch.equal(held, net[0].weight)
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)  # only what is not frozen has a state now
+    assert len(opt.state_dict()["state"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("refresh", -1), ("averaging", 1.0), ("metric", 1.5), ("margin", -0.1), ("sigma_rate", 2.0), ("check_every", -2),
+     ("warm_up", 1.5), ("metric_averaging", 1.0)],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(name, value):
+    with pytest.raises(sanc.ArgumentError, match=f"{name} = {value}"):
+        sanc.SANC([torch.nn.Parameter(torch.ones(2))], **{name: value})
