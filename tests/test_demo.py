@@ -14,7 +14,7 @@ from sanc import Branch
 from sanc.lab import demo, style
 
 BUDGET = 12_000
-NAMES = {"SANC", "SCR", "CR", "NCD", "SGD", "Adam"}
+NAMES = {"SANC", "SANC, paper", "SCR", "CR", "NCD", "SGD", "Adam"}
 
 
 @pytest.fixture(scope="module")
