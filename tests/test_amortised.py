@@ -304,6 +304,15 @@ def test_other_parameters_begin_anew():
     assert len(opt.state_dict()["state"]) == 2
 
 
+def test_a_basis_that_is_not_kept_serves_one_step():
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = sanc.SANC([p], lanczos="regenerate")
+    opt.step(lambda: (p**2).sum())
+    assert opt.record.krylov_dim > 0
+    with pytest.raises(sanc.ArgumentError, match=r"refresh = 9.*store"):
+        sanc.SANC([p], lanczos="regenerate", refresh=9)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("refresh", -1), ("averaging", 1.0), ("metric", 1.5), ("margin", -0.1), ("sigma_rate", 2.0), ("check_every", -2),

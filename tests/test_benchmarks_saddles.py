@@ -76,7 +76,7 @@ def test_gauss_newton_products_are_right(saddles, name):
     p, _, promised = saddles._conjugate_gradients(r, x, dual, linear_in_dual, g, 0.1, 1e-10)
     wanted = torch.linalg.solve(jacobian.T @ jacobian + 0.1 * torch.eye(len(g), dtype=g.dtype), -g)
     assert torch.allclose(p, wanted, rtol=1e-6, atol=1e-8)
-    assert promised == pytest.approx(0.5 * float(r @ r - (r + jacobian @ p).square().sum()), rel=1e-6)
+    assert promised == pytest.approx(0.5 * float((r @ r - (r + jacobian @ p).square().sum()).detach()), rel=1e-6)
 
 
 def test_poisson_differentiates_the_network(saddles):

@@ -405,7 +405,7 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
             opt.step(good, objective=cliff)
         assert torch.equal(flat(model), w), k
         assert opt.record.branch is Branch.STAYED
-        assert opt._engine.state.sigma > sigma or sigma == opt._settings.sigma_ceiling
+        assert opt._engine.state.sigma > sigma or sigma >= 1e8  # bounded
         sigma = opt._engine.state.sigma
         assert "finite" in opt.record.note or "lower" in opt.record.note
 

@@ -50,6 +50,7 @@ _FORGET_BEST = 0.01
 _SAFE_EVERY = 5
 _GROWTH = 0.3  # steps grow this much slower than they shrink: the moving average answers late
 _BOOST = 1.5
+_CEILING = 1e8  # of σ: what lies above is noise
 _JUMP = 5.0
 """A batch whose loss lies this many standard deviations (and a fiftieth) above the best mean is a jump."""
 
@@ -476,7 +477,7 @@ class AmortisedEngine:
         return x
 
     def _bounded(self, sigma: float) -> float:
-        return max(self.settings.sigma_floor or 0.0, min(sigma, self.settings.sigma_ceiling))
+        return max(self.settings.sigma_floor or 0.0, min(sigma, self.settings.sigma_ceiling, _CEILING))
 
     def _random(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng((self.state.seed, self.state.iteration, purpose))

@@ -47,7 +47,8 @@ class Settings:
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.1, √‖g‖)·‖g‖, an inexact Newton condition.
     lanczos : {"store", "regenerate"}
-        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
+        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is. A basis that is not
+        kept serves one step only: `refresh` is then 0 unless given, which is an error.
     reorthogonalise : bool
         Orthogonalise each new Lanczos vector against all earlier ones; needs lanczos="store".
     L1, L2 : float
@@ -157,6 +158,8 @@ class Settings:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
         _require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
                  'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
+        _require(not (self.refresh and self.lanczos == "regenerate"), "refresh", self.refresh,
+                 'pass 0, or use lanczos="store", since a basis that is not kept serves one step only')  # fmt: skip
         floor = self.sigma_floor or 0.0
         _require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
 
@@ -246,7 +249,7 @@ PRESETS: Mapping[str, Settings] = {
         eta1=0.1,
         eta2=0.75,
         sigma_floor=1e-8,
-        sigma_ceiling=1e8,
+        sigma_ceiling=1e12,
         sigma_rule="interpolate",
         rounding_guard=True,
         resolves=12,
@@ -288,4 +291,5 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
     merged = {**method.defaults, **options}
     if merged.get("lanczos") == "regenerate":
         merged.setdefault("reorthogonalise", False)
+        merged.setdefault("refresh", 0)
     return replace(PRESETS[preset], **merged)
