@@ -40,10 +40,10 @@ def test_the_device_takes_the_path_of_the_host(cls, preset):
         model, x, y = build(device=device)
         opt = cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=1)
         others = {} if cls is sanc.ARC else {"hessian": loss_of(model, x[30:60], y[30:60])}
-        for _ in range(6):
+        for _ in range(18 if preset == "robust" else 6):  # averages and an old Krylov space included
             opt.step(loss_of(model, x[:30], y[:30]), **others)
         finals.append((flat(model).cpu(), opt.record.branch))
-    assert torch.allclose(finals[0][0], finals[1][0], atol=1e-8)
+    assert torch.allclose(finals[0][0], finals[1][0], atol=1e-6 if preset == "robust" else 1e-8)
     assert finals[0][1] == finals[1][1]
 
 
@@ -84,10 +84,10 @@ def test_dropout_resumes_bit_for_bit_on_the_device():
 
     model, x, y = build(torch.float32, dropout=0.4)
     opt = sanc.SANC(model.parameters(), seed=5, L1=2.0, L2=2.0)
-    train(model, opt, 4)
+    train(model, opt, 25)
     buffer = io.BytesIO()
     torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, buffer)
-    train(model, opt, 4)
+    train(model, opt, 40)
     torch.cuda.manual_seed_all(99)
     state = torch.cuda.get_rng_state()
     buffer.seek(0)
@@ -97,7 +97,7 @@ def test_dropout_resumes_bit_for_bit_on_the_device():
     again.load_state_dict(saved["model"])
     other.load_state_dict(saved["opt"])
     torch.cuda.set_rng_state(state)
-    train(again, other, 4)
+    train(again, other, 40)
     assert torch.equal(flat(model), flat(again))
     assert torch.equal(torch.cuda.get_rng_state(), state)  # the device's generator is given back
 
@@ -168,7 +168,7 @@ def test_fused_attention_is_named(dtype):
 def test_five_hundred_steps_leak_nothing(hvp):
     model, x, y = build(torch.float32)
     opt = sanc.SANC(model.parameters(), hvp=hvp, L1=2.0, L2=2.0, seed=0)
-    for _ in range(10):
+    for _ in range(30):  # until everything that is kept is there
         opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
     torch.cuda.synchronize()
     allocated = torch.cuda.memory_allocated()
