@@ -209,7 +209,7 @@ def summary(runs: Sequence[dict[str, Any]], stuck: Sequence[dict[str, Any]]) -> 
             "saddles": sum(run["saddle"] for run in mine),
             "stuck": sum(run["saddle"] for run in stuck if run["method"] == method),
             "certificate": median([run["certificate"] for run in mine]),
-            "seconds": sum(run["seconds"] for run in mine),
+            "seconds": float(round(sum(run["seconds"] for run in mine))),
         }
         for what in ("nfev", "njev", "products"):
             spent = table[method, what]
@@ -251,7 +251,9 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         if isinstance(cell, float):
             if math.isnan(cell):
                 return "–"
-            return "∞" if math.isinf(cell) else f"{cell:.2f}" if cell < 10 and cell != int(cell) else f"{cell:.0f}"
+            if math.isinf(cell):
+                return "∞"
+            return f"{cell:.0f}" if cell == int(cell) else f"{cell:.2f}" if cell < 10 else f"{cell:.1f}"
         return str(cell)
 
     return plain_table(list(HEAD.values()), [[row.get(key, math.nan) for key in HEAD] for row in rows], form)
