@@ -74,8 +74,70 @@ def test_interpolated_sigma_stays_within_its_bounds():
         judge.try_step(-1e9, 1.0, 1.0, 1.0, 0.0)
     assert judge.sigma == 1e3
     for _ in range(50):
-        judge.try_step(1.0, 1.0, 1.0, 1.0, 0.0)
+        judge.try_step(1e9, 1.0, 1.0, 1.0, 0.0)
     assert judge.sigma == 1e-3
+
+
+def along(b, a, sigma):
+    """Length of the minimiser of −a t + b t²/2 + (σ/3) t³: the model on a ray, and its decrease."""
+    root = math.sqrt(b * b + 4 * sigma * a)
+    t = 2 * a / (root + b) if b > 0 else (root - b) / (2 * sigma)
+    return t, 0.5 * a * t + sigma * t**3 / 6
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_step_of_the_new_sigma_is_neither_too_long_nor_too_short(seed):
+    """On a ray: 0.1 to 0.5 times as long after a rejection, 1 to 3 times after a success, whatever f showed."""
+    rng = np.random.default_rng(seed)
+    b, a, sigma = rng.standard_normal() * 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-3, 3)
+    norm, predicted = along(b, a, sigma)
+    settings = Settings(sigma_rule="interpolate", sigma_floor=0.0, sigma_ceiling=1e300)
+    for rho in (-1e12, -10.0, -0.1, 0.1, math.nan, 0.5, 0.9, 1.0, 1.2, 1e3):
+        judge = Judge(settings, 2.0**-52, sigma)
+        verdict = judge.try_step(rho * predicted, predicted, norm, 1.0, 0.0)
+        factor = along(b, a, judge.sigma)[0] / norm
+        if verdict is Verdict.UNSUCCESSFUL:
+            assert 0.1 - 1e-9 <= factor <= 0.5 + 1e-9
+        elif verdict is Verdict.VERY_SUCCESSFUL:
+            assert 1.0 - 1e-9 <= factor <= 3.0 + 1e-9
+        else:
+            assert judge.sigma == sigma
+
+
+@pytest.mark.parametrize(("kappa", "expected"), [(0.6, 0.6), (1.0, 1.0), (2.0, 1.0), (-5.0, 1 / 9)])
+def test_a_success_lowers_sigma_to_what_f_showed_and_never_raises_it(kappa, expected):
+    norm, predicted = along(0.0, 1.0, 1.0)  # no curvature: −gᵀs = σ‖s‖³, and the step trebles with σ/9
+    judge = Judge(Settings(sigma_rule="interpolate", eta2=0.4), 2.0**-52, 1.0)
+    actual = predicted - (kappa - 1.0) / 3 * norm**3
+    assert judge.try_step(actual, predicted, norm, 1.0, 0.0) is Verdict.VERY_SUCCESSFUL
+    assert judge.sigma == pytest.approx(expected)
+
+
+def test_a_quadratic_makes_sigma_fall_a_thousandfold():
+    """Where the Newton step is less than three times as long, σ no longer matters for the length."""
+    norm, predicted = along(10.0, 1.0, 1.0)
+    judge = Judge(PRESETS["robust"], 2.0**-52, 1.0)
+    judge.try_step(predicted + norm**3 / 3, predicted, norm, 1.0, 0.0)
+    assert judge.sigma == pytest.approx(1e-3)
+
+
+def test_a_step_too_short_to_show_anything_only_grows_sigma_when_rejected():
+    judge = Judge(PRESETS["robust"], 2.0**-52, 1.0)
+    judge.try_step(1.0, 1.0, 1e-120, 1.0, 0.0)
+    assert judge.sigma == 1.0
+    judge.try_step(-1.0, 1.0, 1e-120, 1.0, 0.0)
+    assert judge.sigma == PRESETS["robust"].gamma
+
+
+def test_shorten_raises_sigma_until_the_step_fits():
+    judge = Judge(PRESETS["robust"], 2.0**-52, 1.0)
+    judge.shorten(lambda sigma: 100.0 / sigma, 3.0)
+    assert 100.0 / 3.0 <= judge.sigma <= 200.0 / 3.0
+    at = judge.sigma
+    judge.shorten(lambda sigma: 100.0 / sigma, 50.0)
+    assert judge.sigma == at
+    judge.shorten(lambda sigma: math.inf, 1.0)
+    assert judge.sigma == PRESETS["robust"].sigma_ceiling
 
 
 def test_noise_makes_the_ratio_of_two_roundings_one():

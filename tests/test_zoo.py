@@ -18,12 +18,7 @@ STARTS = {start.name: start for start in (*zoo.SADDLES, *zoo.HIDDEN)}
 EPS = float(np.finfo(np.float64).eps)
 
 # Each entry is a fault of the solver, not of the problem: the peers named reach the minimum.
-KNOWN_FAILURES: dict[str, str] = {
-    "COSINE": (
-        "the first cubic step (σ = 1) has length 6.4 and lands in a valley that runs off to infinity, where the run "
-        "creeps; SciPy's trust-exact and Newton-CG reach −99 in under 20 iterations"
-    ),
-}
+KNOWN_FAILURES: dict[str, str] = {}
 KNOWN_SADDLE_FAILURES: dict[tuple[str, str, str], str] = {}
 
 PUBLISHED_STARTS: dict[str, tuple[float, float]] = {
@@ -199,6 +194,37 @@ def test_minimize_solves(name: str) -> None:
     assert result.fun == pytest.approx(zoo.numpy_functions(problem)[0](result.x), rel=1e-12, abs=1e-300)
     if problem.n <= 200:
         assert np.linalg.eigvalsh(zoo.dense_hessian(problem, result.x))[0] >= -1e-4
+
+
+def test_the_first_step_along_negative_curvature_is_short() -> None:
+    """σ = 1 would make it 6.4 long on COSINE, into a valley that runs off to infinity, and 1300 on HELICAL-VALLEY."""
+    for name in ("COSINE", "HELICAL-VALLEY"):
+        problem = zoo.BY_NAME[name]
+        longest = max(1.0, 0.1 * float(np.linalg.norm(problem.x0)))
+        for radius, within in ((1.0, True), (0.1, True), (None, False)):
+            result = sanc.minimize(
+                problem.fun, zoo.tensor(problem.x0), max_iter=1, certify=False, first_radius=radius, resolves=0
+            )
+            first = result.history[0]
+            assert first.ritz_value < 0
+            length = first.step_norm if radius is None else first.step_norm / radius
+            if first.trials == 1 and first.step_norm > 0:
+                assert (length <= longest) is within
+            assert (first.sigma > 1.0) is within
+
+
+def test_the_gradient_decides_where_rounding_hides_the_decrease() -> None:
+    """The value carries the rounding of 1e6, far above itself: it cannot tell the last steps from idle ones."""
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        return (x.cosh().sum() + 1e6) - 1e6 - 3
+
+    x0 = torch.tensor([1.0, -0.7, 0.4], dtype=torch.float64)
+    found = sanc.minimize(fun, x0)
+    assert found.success
+    assert float(torch.linalg.norm(found.jac)) <= 1e-8
+    assert "gradient decided" in found.history[-1].note
+    assert not sanc.minimize(fun, x0, rounding_guard=False).success
 
 
 def _runs() -> list[Any]:

@@ -258,6 +258,8 @@ class Engine:
         if self.method.model == "none":
             return True
         step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        if s.krylov_stop == "forcing":
+            tolerance = min(tolerance, step.norm * grad_norm)
         return krylov.residual * abs(float(step.u[-1])) <= tolerance
 
     # ------------------------------------------------------------------ the cubic step
@@ -274,6 +276,11 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps, x_norm = oracle.space.eps, oracle.space.norm(x)
+        radius = self.settings.first_radius
+        if tested and radius is not None and self.state.iteration == 0 and eigen.leftmost < 0.0:
+            # Negative curvature leaves the length of the step to σ alone, and σ is still a guess.
+            longest = radius * max(1.0, 0.1 * x_norm)
+            self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, longest)
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = cubic.minimise(eigen, krylov.linear, draft.sigma)
@@ -311,7 +318,10 @@ class Engine:
                 point = self._momentum(x, trial, step.norm, oracle, draft) if self.method.momentum else trial
                 draft.step_norm = step.norm if point is trial else oracle.space.norm(point - x)
                 return point
-            noise = 10.0 * eps * abs(draft.value) if self.settings.rounding_guard else 0.0
+            noise = 0.0
+            if self.settings.rounding_guard:
+                noise = 10.0 * eps * abs(draft.value)
+                actual = self._told(actual, step.decrease, trial, oracle, draft)
             draft.rho = ratio(actual, step.decrease, noise)
             verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, noise)
             if verdict.accepted:
@@ -322,6 +332,20 @@ class Engine:
             if not math.isfinite(draft.trial_value):
                 draft.note = "the trial value is not finite"
         return None
+
+    def _told(self, actual: float, predicted: float, trial: Vector, oracle: Oracle, draft: _Draft) -> float:
+        """Let the gradient decide where the values are lost in rounding: the step is as good as promised if it halves.
+
+        A value may carry the rounding error of terms far larger than itself, so that its own size says too little.
+        """
+        eps, size = oracle.space.eps, max(1.0, abs(draft.value))
+        hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
+        if hidden and actual < self.settings.eta1 * predicted and draft.trials == 1 and oracle.exact:
+            _, g = oracle.gradient(trial)
+            if oracle.space.norm(g) <= 0.5 * draft.grad_norm:
+                draft.note = "the values are lost in rounding and the gradient decided"
+                return predicted
+        return actual
 
     def _hard_sign(self, krylov: Krylov, eigen: cubic.Spectrum) -> float:
         """Sign of the left-most vector in the hard case: both are minimisers of the model."""

@@ -6,9 +6,13 @@ It never divides before it compares, never lets anything that is not finite thro
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
 
 from sanc.settings import AUTHORS_FLOAT32_FLOOR, Settings
+
+_SHORTEST, _SHORTER, _LONGER = 0.1, 0.5, 3.0
+"""How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
 
 
 class Verdict(Enum):
@@ -89,20 +93,32 @@ class Judge:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
         self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
 
+    def shorten(self, length: Callable[[float], float], longest: float) -> None:
+        """Raise σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`."""
+        while length(self.sigma) > longest and self.sigma < self.settings.sigma_ceiling:
+            self.sigma = self._bounded(2.0 * self.sigma)
+
     def _interpolate(self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float) -> None:
-        """Move σ to the coefficient that f showed along the step: f(x+s) = q(s) + (κ/3)‖s‖³."""
-        if not math.isfinite(actual):
-            self.sigma = self._bounded(10.0 * self.sigma)
-            return
+        """Move σ to the κ that f showed along the step, f(x+s) = q(s) + (κ/3)‖s‖³, as far as the length of s allows."""
         cube = norm**3
-        if cube <= 0.0 or predicted <= noise:
-            seen = self.sigma
-        else:
-            seen = self.sigma + 3.0 * (predicted - actual) / cube
+        if self.sigma * cube <= 0.0:  # too short to show anything
+            if verdict is Verdict.UNSUCCESSFUL:
+                self.reject()
+            return
+        # The minimiser has −gᵀs = sᵀBs + σ‖s‖³ and the decrease −½gᵀs + (σ/6)‖s‖³; `pull` is −gᵀs in units of σ‖s‖³.
+        pull = max(2.0 * predicted / (self.sigma * cube) - 1.0 / 3.0, 0.0)
+        if not math.isfinite(actual):
+            self.sigma = self._bounded(self._scaled(_SHORTEST, pull))
+            return
+        seen = self.sigma if predicted <= noise else self.sigma + 3.0 * (predicted - actual) / cube
         if verdict is Verdict.UNSUCCESSFUL:
-            self.sigma = self._bounded(min(max(seen, self.settings.gamma * self.sigma), 100.0 * self.sigma))
+            self.sigma = self._bounded(min(max(seen, self._scaled(_SHORTER, pull)), self._scaled(_SHORTEST, pull)))
         elif verdict is Verdict.VERY_SUCCESSFUL:
-            self.sigma = self._bounded(min(max(seen, 0.1 * self.sigma), 0.5 * self.sigma))
+            self.sigma = self._bounded(min(max(seen, self._scaled(_LONGER, pull)), self.sigma))
+
+    def _scaled(self, t: float, pull: float) -> float:
+        """Find the σ whose model has its minimum along s at t·s; where none has, for t > 1, a thousandth of σ."""
+        return self.sigma * max((t + (1.0 - t) * pull) / (t * t), 1e-3)
 
     def _bounded(self, sigma: float) -> float:
         return max(self.floor, min(sigma, self.settings.sigma_ceiling))

@@ -36,16 +36,21 @@ class Settings:
         Factor by which σ grows after a rejected step.
     sigma_rule : {"paper", "interpolate"}
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
-        σ follows the cubic coefficient that f showed along the last step, up or down.
+        σ follows the cubic coefficient that f showed along the last step, up or down, as far as the step along the same
+        direction becomes 0.1 to 0.5 times as long after a rejection and at most 3 times after a very successful step.
+    first_radius : float or None
+        Where the first Krylov space shows negative curvature, σ starts at least so large that the first step is no
+        longer than this times max(1, ‖x‖/10); None: wherever `sigma0` is. Only for methods that test their steps.
     rounding_guard : bool
-        Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves.
+        Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves; and where an
+        exact f moves less than rounding may hide, take a step that f refuses if it halves the gradient.
     resolves : int
         How often a rejected step is replaced by that of a larger σ in the same Krylov space; no Hessian product.
     krylov_dim : int or None
         Most Lanczos iterations J. None: as many as the problem needs, which only the function front door allows.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
-        ‖∇m(s)‖ ≤ min(0.1, √‖g‖)·‖g‖, an inexact Newton condition.
+        ‖∇m(s)‖ ≤ min(0.1, √‖g‖, ‖s‖)·‖g‖, an inexact Newton condition.
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass and hold three vectors whatever J is. A basis that is not
         kept serves one step only: `refresh` is then 0 unless given, which is an error.
@@ -103,6 +108,7 @@ class Settings:
     eta2: float = 0.8
     gamma: float = 2.0
     sigma_rule: SigmaRule = "paper"
+    first_radius: float | None = None
     rounding_guard: bool = False
     resolves: int = 0
     krylov_dim: int | None = 5
@@ -139,6 +145,8 @@ class Settings:
         for name in positive:
             _require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
                      "pass a positive finite number")  # fmt: skip
+        _require(self.first_radius is None or 0 < self.first_radius < math.inf, "first_radius", self.first_radius,
+                 "pass a positive finite number, or None")  # fmt: skip
         for name in ("epsilon_g", "epsilon_s", "sigma_floor"):
             given = getattr(self, name)
             _require(given is None or 0 <= given < math.inf, name, given, "pass a number ≥ 0")
@@ -251,6 +259,7 @@ PRESETS: Mapping[str, Settings] = {
         sigma_floor=1e-8,
         sigma_ceiling=1e12,
         sigma_rule="interpolate",
+        first_radius=1.0,
         rounding_guard=True,
         resolves=12,
         krylov_dim=None,

@@ -1,0 +1,88 @@
+"""The benchmark of the deterministic minimiser: what it counts, how it sums up, and that its command works."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import zoo
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def deterministic() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module("deterministic")
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def test_profiles_are_those_of_dolan_and_more(deterministic):
+    curves = deterministic.profile({"a": [1, 4, math.inf, 10], "b": [2, 2, 3, math.inf]})
+    assert curves["a"][0].tolist() == [1.0, 1.0, 2.0]
+    assert curves["a"][1].tolist() == [0.25, 0.5, 0.75]
+    assert curves["b"][0].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_evaluations_are_counted_and_a_small_gradient_ends_a_run(deterministic):
+    problem = zoo.BY_NAME["ROSENBROCK"]
+    counted = deterministic.Counted(problem, stop_at=1e-8)
+    counted.fun(problem.x0)
+    counted.jac(problem.x0)
+    counted.hess(problem.x0)
+    counted.hessp(problem.x0, np.ones(2))
+    assert (counted.nfev, counted.njev, counted.products) == (1, 1, 3)  # a Hessian of two variables is two products
+    with pytest.raises(deterministic.Budget):
+        counted.jac(np.ones(2))
+    np.testing.assert_array_equal(counted.end, np.ones(2))
+
+
+def test_a_small_gradient_at_a_saddle_is_not_solved(deterministic):
+    start = next(start for start in zoo.SADDLES if start.name == "double well")
+    run = deterministic.run_one("trust-exact", start, 100, 10.0)
+    assert run["saddle"] and not run["solved"]
+    assert not deterministic.run_one("sanc", start, 100, 10.0)["saddle"]
+
+
+def test_failures_count_as_infinite(deterministic):
+    runs = [
+        {"problem": p, "method": m, "solved": s, "global": s, "small_gradient": s, "saddle": False, "certificate": 2,
+         "seconds": 0.1, "nfev": c, "njev": c, "products": 2 * c}
+        for p, m, s, c in (("p", "sanc", True, 10), ("q", "sanc", True, 20), ("r", "sanc", True, 30),
+                           ("p", "trust-exact", True, 20), ("q", "trust-exact", False, 1),
+                           ("r", "trust-exact", False, 1))
+    ]  # fmt: skip
+    mine, other = deterministic.summary(runs, [])
+    assert (mine["solved"], mine["nfev_all"], mine["nfev_common"], mine["common"]) == (3, 20.0, 10.0, 1)
+    assert (other["solved"], other["nfev_all"], other["nfev_ratio"]) == (1, math.inf, 2.0)
+    table = deterministic.table_of([mine | {"nfev_common": 10.5}, other])
+    assert "∞" in table and "10.5" in table
+
+
+def test_the_command(deterministic, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    names = ["--problems", "BEALE", "ROSENBROCK", "--methods", "sanc", "trust-krylov", "L-BFGS-B"]
+    assert deterministic.main([*names, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "table.md").read_text(encoding="utf-8").strip() in printed
+    document = json.loads((tmp_path / "deterministic.json").read_text(encoding="utf-8"))
+    assert len(document["runs"]) == 6
+    assert all(run["solved"] for run in document["runs"])
+    assert (tmp_path / "deterministic.png").stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        deterministic.main(["--problems", "NOBODY"])
+
+
+def test_quick(deterministic, capsys):
+    assert deterministic.main(["--quick", "--methods", "sanc", "trust-exact"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| sanc"))
+    assert row.split("|")[2].strip() == str(len(deterministic.QUICK))
