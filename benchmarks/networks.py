@@ -579,10 +579,13 @@ def merged(files: Sequence[Path]) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
     for file in files[1:]:
         other = json.loads(file.read_text(encoding="utf-8"))
-        if other["options"] != document["options"]:
+        if other["options"] | {"seeds": 0} != document["options"] | {"seeds": 0}:
             raise SystemExit(f"{file} was made with other options than {files[0]}: draw it on its own.")
         for key in ("runs", "skipped", "missing"):
             document[key] += other[key]
+    done = ["/".join(str(run[k]) for k in ("task", "method", "lr") if run[k] is not None) + f"/seed {run['seed']}"
+            for run in document["runs"]]  # fmt: skip
+    document["skipped"] = [name for name in document["skipped"] if name not in done]
     return document
 
 
@@ -592,6 +595,7 @@ def report(document: Mapping[str, Any], folder: Path | None) -> None:
     text = f"{table_of(rows)}\n\n{legend(document, rows)}"
     print(f"\n{text}")
     if folder is not None and rows:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         picture(document, folder / "networks.png")
         print(f"written to {folder}: table.md, networks.png")

@@ -285,7 +285,7 @@ class Trace:
     steps : dict
         How many steps of each branch sanc made.
     earned : dict
-        Decrease of the loss by branch; "λ < 0" is that of cubic steps from a Krylov space with negative curvature.
+        Decrease of the loss by branch; "λ < 0" is what other steps earned along negative curvature, by the model.
     marks : list
         (seconds, evaluations, loss, kind) of steps along negative curvature: kind "curvature" or "λ < 0".
     """
@@ -336,16 +336,15 @@ class Trace:
     def note(self, record: Record, before: float, after: float, evaluations: float) -> None:
         """Count a step of sanc and credit its branch with the decrease."""
         branch = record.branch.value
-        negative = record.ritz_value < 0
         self.steps[branch] = self.steps.get(branch, 0) + 1
-        kinds = [branch]
-        if negative and branch != "curvature":
-            self.steps["λ < 0"] = self.steps.get("λ < 0", 0) + 1
-            kinds.append("λ < 0")
-        for kind in kinds:
-            self.earned[kind] = self.earned.get(kind, 0.0) + before - after
-        if branch == "curvature" or (negative and after < before):
-            self.marks.append((self.seconds, evaluations, after, kinds[-1] if branch != "curvature" else branch))
+        self.earned[branch] = self.earned.get(branch, 0.0) + before - after
+        along = branch == "curvature"
+        if not along and record.curvature_share > 0.0:
+            along = record.curvature_share > 0.5
+            self.steps["λ < 0"] = self.steps.get("λ < 0", 0) + along
+            self.earned["λ < 0"] = self.earned.get("λ < 0", 0.0) + record.curvature_share * (before - after)
+        if along and after < before:
+            self.marks.append((self.seconds, evaluations, after, "curvature" if branch == "curvature" else "λ < 0"))
 
 
 # -------------------------------------------------------------------------------------------------------- methods
@@ -501,7 +500,7 @@ def run_sanc(problem: Problem, trace: Trace, seed: int, variant: float) -> None:
         record = optimiser.record
         assert record is not None
         evaluations = record.calls.total / len(problem.rows)
-        if record.branch.value == "curvature" or record.ritz_value < 0:  # what it earned on the whole set
+        if record.branch.value == "curvature" or record.curvature_share > 0:  # what it earned on the whole set
             trace.hold()
             with torch.no_grad():
                 pair = float(problem.loss(before)), float(problem.loss(x))
@@ -726,8 +725,9 @@ def mix(runs: list[dict[str, Any]]) -> str:
     listed = ", ".join(f"{number} {branch}" for branch, number in sorted(total.items()) if branch != "λ < 0")
     fall = fall or 1.0
     return (
-        f"{steps} steps ({listed}). Branch curvature earned {earned['curvature'] / fall:.1%} of the decrease, the "
-        f"{total.get('λ < 0', 0)} cubic steps from a Krylov space with λ < 0 another {earned['λ < 0'] / fall:.1%}."
+        f"{steps} steps ({listed}). Branch curvature earned {earned['curvature'] / fall:.1%} of the decrease; negative "
+        f"curvature in cubic steps another {earned['λ < 0'] / fall:.1%}, and {total.get('λ < 0', 0)} of them owe it "
+        "most of what the model promised."
     )
 
 
@@ -770,7 +770,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
                             )  # fmt: skip
                             handles[kind] = Line2D(
                                 [], [], linestyle="", marker=marker, color=INK, markersize=size,
-                                label="curvature step" if kind == "curvature" else "cubic step with λ < 0",
+                                label="curvature step" if kind == "curvature" else "cubic step, most of it along λ < 0",
                             )  # fmt: skip
             row[0].set_title(f"{name}: {entry['title']}", loc="left", fontsize=8.5)
             row[1].legend(handles=list(handles.values()), frameon=False, fontsize=7.5)

@@ -86,3 +86,17 @@ def test_quick(deterministic, capsys):
     assert deterministic.main(["--quick", "--methods", "sanc", "trust-exact"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| sanc"))
     assert row.split("|")[2].strip() == str(len(deterministic.QUICK))
+
+
+def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
+    sys.path.insert(0, str(FOLDER))
+    try:
+        ablation = importlib.import_module("ablation")
+    finally:
+        sys.path.remove(str(FOLDER))
+    assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "ablation.json").read_text())
+    assert [row["name"] for row in rows] == 2 * list(ablation.SAMPLED)
+    gaps = {row["name"]: row["gap"] for row in rows if "gap" in row}
+    assert gaps["σ does not follow the slopes"] > 2 * gaps["everything on"]
+    assert "everything on" in capsys.readouterr().out

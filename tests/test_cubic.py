@@ -245,3 +245,13 @@ def test_tiny_and_huge_gradients(gamma0, value):
     assert (np.array([value, 2.0]) + mu) * step.u == pytest.approx([-gamma0] * 2, rel=1e-6, abs=1e-15)
     if gamma0 < 1 and value > 0:
         assert step.u == pytest.approx([-gamma0 / value, -gamma0 / 2.0], rel=1e-12, abs=0.0)
+
+
+def test_the_share_of_negative_curvature():
+    """Two directions that do not mix: −½ with its pull and 1 with its own; the share is known in closed form."""
+    eigen = cubic.spectrum(np.array([-0.5, 1.0]), np.array([0.0]))
+    linear, u = np.array([1.0, 2.0]), np.array([-3.0, -1.0])
+    negative, positive = 3.0 + 0.25 * 9.0, 2.0 - 0.5
+    assert cubic.curvature_share(eigen, linear, u) == pytest.approx(negative / (negative + positive))
+    assert cubic.curvature_share(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3])), linear, u / 4) == 0.0
+    assert math.isnan(cubic.curvature_share(eigen, linear, -u * 10))  # uphill

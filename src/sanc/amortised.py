@@ -162,6 +162,7 @@ class AmortisedEngine:
             "trial_value": math.nan,
             "krylov_dim": 0,
             "trials": 0,
+            "curvature_share": math.nan,
             "note": "",
         }
         if not (math.isfinite(value) and math.isfinite(grad_norm)):
@@ -373,11 +374,8 @@ class AmortisedEngine:
         if self.state.scale is not None:
             s = s * self.state.scale
         parts = eigen.vectors.T @ least.u
-        bends = eigen.values * parts * parts
-        gains = -(eigen.vectors.T @ linear) * parts - 0.5 * bends
-        total = float(gains.sum())
-        share = float(gains[eigen.values < 0.0].sum()) / total if total > 0.0 else 0.0
-        return _Step(s, least.norm, least.decrease, float(bends.sum()), share)
+        share = cubic.curvature_share(eigen, linear, least.u)
+        return _Step(s, least.norm, least.decrease, float(eigen.values @ (parts * parts)), share)
 
     # ------------------------------------------------------------------ the step
 
@@ -393,6 +391,7 @@ class AmortisedEngine:
         for attempt in range(1 + (0 if not judged else s.resolves if first_phase else 2)):
             step = self._solve(eigen, inside, mean, outside, oracle)
             entries |= {"sigma": self.state.sigma, "model_decrease": step.decrease}
+            entries["curvature_share"] = step.curvature_share
             if step.norm == 0.0:
                 entries["note"] = "the model has its minimum here"
                 return x
@@ -471,6 +470,7 @@ class AmortisedEngine:
             entries["trials"] += 1
             if value < entries["value"] and space.finite(point):
                 entries |= {"branch": Branch.CURVATURE, "step_norm": space.norm(d), "trial_value": value}
+                entries["curvature_share"] = 1.0
                 return point
             d = 0.5 * d
         entries["note"] = "the curvature step does not lower the loss"

@@ -43,6 +43,7 @@ class _Draft:
     krylov_dim: int = 0
     trials: int = 0
     cubic_norm: float = 0.0
+    curvature_share: float = math.nan
     note: str = ""
 
 
@@ -132,6 +133,7 @@ class Engine:
             trials=draft.trials,
             calls=oracle.meter.snapshot(),
             seconds=self.state.seconds,
+            curvature_share=draft.curvature_share,
             note=draft.note,
         )
         return point, record
@@ -287,6 +289,7 @@ class Engine:
             if step.hard:
                 step = cubic.minimise(eigen, krylov.linear, draft.sigma, self._hard_sign(krylov, eigen))
             draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
+            draft.curvature_share = cubic.curvature_share(eigen, krylov.linear, step.u)
             if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
                 draft.note = "the model has its minimum here"
                 self._rest(oracle, draft)
@@ -424,6 +427,7 @@ class Engine:
             good = math.isfinite(value) and oracle.space.finite(trial)
             if good and not (must_fall and value >= draft.value):
                 draft.branch, draft.step_norm, draft.trial_value = branch, norm, value
+                draft.curvature_share = 1.0 if branch is Branch.CURVATURE else 0.0
                 if self.method.acceptance == "always":
                     self.judge.relax()
                 return trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -79,6 +80,9 @@ class Record:
         Component evaluations since the start.
     seconds : float
         Time spent in iterations since the start.
+    curvature_share : float
+        Share of the model's decrease (without its cubic term) that the last trial was to earn along negative curvature,
+        1 for a step of branch "curvature"; NaN where there was no model or it promised nothing.
     note : str
         Why the iteration went as it did, where that is not plain from the branch.
     """
@@ -97,6 +101,7 @@ class Record:
     trials: int
     calls: Calls
     seconds: float
+    curvature_share: float = math.nan
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
