@@ -180,9 +180,14 @@ def test_networks_choose_rates_and_targets(networks: ModuleType) -> None:
 
 
 def test_networks_merge(networks: ModuleType, tmp_path: Path) -> None:
+    """Of other methods or seeds, but of the same steps; what one file skipped and another has is no longer skipped."""
     for name, steps in (("a", 60), ("b", 60), ("c", 61)):
-        content = {"options": {"steps": steps}, "runs": [name], "skipped": [], "missing": []}
+        run = {"task": "mnist", "method": name, "lr": 0.1 if name == "a" else None, "seed": 0}
+        skipped = ["mnist/b/seed 0", "mnist/b/seed 1"] if name == "a" else []
+        content = {"options": {"steps": steps, "seeds": len(skipped)}, "runs": [run], "skipped": skipped, "missing": []}
         (tmp_path / name).write_text(json.dumps(content))
-    assert networks.merged([tmp_path / "a", tmp_path / "b"])["runs"] == ["a", "b"]
+    document = networks.merged([tmp_path / "a", tmp_path / "b"])
+    assert [run["method"] for run in document["runs"]] == ["a", "b"]
+    assert document["skipped"] == ["mnist/b/seed 1"]
     with pytest.raises(SystemExit, match="other options"):
         networks.merged([tmp_path / "a", tmp_path / "c"])
