@@ -213,14 +213,16 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("problem", ["logistic", "mlp"])
-@pytest.mark.parametrize("method", ["sanc", "crm", "sgd"])
-def test_a_run_resumes_wherever_it_is_cut(tmp_path, problem, method):
+@pytest.mark.parametrize(
+    ("method", "preset"), [("sanc", "paper"), ("crm", "paper"), ("sgd", "paper"), ("sanc", "robust"), ("scr", "robust")]
+)
+def test_a_run_resumes_wherever_it_is_cut(tmp_path, problem, method, preset):
     """Stopped after any iteration, with checkpoints at other moments: the trace is that of a run never stopped."""
     panel = OWN
     if problem == "mlp":
         panel = Panel("own-mlp", "own", "mlp", "digits", (method,), {"eta1": 0.1, "eta2": 0.3, "lr": 0.05}, batch=32,
                       calls=12000, strength=0.001)  # fmt: skip
-    spec = RunSpec(panel, method, 0)
+    spec = RunSpec(panel, method, 0, preset)
     whole = timeless(runs.execute(spec, tmp_path / "whole"))
     rng = random.Random(method + problem)
     cuts = 0

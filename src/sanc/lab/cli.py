@@ -170,7 +170,7 @@ def run(
     activation: Annotated[str | None, typer.Option(help="tanh or relu, of a network.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the panel.")] = None,
     n_runs: Runs = 3,
-    preset: Preset = "paper",
+    preset: Preset = "robust",
     workers: Workers = _CPUS,
     device: Device = "cpu",
     out: Out = Path("sanc-results"),
