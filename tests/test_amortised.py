@@ -155,16 +155,47 @@ def test_it_needs_no_more_calls_than_the_tuned_method_of_the_paper(problem, lowe
     assert np.median(ours) <= np.median(theirs)
 
 
-def test_a_jump_of_the_loss_leads_back_to_a_safe_point(problem):
-    engine, oracle = engine_on(problem)
+def settled_run(problem, steps=60, **options):
+    engine, oracle = engine_on(problem, **options)
     x = np.ones(problem.dim)
-    for _ in range(60):
+    for _ in range(steps):
         x, _ = engine.iterate(x, oracle)
+    return engine, oracle, x
+
+
+def test_a_jump_of_the_loss_leads_back_to_a_safe_point(problem):
+    engine, oracle, x = settled_run(problem)
     safe, sigma = engine.state.safe, engine.state.sigma
-    point, record = engine.iterate(x + 3.0, oracle)  # as if a step had gone wrong
-    assert point is safe
+    engine._last = x + 3.0  # as if a step of its own had gone wrong
+    point, record = engine.iterate(engine._last, oracle)
+    assert point is safe and engine.went_back
     assert "jumped" in record.note and record.branch is Branch.STAYED
     assert engine.state.sigma == pytest.approx(4.0 * sigma)
+    engine.iterate(point, oracle)
+    assert not engine.went_back
+
+
+def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
+    engine, oracle, x = settled_run(problem)
+    there = x + 3.0
+    point, record = engine.iterate(there, oracle)
+    assert "jumped" not in record.note and np.linalg.norm(point - there) < np.linalg.norm(point - x)
+
+
+def test_rare_rows_are_learnt_from():
+    """One row in fifty is positive and the batches have four: a high loss is the batch's, not the step's."""
+    rng = np.random.default_rng(0)
+    X = torch.from_numpy(rng.standard_normal((2000, 5)))
+    y = torch.from_numpy((rng.random(2000) < 0.02).astype(float))
+    w = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    opt, jumps = sanc.SANC([w], seed=0), 0
+    for _ in range(1500):
+        rows = torch.from_numpy(rng.choice(2000, 4, replace=False))
+        opt.step(lambda rows=rows: loss(X[rows] @ w[:5] + w[5], y[rows]))
+        jumps += "jumped" in opt.record.note
+    assert jumps < 30
+    assert float(loss(X @ w[:5] + w[5], y).detach()) < 0.14  # the entropy of the labels is 0.098, a bias of 0 has 0.69
 
 
 def test_a_loss_that_is_not_finite_later_on_leads_back_too(problem):
@@ -176,23 +207,30 @@ def test_a_loss_that_is_not_finite_later_on_leads_back_too(problem):
     assert np.isfinite(point).all() and "finite" in record.note
 
 
-def test_a_higher_plateau_does_not_hold_the_run_for_ever(problem):
-    """Where the data change for good, the guard gives way."""
-    engine, oracle = engine_on(problem)
-    x = np.ones(problem.dim)
-    for _ in range(60):
-        x, _ = engine.iterate(x, oracle)
-    plain = oracle.gradient
+def test_a_loss_that_changes_for_good_is_no_jump(problem):
+    """Where the data change, the safe point is no better, and the run goes on."""
+    engine, oracle, x = settled_run(problem)
+    sigma = engine.state.sigma
+    gradient, trial = oracle.gradient, oracle.trial
 
     def higher(x):
-        value, g = plain(x)
+        value, g = gradient(x)
         return value + 50.0, g
 
-    oracle.gradient = higher
-    oracle.trial = lambda x: plain_trial(x) + 50.0
-    plain_trial = FiniteSumOracle.trial.__get__(oracle)
-    notes = [engine.iterate(x, oracle)[1].note for _ in range(60)]
-    assert "jumped" in notes[0] and "jumped" not in notes[-1]
+    oracle.gradient, oracle.trial = higher, lambda x: trial(x) + 50.0
+    for _ in range(20):
+        x, record = engine.iterate(x, oracle)
+        assert "jumped" not in record.note
+    assert engine.state.sigma < 10 * sigma
+
+
+@pytest.mark.parametrize("size", [1e-110, 1e-160, 1.0])
+def test_very_small_numbers_are_no_errors(size):
+    x = torch.nn.Parameter(torch.tensor([size, 2 * size], dtype=torch.float64))
+    opt = sanc.SANC([x], seed=0, check=False)
+    for _ in range(20):
+        opt.step(lambda: (x * x).sum())
+    assert torch.isfinite(x).all()
 
 
 # ---------------------------------------------------------------------------------------------- negative curvature
@@ -311,6 +349,112 @@ def test_a_basis_that_is_not_kept_serves_one_step():
     assert opt.record.krylov_dim > 0
     with pytest.raises(sanc.ArgumentError, match=r"refresh = 9.*store"):
         sanc.SANC([p], lanczos="regenerate", refresh=9)
+
+
+@pytest.mark.parametrize("change", ["freeze", "free", "add"])
+def test_a_state_loads_into_the_parameters_it_was_saved_of(change):
+    """Saved between a change of the groups and the next step: the resumed run forgets what the live one forgets."""
+
+    def build():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        groups = [{"params": net[0].parameters(), "frozen": change == "free"}]
+        if change != "add":
+            groups.append({"params": net[2].parameters()})
+        return net, sanc.SANC(groups, seed=2)
+
+    def alter(net, opt):
+        if change == "add":
+            opt.add_param_group({"params": net[2].parameters()})
+        else:
+            opt.param_groups[0]["frozen"] = change == "freeze"
+
+    x = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def train(net, opt, steps):
+        for k in range(steps):
+            rows = torch.arange(20) + 7 * (k % 5)
+            opt.step(lambda rows=rows: (net(x[rows]).squeeze() - x[rows].prod(1)).square().mean())
+
+    net, opt = build()
+    train(net, opt, 25)
+    alter(net, opt)
+    buffer = io.BytesIO()
+    torch.save((net.state_dict(), opt.state_dict()), buffer)
+    train(net, opt, 25)
+    again, other = build()
+    if change == "add":
+        alter(again, other)
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    again.load_state_dict(weights)
+    other.load_state_dict(state)
+    train(again, other, 25)
+    for a, b in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_of_the_other_iteration_is_refused_whole():
+    p = torch.nn.Parameter(torch.ones(3))
+    kinds = [sanc.SANC([p], seed=0), sanc.SANC([p], preset="paper", weight_decay=0.5, seed=0)]
+    for opt in kinds:
+        opt.step(lambda: (p**2).sum())
+    for opt, other in (kinds, kinds[::-1]):
+        with pytest.raises(sanc.ArgumentError, match="same preset"):
+            opt.load_state_dict(other.state_dict())
+    assert kinds[0].param_groups[0]["weight_decay"] == 0.0
+
+
+def test_a_resumed_minimisation_of_the_other_iteration_is_refused(problem):
+    states = []
+
+    def keep(intermediate_result):
+        states.append(intermediate_result.state)
+
+    sanc.minimize(problem, np.ones(30), batch_size=29, max_iter=2, callback=keep, certify=False)
+    with pytest.raises(sanc.ArgumentError, match="same preset, refresh and batch_size"):
+        sanc.minimize(problem, np.ones(30), batch_size=29, refresh=0, resume=states[-1])
+
+
+def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1).double()
+    x = torch.randn(40, 3, dtype=torch.float64)
+    opt = sanc.SANC(net.parameters(), seed=0)
+    for _ in range(20):
+        opt.step(lambda: (net(x) ** 2).mean())
+    before = opt._engine.state
+    net.bias.requires_grad_(False)
+
+    def fails():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        opt.step(fails)
+    net.bias.requires_grad_(True)
+    assert opt._engine.state is before
+    opt.step(lambda: (net(x) ** 2).mean())
+    assert opt._engine.state.averaged == before.averaged + 1
+    net.float()  # another type is another space
+    x = x.float()
+    opt.step(lambda: (net(x) ** 2).mean())
+    assert opt._engine.state.safe.dtype == torch.float32
+
+
+def test_buffers_of_a_batch_that_was_not_learnt_are_put_back():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x = torch.randn(64, 3)
+    opt = sanc.SANC(net.parameters(), seed=0)
+    for _ in range(40):
+        opt.step(lambda: (net(x) - x.sum(1, keepdim=True)).square().mean())
+    with torch.no_grad():
+        net[3].weight.add_(50.0)
+    opt._engine._last = torch.cat([p.detach().reshape(-1) for p in net.parameters()])  # as if by a step of its own
+    held = net[1].running_mean.clone()
+    opt.step(lambda: (net(x + 5.0) - x.sum(1, keepdim=True)).square().mean())
+    assert opt._engine.went_back
+    assert torch.equal(held, net[1].running_mean)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,19 @@ def test_a_run_of_a_network(tmp_path, method):
     assert lines(other)[0]["loss"] != trace[0]["loss"]
 
 
+def test_which_runs_have_an_objective_sample_is_decided_by_their_options():
+    """One Krylov space for many steps judges on the gradient sample, whichever way it was asked for."""
+    for preset, options, amortised in (
+        ("paper", {}, False),
+        ("paper", {"refresh": 50}, True),
+        ("robust", {}, True),
+        ("robust", {"refresh": 0}, False),
+    ):
+        spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
+        assert spec.amortised is amortised
+    assert not RunSpec(OWN, "cr", 0, "robust").amortised
+
+
 def test_every_method_of_a_seed_has_the_same_start_and_samples(tmp_path):
     firsts = {lines(runs.execute(RunSpec(OWN, m, 3), tmp_path))[1]["grad_norm"] for m in ("sanc", "scr", "cr", "ncd")}
     assert len(firsts) == 1

@@ -120,6 +120,8 @@ class AmortisedEngine:
     ----------
     at_rest : bool
         Always false: with samples nothing ends a run but its limits.
+    went_back : bool
+        Whether the last iteration returned to an earlier point.
     """
 
     def __init__(self, method: Method, settings: Settings, seed: int) -> None:
@@ -127,6 +129,8 @@ class AmortisedEngine:
         self.settings = settings
         self.state = AmortisedState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
+        self.went_back = False
+        self._last: Vector | None = None  # where the last iteration ended
 
     # ------------------------------------------------------------------ the iteration
 
@@ -134,6 +138,7 @@ class AmortisedEngine:
         """Make one iteration from `x`; `start` is a first direction for a new Krylov space."""
         clock = time.perf_counter()
         before = self.state
+        self.went_back = False
         try:
             point, entries = self._advance(x, oracle, start)
         except BaseException:
@@ -141,6 +146,7 @@ class AmortisedEngine:
             raise
         seconds = before.seconds + time.perf_counter() - clock
         self.state = replace(self.state, iteration=before.iteration + 1, seconds=seconds)
+        self._last = point
         calls = oracle.meter.snapshot()
         return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
 
@@ -174,7 +180,7 @@ class AmortisedEngine:
                     "Start where the loss is finite, and check the data and the initial weights."
                 )
             return self._go_back(x, oracle, entries), entries
-        if value > self._ceiling():
+        if value > self._ceiling() and self._worse_than_before(x, value, oracle, entries):
             entries["note"] = "the loss jumped"
             return self._go_back(x, oracle, entries), entries
         self._settle(value)
@@ -241,7 +247,7 @@ class AmortisedEngine:
             weight = 0.5 if state.settled < 0 else max(1 - _LOSS_MEMORY, 1.0 / (state.averaged + 2))
             off = value - state.loss
             loss = state.loss + weight * off
-            variance = (1 - weight) * (state.loss_variance + weight * off * off)
+            variance = min((1 - weight) * (state.loss_variance + weight * off * off), 1e300)
         best = loss if math.isnan(state.best) or state.settled == state.iteration else state.best
         best = min(loss, best + _FORGET_BEST * (loss - best))
         rising = loss - best > math.sqrt(variance) + 0.01 * abs(best)
@@ -255,18 +261,30 @@ class AmortisedEngine:
             return math.inf
         return state.best + _JUMP * math.sqrt(state.loss_variance) + 0.02 * abs(state.best)
 
+    def _worse_than_before(self, x: Vector, value: float, oracle: Oracle, entries: dict[str, Any]) -> bool:
+        """Whether it is the last steps that made the loss of this batch high, and not the batch.
+
+        The same batch tells, at the last safe point. Where somebody else moved the parameters there is none any more.
+        """
+        if self._last is not None and oracle.space.norm(self._last - x) > 0.0:
+            self.state = replace(self.state, safe=x)
+        safe = self.state.safe
+        if safe is None or safe is x:
+            return False
+        entries["trials"] += 1
+        return value - oracle.trial(safe) > 0.5 * (value - self.state.best)
+
     def _go_back(self, x: Vector, oracle: Oracle, entries: dict[str, Any]) -> Vector:
         """Return to the last safe point with a larger σ; what the batch said of the bad point is not learnt."""
         state = self.state
-        variance = 1.5 * state.loss_variance  # one that is too small must not hold the run here for ever
-        if variance == 0.0 and math.isfinite(entries["value"]):
-            variance = (entries["value"] - state.loss) ** 2
-        sigma = self._bounded(self.settings.gamma**2 * state.sigma)
-        self.state = replace(state, sigma=sigma, path=None, loss_variance=variance, reached=math.nan)
-        if state.safe is None:
+        moved = 0.0 if state.safe is None else oracle.space.norm(state.safe - x)
+        if moved == 0.0:  # it was no step of ours
             return x
-        entries["step_norm"] = oracle.space.norm(state.safe - x)
+        sigma = self._bounded(self.settings.gamma**2 * state.sigma)
+        self.state = replace(state, sigma=sigma, path=None, reached=math.nan)
+        entries["step_norm"] = moved
         entries["note"] += ": back to the last safe point"
+        self.went_back = True
         return state.safe
 
     def _average(self, g: Vector) -> None:
@@ -368,8 +386,11 @@ class AmortisedEngine:
             least = cubic.minimise(eigen, linear, self.state.sigma, sign)
         if least.multiplier == 0.0:
             return _Step(oracle.space.zeros())
-        s = mean * (-1.0 / least.multiplier)
-        if len(inside):
+        if len(inside) == oracle.space.dim:  # there is no outside, and what is left of it is rounding
+            s = oracle.space.combine(self.state.basis, least.u[:-1])
+        else:
+            s = mean * (-1.0 / least.multiplier)
+        if 0 < len(inside) < oracle.space.dim:
             s = s + oracle.space.combine(self.state.basis, least.u[:-1] + inside / least.multiplier)
         if self.state.scale is not None:
             s = s * self.state.scale
@@ -385,7 +406,9 @@ class AmortisedEngine:
         k, first_phase = self.state.iteration, self.state.settled < 0
         mean, eigen = self._mean(g), self._model(fresh)
         inside = np.zeros(0) if self.state.basis is None else space.project(self.state.basis, mean)
-        outside = math.sqrt(max(space.dot(mean, mean) - float(inside @ inside), 0.0))
+        outside = 0.0
+        if len(inside) < space.dim:
+            outside = math.sqrt(max(space.dot(mean, mean) - float(inside @ inside), 0.0))
         negative = fresh and eigen.leftmost < 0.0
         judged = first_phase or negative or self._young() or (s.check_every > 0 and k % s.check_every == 0)
         for attempt in range(1 + (0 if not judged else s.resolves if first_phase else 2)):
@@ -394,7 +417,7 @@ class AmortisedEngine:
             entries["curvature_share"] = step.curvature_share
             if step.norm == 0.0:
                 entries["note"] = "the model has its minimum here"
-                return x
+                break
             point = x + step.vector
             branch = Branch.UNTESTED
             if judged:
@@ -402,14 +425,19 @@ class AmortisedEngine:
                     continue
                 branch = Branch.VERY_SUCCESSFUL if entries["rho"] > s.eta2 else Branch.SUCCESSFUL
                 branch = Branch.CURVATURE if step.curvature_share > 0.5 else branch
-            entries |= {"branch": branch, "step_norm": space.norm(step.vector)}
+            length = space.norm(step.vector)
+            if not math.isfinite(length):
+                entries["note"] = "the step is not finite"
+                self.state = replace(self.state, sigma=self._bounded(s.gamma**2 * self.state.sigma))
+                break
+            entries |= {"branch": branch, "step_norm": length}
             if not first_phase:
                 path = self.state.path
                 path = step.vector if path is None else s.averaging * path + step.vector
                 self.state = replace(self.state, path=path)
             return point
         self.state = replace(self.state, path=None, reached=math.nan)
-        if negative and self.method.on_rejection == "escape":
+        if negative and judged and entries["trials"] and self.method.on_rejection == "escape":
             return self._escape(x, g, oracle, eigen, entries)
         return x
 
@@ -432,7 +460,10 @@ class AmortisedEngine:
         entries["rho"] = ratio(actual, promised)
         finite = math.isfinite(value) and space.finite(point)
         # The cubic coefficient that f showed along the step.
-        shown = 3.0 * (promised - actual) / step.norm**3 if finite else math.inf
+        cube = step.norm * step.norm * step.norm
+        shown = math.inf
+        if finite:
+            shown = 3.0 * (promised - actual) / cube if cube > 0.0 else state.sigma
         rejected = not finite or (actual < 0.0 and (slope < 0.0 or step.curvature_share > 0.5))
         rejected = rejected or (first_phase and promised > 0.0 and actual < s.eta1 * promised)
         if rejected:
@@ -468,9 +499,9 @@ class AmortisedEngine:
             point = x + d
             value = oracle.trial(point)
             entries["trials"] += 1
-            if value < entries["value"] and space.finite(point):
+            if math.isfinite(value) and value < entries["value"] and space.finite(point):
                 entries |= {"branch": Branch.CURVATURE, "step_norm": space.norm(d), "trial_value": value}
-                entries["curvature_share"] = 1.0
+                entries |= {"curvature_share": 1.0, "note": ""}
                 return point
             d = 0.5 * d
         entries["note"] = "the curvature step does not lower the loss"
@@ -498,8 +529,10 @@ class AmortisedEngine:
         """Go on from what `numbers` and `vectors` returned."""
         small = {name: None if numbers[name] is None else np.array(numbers[name], np.float64) for name in _SMALL}
         self.state = AmortisedState(**{**numbers, **small, **vectors})
+        self._last = None
 
     def forget(self) -> None:
         """Begin anew with vectors of another length; σ and the counts stay."""
         state = self.state
         self.state = AmortisedState(state.seed, state.iteration, state.sigma, state.seconds)
+        self._last = None

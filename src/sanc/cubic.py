@@ -116,8 +116,9 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
 def curvature_share(eigen: Spectrum, linear: Floats, u: Floats) -> float:
     """Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none."""
     c, y = eigen.vectors.T @ linear, eigen.vectors.T @ u
-    gains = -y * (c + 0.5 * eigen.values * y)
-    total = float(gains.sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        gains = -y * (c + 0.5 * eigen.values * y)
+        total = float(gains.sum())
     return float(gains[eigen.values < 0.0].sum()) / total if total > 0.0 else math.nan
 
 

@@ -144,6 +144,11 @@ class Run:
             raise ArgumentError(
                 f"resume has {len(state['x'])} variables, not {self.oracle.space.dim}: use its problem."
             )
+        if "vectors" not in state or set(state["engine"]) != set(self.engine.numbers()):
+            raise ArgumentError(
+                "resume is of another iteration than this one: pass the same preset, refresh and batch_size as in the "
+                "run that was interrupted, and a state of this version."
+            )
         self.x = state["x"]
         self.engine.restore(state["engine"], state["vectors"])
         self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]

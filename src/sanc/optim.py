@@ -38,8 +38,8 @@ class CubicOptimizer(Optimizer):
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
         left alone).
     preset : {"robust", "paper", "authors"}
-        The set of rules and numbers to start from. "robust" has no constants to tune, and one Krylov space serves many
-        steps; with ``refresh=0`` every step builds its own, which pays where the closure is exact.
+        The set of rules and numbers to start from. "robust" has no constants to tune, and in SANC and SCR one Krylov
+        space serves many steps; with ``refresh=0`` every step builds its own, which pays where the closure is exact.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
@@ -187,7 +187,7 @@ class CubicOptimizer(Optimizer):
             Returns the mean loss on the gradient sample.
         hessian : callable or Batch, optional
             Returns the mean loss on the Hessian sample; by default the gradient sample.
-            Where one Krylov space serves many steps it is called only when a new one is built.
+            Where one Krylov space serves many steps it is called only when a new one is built, and in the first step.
         objective : callable or Batch, optional
             Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, where the
             model that is judged comes from; on another sample ρ carries the noise of both. Preset "robust" always
@@ -219,7 +219,7 @@ class CubicOptimizer(Optimizer):
         oracle.inspect = state.iteration == 0
         oracle.differentiates = self._differentiates
         x = oracle.start()
-        point, known = x, (self._meter_counts(), self.record)
+        point, known = x, (self._meter_counts(), self.record, self._engine.state, self._known)
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
         try:
@@ -230,11 +230,12 @@ class CubicOptimizer(Optimizer):
                     self._probe(oracle, x, gradient)
                 self._gather(layout)
                 point, self.record = self._engine.iterate(x, oracle)
-            if not (math.isfinite(self.record.grad_norm) and math.isfinite(self.record.value)):
+            went_back = isinstance(self._engine, AmortisedEngine) and self._engine.went_back
+            if went_back or not (math.isfinite(self.record.grad_norm) and math.isfinite(self.record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
-            counts, self.record = known
+            counts, self.record, self._engine.state, self._known = known
             self._meter = Meter(**counts)
             raise
         finally:
@@ -287,8 +288,7 @@ class CubicOptimizer(Optimizer):
 
     def _gather(self, layout: Layout) -> None:
         """Let the engine drop its vectors if they belong to other parameters than these."""
-        known = [] if self._known is None else self._known.leaves
-        if len(known) != len(layout.leaves) or any(a is not b for a, b in zip(known, layout.leaves, strict=True)):
+        if self._known is None or not self._known.matches(layout):
             self._engine.forget()
         self._known = layout
 
@@ -302,7 +302,9 @@ class CubicOptimizer(Optimizer):
             for name, vector in self._engine.vectors().items():
                 for p, part in zip(self._known.leaves, self._known.split(vector), strict=True):
                     self.state[p][name] = part
-        return super().state_dict() | {
+        packed = super().state_dict()
+        self.state.clear()  # the engine has them
+        return packed | {
             "engine": {
                 "method": self.method,
                 "settings": asdict(self._settings),
@@ -323,17 +325,25 @@ class CubicOptimizer(Optimizer):
             raise ArgumentError(
                 f"state_dict is of {engine['method']!r}, not {self.method!r}: load it into that method."
             )
+        if set(engine["numbers"]) != set(self._engine.numbers()):
+            raise ArgumentError(
+                "state_dict is of another iteration than this optimiser's: construct it with the same preset and with "
+                "refresh = 0, or not 0, as in the run that was saved."
+            )
         mine = asdict(self._settings)
         for name, value in engine["settings"].items():
             if mine.get(name) != value:
                 text = f"the state was saved with {name} = {value!r} and this optimiser has {mine.get(name)!r}"
                 warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
-        layout = self._layout()
-        names = set.intersection(*(set(self.state.get(p, {})) for p in layout.leaves))
-        vectors = {name: layout.join([self.state[p][name] for p in layout.leaves]) for name in names}
+        saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        self._known = Layout(saved, [0.0] * len(saved)) if saved else None
+        vectors = {}
+        if self._known is not None:
+            names = set.intersection(*(set(self.state[p]) for p in saved))
+            vectors = {name: self._known.join([self.state[p][name] for p in saved]) for name in names}
+        self.state.clear()
         self._engine.restore(engine["numbers"], vectors)
-        self._known = layout
         self._meter = Meter(**engine["meter"])
         self.record = None
 

@@ -65,7 +65,8 @@ class Record:
     ritz_value : float
         Left-most Ritz value of the Hessian in the Krylov space; NaN where none was built.
     step_norm : float
-        Length of the step that was taken, 0 where the iteration stayed.
+        Length of the step that was taken, 0 where the iteration stayed; where it went back to an earlier point (branch
+        "stayed", with a note) the distance to that.
     model_decrease : float
         Decrease that the cubic model predicted for its last trial; NaN where there was no model.
     value : float

@@ -29,7 +29,7 @@ class Settings:
     sigma0 : float
         The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value.
     sigma_floor, sigma_ceiling : float or None
-        Bounds of σ. A floor of None is the machine precision of the parameters' type.
+        Bounds of σ. A floor of None is the machine precision of the parameters' type. With `refresh` σ is 1e8 at most.
     eta1, eta2 : float
         A step with ρ ≥ η1 is taken; with ρ > η2 it also lowers σ.
     gamma : float
@@ -88,13 +88,15 @@ class Settings:
     metric_averaging : float
         With `refresh`: memory of the mean square.
     margin : float
-        With `refresh`: where σ rests between the shortest steps worth taking (0) and the longest that do no harm (1).
+        With `refresh`: where σ rests between the steps that are best for the next value (0) and the longest that do no
+        harm (1).
     sigma_rate : float
         With `refresh`: how fast σ follows the slopes, at most this much of the step's length in one step.
     check_every : int
         With `refresh`: how often a step is judged by its value; 0 for only where it has to be.
     warm_up : int
-        With `refresh`: first steps, all of them judged, before the first Krylov space.
+        With `refresh`: most steps of the first phase, in which nothing is averaged and every step is judged; as many
+        steps after it are judged too.
     momentum : float
         Largest momentum coefficient of `CRM`.
     lr : float
@@ -271,7 +273,7 @@ PRESETS: Mapping[str, Settings] = {
         refresh=50,
     ),
 }
-"""The presets by name: the paper to the letter, the authors' program, and what exact objectives deserve."""
+"""The presets by name: the paper to the letter, the authors' program, and the default, with nothing to tune."""
 
 AUTHORS_FLOAT32_FLOOR = 1e-20
 """The authors' program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""

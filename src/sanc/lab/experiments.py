@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, PRESETS, ArgumentError
-from sanc.settings import amortises
+from sanc import METHODS, ArgumentError
+from sanc.settings import amortises, make_settings
 
 CONSTANTS: Mapping[str, tuple[float, float]] = {
     "w1a": (10.0, 10.0),
@@ -132,7 +132,8 @@ class RunSpec:
     @property
     def amortised(self) -> bool:
         """Whether one Krylov space serves many steps, so that there is no objective sample."""
-        return amortises(METHODS[self.method], PRESETS[self.preset])
+        method = METHODS[self.method]
+        return amortises(method, make_settings(method, self.preset, self.settings()))
 
     def settings(self) -> dict[str, Any]:
         """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; for "robust" only σ0."""
@@ -141,7 +142,7 @@ class RunSpec:
             options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
         if self.method in ("cr", "crm") and self.panel.figure != "own":
             options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
-        if self.panel.data in CONSTANTS:
+        if self.panel.data in CONSTANTS and self.preset != "robust":
             l1, l2 = CONSTANTS[self.panel.data]
             options = {"L1": l1, "L2": l2} | options
         if self.method != "sgd":

@@ -56,6 +56,7 @@ class Layout:
         self.leaves = list(leaves)
         self._sizes = [leaf.numel() for leaf in self.leaves]
         self.dim = sum(self._sizes)
+        self.kind = (self.leaves[0].dtype, self.leaves[0].device)
         self.decays: list[tuple[int, int, float]] = []
         offset = 0
         for size, decay in zip(self._sizes, decays, strict=True):
@@ -65,6 +66,11 @@ class Layout:
                 else:
                     self.decays.append((offset, offset + size, decay))
             offset += size
+
+    def matches(self, other: Layout) -> bool:
+        """Whether vectors of one are vectors of the other: the same leaves, type and device."""
+        same = len(self.leaves) == len(other.leaves) and self.kind == other.kind
+        return same and all(a is b for a, b in zip(self.leaves, other.leaves, strict=True))
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join per-leaf tensors into one new vector; a missing one is zero."""
