@@ -358,7 +358,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         trace.write({"iteration": -1, "loss": loss} | zero)
     else:
         loss, calls = saved["loss"], saved["calls"]
-    judged = sanc.METHODS[spec.method].acceptance == "ratio" and spec.preset != "robust"  # on all rows
+    judged = sanc.METHODS[spec.method].acceptance == "ratio" and not spec.amortised  # on all rows
     seconds = 0.0 if saved is None else saved["state"]["engine"]["seconds"]
 
     def watch(intermediate_result: Any) -> None:
