@@ -183,7 +183,8 @@ def _torch(kind: type[torch.optim.SGD | torch.optim.Adam], lr: float) -> Callabl
 
 _NETWORKS: dict[str, Any] = {"preset": "paper", "eta1": 0.1, "eta2": 0.3}
 
-# The first has no options at all, SCR the paper's η for networks. The other numbers are the best of small grids at the default seed and budget:
+# The first has no options at all, SCR the paper's η for networks. The other numbers are the best of small grids at the
+# default seed and budget:
 # L1 = L2 of 1, 3, 10, 100; CR's σ of 1, 2, 5, 10, 20; SGD's step of 0.1, 0.3, 1, 3; Adam's of 0.001, 0.003, 0.01, 0.03.
 METHODS: tuple[Method, ...] = (
     Method("SANC", "nothing to tune", "#C8401B", _family(SANC), tuned=False),
@@ -397,8 +398,8 @@ def table(runs: Sequence[Run], options: Options) -> Table:
     caption = (
         f"Loss: cross entropy + {WEIGHT_DECAY:g}/2·‖w‖² on all training images. Test: accuracy on the held-out fifth. "
         f"Evaluations: values, gradients and products of single images; batch {options.batch}, seed {options.seed}. "
-        "SANC is the default with nothing set, SCR has the paper's settings; the numbers of the others were the best of "
-        "four or five at seed 0. "
+        "SANC is the default with nothing set, SCR has the paper's settings; the numbers of the others were the best "
+        "of four or five at seed 0. "
         "Right: steps by branch, from very successful to stayed."
     )
     result = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", collapse_padding=True, pad_edge=False)
