@@ -9,7 +9,7 @@ run ended at a minimum that the zoo lists. *logistic*: regression with the paper
 20 n paper_calls; the calls to f ≤ 1.001 f* in units of n, and f − f* at the end. *mlp*: the paper's MLP with batches of
 128; the component evaluations to a loss, and the loss at the end.
 
---out gets ablation.json and table.md.
+--out gets ablation.json, table.md and ablation.png.
 """
 
 from __future__ import annotations
@@ -202,6 +202,29 @@ def report(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> st
     return "\n\n".join(texts)
 
 
+def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw one bar for each row: what the part is mostly about, the first row marked."""
+    from matplotlib.figure import Figure
+
+    shows = {"exact": "products", "logistic": "gap", "mlp": "evaluations"}
+    parts = list(dict.fromkeys(row["part"] for row in rows))
+    figure = Figure(figsize=(4.6 * len(parts), 3.6), layout="constrained")
+    for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        key = shows[part.split(",", maxsplit=1)[0]]
+        mine = [row for row in rows if row["part"] == part]
+        for place, row in enumerate(mine):
+            missing = not math.isfinite(row[key])
+            axes.barh(place, 0.0 if missing else row[key], color="#C8401B" if place == 0 else "#8A8A86")
+            if missing:
+                axes.annotate("∞", (0.0, place), va="center")
+        axes.set_yticks(range(len(mine)), [row["name"] for row in mine], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_title(f"{part}: {key}", fontsize=9)
+        if key == "gap" and all(row[key] > 0.0 for row in mine):
+            axes.set_xscale("log")
+    figure.savefig(path, dpi=110)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (options.out / "table.md").write_text(text + "\n", encoding="utf-8")
         finite = [{k: None if v == math.inf else v for k, v in row.items()} for row in rows]
         (options.out / "ablation.json").write_text(json.dumps(finite, indent=1) + "\n", encoding="utf-8")
+        picture(rows, options.out / "ablation.png")
     return 0
 
 

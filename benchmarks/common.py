@@ -126,13 +126,15 @@ def profile(costs: Mapping[str, Sequence[float]]) -> dict[str, tuple[Floats, Flo
     return curves
 
 
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[Any]], form: Callable[[Any], str] = str) -> str:
-    """Write a Markdown table with aligned columns: the first to the left, the others to the right."""
+def plain_table(
+    head: Sequence[str], rows: Sequence[Sequence[Any]], form: Callable[[Any], str] = str, left: int = 1
+) -> str:
+    """Write a Markdown table with aligned columns: the first `left` of them to the left, the others to the right."""
     cells = [list(head), *[[form(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = []
     for row in cells:
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append(f"| {' | '.join(padded)} |")
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    rule = "|" + "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])

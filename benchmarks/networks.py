@@ -53,6 +53,7 @@ import torch
 from torch import Tensor, nn
 
 import sanc
+from common import plain_table
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import environment, image_shape, load_data
@@ -375,7 +376,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     def number(value: float, form: str) -> str:
         return "–" if math.isnan(value) else "∞" if math.isinf(value) else format(value, form)
 
-    cells = [list(HEAD)]
+    cells = []
     for row in rows:
         lr = "–" if row["lr"] is None else f"{row['lr']:g}"
         cells.append(
@@ -386,13 +387,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
                 number(row["milliseconds"], ".2f"), f"{row['reached']} of {row['seeds']}",
             ]
         )  # fmt: skip
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = []
-    for line in cells:
-        padded = [c.rjust(w) if i > 1 else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    rule = "|" + "|".join("-" * (w + 2) if i < 2 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return plain_table(HEAD, cells, left=2)
 
 
 def legend(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 import sanc
-from sanc.record import Record
+from sanc import Record
 
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 ACCURACIES = (0.3, 1e-4)

@@ -39,6 +39,7 @@ import numpy as np
 import torch
 
 import sanc
+from common import plain_table
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import load_data
 
@@ -279,14 +280,7 @@ def form(key: str, cell: Any) -> str:
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Lay the rows out as a Markdown table."""
-    cells = [list(HEAD.values()), *[[form(key, row[key]) for key in HEAD] for row in rows]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = []
-    for line in cells:
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return plain_table(list(HEAD.values()), [[form(key, row[key]) for key in HEAD] for row in rows])
 
 
 # ---------------------------------------------------------------------- picture

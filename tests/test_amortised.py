@@ -71,7 +71,7 @@ def test_the_step_minimises_the_cubic_model_in_the_metric(sigma, fresh, metric):
     _, g = oracle.gradient(x)
     engine._average(g)
     engine._measure(oracle)
-    assert engine._build(x, g, oracle, None, {})
+    assert engine._build(x, g, oracle, {})
     mean, eigen = engine._mean(g), engine._model(fresh)
     inside = oracle.space.project(engine.state.basis, mean)
     step = engine._solve(eigen, inside, mean, math.sqrt(mean @ mean - inside @ inside), oracle)
@@ -267,7 +267,7 @@ def test_the_escape_after_a_rejection_lowers_the_loss_or_stays(problem):
     value, g = oracle.gradient(x)
     engine._average(g)
     engine._measure(oracle)
-    engine._build(x, g, oracle, None, {})
+    engine._build(x, g, oracle, {})
     eigen = engine._model(True)
     assert eigen.leftmost < 0.0
     entries = {"value": value, "trials": 0, "note": "", "branch": Branch.STAYED}

@@ -100,3 +100,4 @@ def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
     gaps = {row["name"]: row["gap"] for row in rows if "gap" in row}
     assert gaps["σ does not follow the slopes"] > 2 * gaps["everything on"]
     assert "everything on" in capsys.readouterr().out
+    assert (tmp_path / "ablation.png").stat().st_size > 10_000

@@ -23,6 +23,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 def module(name: str) -> ModuleType:
     if not FOLDER.exists():
         pytest.skip("the benchmarks are not part of this archive")
+    if str(FOLDER) not in sys.path:  # as it is for a script that runs there
+        sys.path.append(str(FOLDER))
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

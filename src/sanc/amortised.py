@@ -134,13 +134,13 @@ class AmortisedEngine:
 
     # ------------------------------------------------------------------ the iteration
 
-    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
-        """Make one iteration from `x`; `start` is a first direction for a new Krylov space."""
+    def iterate(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
         clock = time.perf_counter()
         before = self.state
         self.went_back = False
         try:
-            point, entries = self._advance(x, oracle, start)
+            point, entries = self._advance(x, oracle)
         except BaseException:
             self.state = before
             raise
@@ -150,8 +150,8 @@ class AmortisedEngine:
         calls = oracle.meter.snapshot()
         return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
 
-    def _advance(self, x: Vector, oracle: Oracle, start: Vector | None) -> tuple[Vector, dict[str, Any]]:
-        refresh = start is not None or self._due()
+    def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, dict[str, Any]]:
+        refresh = self._due()
         oracle.begin(self.state.iteration, products=refresh)
         value, g = oracle.gradient(x)
         oracle.meter.paper_calls += oracle.sizes[0]
@@ -191,7 +191,7 @@ class AmortisedEngine:
         if refresh or self.state.scale is None or self.state.settled < 0:
             self._measure(oracle)
         if refresh or grad_norm == 0.0:
-            fresh = self._build(x, g, oracle, start, entries)
+            fresh = self._build(x, g, oracle, entries)
         return self._move(x, g, oracle, fresh, entries), entries
 
     def _due(self) -> bool:
@@ -319,7 +319,7 @@ class AmortisedEngine:
 
     # ------------------------------------------------------------------ the model
 
-    def _build(self, x: Vector, g: Vector, oracle: Oracle, start: Vector | None, entries: dict[str, Any]) -> bool:
+    def _build(self, x: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any]) -> bool:
         """Build a new Krylov space of M^(−1/2) B M^(−1/2); false where a product was not finite."""
         state, space = self.state, oracle.space
         scale = state.scale
@@ -328,10 +328,7 @@ class AmortisedEngine:
         def product(v: Vector) -> Vector:
             return operator(v) if scale is None else operator(v * scale) * scale
 
-        if start is None:
-            start = self._mean(g)
-        elif scale is not None:
-            start = start / scale
+        start = self._mean(g)
         if space.norm(start) == 0.0:
             start = space.normal(self._random(_START))
         krylov = Krylov(product, start, space, reorthogonalise=True)
@@ -437,7 +434,7 @@ class AmortisedEngine:
                 self.state = replace(self.state, path=path)
             return point
         self.state = replace(self.state, path=None, reached=math.nan)
-        if negative and judged and entries["trials"] and self.method.on_rejection == "escape":
+        if negative and self.method.on_rejection == "escape":
             return self._escape(x, g, oracle, eigen, entries)
         return x
 

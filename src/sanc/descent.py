@@ -103,7 +103,10 @@ class Run:
             if time.perf_counter() - clock >= self.limits.max_time:
                 return Status.TIME_LIMIT
             try:
-                self.x, record = self.engine.iterate(self.x, self.oracle, direction)
+                if direction is not None and isinstance(self.engine, Engine):
+                    self.x, record = self.engine.iterate(self.x, self.oracle, direction)
+                else:
+                    self.x, record = self.engine.iterate(self.x, self.oracle)
             except NonFiniteStartError:
                 return Status.NOT_FINITE
             self.history.append(record)

@@ -21,7 +21,7 @@ from sanc.oracles.build import Restore, build_oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.problems import FiniteSum
 from sanc.record import Branch
-from sanc.settings import Method, amortises, find_method, make_settings
+from sanc.settings import Method, find_method, make_settings
 
 __all__ = ["Status", "minimize", "scipy_method"]
 
@@ -133,7 +133,7 @@ def minimize(
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
-    amortised = amortises(chosen, tuned) and not grow_samples and any(size is not None for size in sizes)
+    amortised = chosen.amortises(tuned) and not grow_samples and any(size is not None for size in sizes)
     if amortised and objective_batch_size is not None:
         raise ArgumentError(
             f"objective_batch_size = {objective_batch_size!r} cannot be used: steps are judged on the gradient sample. "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sanc.amortised import AmortisedEngine
+from sanc.amortised import KRYLOV_DIM, AmortisedEngine
 from sanc.data import Batch
 from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
@@ -20,12 +20,9 @@ from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sa
 from sanc.oracles.base import Meter
 from sanc.oracles.replay import derive, own_randomness
 from sanc.record import Record
-from sanc.settings import METHODS, PRESETS, amortises, make_settings
+from sanc.settings import METHODS, PRESETS, make_settings
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
-
-_KRYLOV_DIM = 5
-"""Lanczos iterations of a preset that leaves their number open: a mini-batch Hessian deserves no more."""
 
 
 class CubicOptimizer(Optimizer):
@@ -83,7 +80,7 @@ class CubicOptimizer(Optimizer):
         method = METHODS[self.method]
         own = ("preset", "weight_decay", "hvp", "microbatch", "seed", "check")
         if isinstance(preset, str) and preset in PRESETS and PRESETS[preset].krylov_dim is None:
-            options.setdefault("krylov_dim", _KRYLOV_DIM)
+            options.setdefault("krylov_dim", KRYLOV_DIM)
         if "lr" in options:
             raise ArgumentError(
                 f"option 'lr' (= {options['lr']!r}) has no effect here: these methods have no step size."
@@ -107,7 +104,7 @@ class CubicOptimizer(Optimizer):
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
         self._layout()  # complains of parameters that cannot be used
-        kind = AmortisedEngine if amortises(method, self._settings) else Engine
+        kind = AmortisedEngine if method.amortises(self._settings) else Engine
         self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
         self._known: Layout | None = None
         self._meter = Meter()

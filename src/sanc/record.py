@@ -57,7 +57,8 @@ class Record:
     branch : Branch
         The kind of step taken.
     rho : float
-        Actual over predicted decrease of the last trial, on the objective sample; NaN where no ratio was formed.
+        Actual over predicted decrease of the last trial, on the objective sample (where one Krylov space serves many
+        steps, and below, the gradient sample); NaN where no ratio was formed.
     sigma : float
         The cubic coefficient of the last trial; NaN for a method without a model.
     grad_norm : float

@@ -230,6 +230,10 @@ class Method:
         """Whether the method asks for Hessian products at all."""
         return self.model != "none" or self.on_rejection == "escape"
 
+    def amortises(self, settings: Settings) -> bool:
+        """Whether, with samples, one Krylov space is to serve many steps."""
+        return settings.refresh > 0 and self.model == "adaptive" and not self.exact
+
 
 METHODS: Mapping[str, Method] = {
     method.name: method
@@ -284,11 +288,6 @@ def find_method(name: object) -> Method:
     if not isinstance(name, str) or name.lower() not in METHODS:
         raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
     return METHODS[name.lower()]
-
-
-def amortises(method: Method, settings: Settings) -> bool:
-    """Whether, with samples, one Krylov space is to serve many steps of this method."""
-    return settings.refresh > 0 and method.model == "adaptive" and not method.exact
 
 
 def make_settings(method: Method, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:

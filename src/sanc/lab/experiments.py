@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, ArgumentError
-from sanc.settings import amortises, make_settings
+from sanc import METHODS, PRESETS, ArgumentError
 
 CONSTANTS: Mapping[str, tuple[float, float]] = {
     "w1a": (10.0, 10.0),
@@ -132,8 +131,7 @@ class RunSpec:
     @property
     def amortised(self) -> bool:
         """Whether one Krylov space serves many steps, so that there is no objective sample."""
-        method = METHODS[self.method]
-        return amortises(method, make_settings(method, self.preset, self.settings()))
+        return METHODS[self.method].amortises(replace(PRESETS[self.preset], **self.settings()))
 
     def settings(self) -> dict[str, Any]:
         """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; for "robust" only σ0."""

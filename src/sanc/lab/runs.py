@@ -376,7 +376,14 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         trace.record(record, known)
         loss, calls = loss if known is None else known, now
         tick(min(1.0, now / budget), loss, record)
-        keeper.offer(lambda: {"state": _tensors(intermediate_result.state), "loss": loss, "calls": calls})
+        state = intermediate_result.state
+        keeper.offer(
+            lambda: {
+                "state": _converted(state, np.ndarray, lambda array: torch.from_numpy(array.copy())),
+                "loss": loss,
+                "calls": calls,
+            }
+        )
 
     result = sanc.minimize(
         problem,
@@ -390,30 +397,17 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         max_iter=10**9,
         callback=watch,
         certify=False,
-        resume=None if saved is None else _arrays(saved["state"]),
+        resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
         **spec.settings(),
     )
     _finish(folder, trace, result.status.name.lower().replace("_", " "), result.fun, seconds)
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """Arrays as tensors, which load without trust."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(v) for key, v in value.items()}
-        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-
-    return {key: plain(value) for key, value in state.items()}
-
-
-def _arrays(state: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(v) for key, v in value.items()}
-        return value.numpy() if isinstance(value, torch.Tensor) else value
-
-    return {key: plain(value) for key, value in state.items()}
+def _converted(content: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Change everything of one kind in nested mappings: files hold tensors, which load without trust, runs arrays."""
+    if isinstance(content, dict):
+        return {key: _converted(value, kind, change) for key, value in content.items()}
+    return change(content) if isinstance(content, kind) else content
 
 
 def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:

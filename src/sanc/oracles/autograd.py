@@ -191,7 +191,12 @@ class AutogradOracle(Oracle):
             self._loaded = x
 
     def value(self, x: Vector) -> float:
-        sample = self._samples[2]
+        return self._known_or_evaluated(x, self._samples[2])
+
+    def trial(self, x: Vector) -> float:
+        return self._known_or_evaluated(x, self._samples[0])
+
+    def _known_or_evaluated(self, x: Vector, sample: Sample) -> float:
         known = self._values.get(sample, x)
         return self._values.put(self.evaluate(x, sample), sample, x) if known is None else known
 
@@ -275,11 +280,6 @@ class AutogradOracle(Oracle):
             loss, self.layout.leaves, create_graph=create_graph, allow_unused=True
         )
         return grads
-
-    def trial(self, x: Vector) -> float:
-        sample = self._samples[0]
-        known = self._values.get(sample, x)
-        return self._values.put(self.evaluate(x, sample), sample, x) if known is None else known
 
     def hessian(self, x: Vector) -> Operator:
         kinds: dict[str, type[_AutogradOperator]] = {
