@@ -1,8 +1,8 @@
 """Switch the ingredients of the default preset off, one at a time.
 
-    python benchmarks/ablation.py --out ablation-output          # everything, about half an hour on one core
-    python benchmarks/ablation.py --parts logistic mlp --seeds 3
-    python benchmarks/ablation.py --quick                        # scikit-learn's data and a few problems, seconds
+    python -m benchmarks.ablation --out ablation-output          # everything, about half an hour on one core
+    python -m benchmarks.ablation --parts logistic mlp --seeds 3
+    python -m benchmarks.ablation --quick                        # scikit-learn's data and a few problems, seconds
 
 Three parts. *exact*: `sanc.minimize` with its defaults over the problems of the zoo with n ≤ 100; solved means that the
 run ended at a minimum that the zoo lists. *logistic*: regression with the paper's nonconvex penalty, batches of n/20,
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import sanc
-from common import Counted, median, plain_table, zoo
+from benchmarks.common import Counted, median, plain_table, zoo
 from sanc import amortised
 from sanc.lab import models
 from sanc.lab.runs import load_data

@@ -1,9 +1,9 @@
 """Compare `sanc.minimize` with SciPy's minimisers and GALAHAD's ARC on the zoo: 115 published problems, n = 2 to 1000.
 
-    python benchmarks/deterministic.py --out deterministic-output     # everything, tens of minutes
-    python benchmarks/deterministic.py --problems GENROSE COSINE      # these only
-    python benchmarks/deterministic.py --methods sanc trust-exact
-    python benchmarks/deterministic.py --quick                        # a dozen small problems, seconds
+    python -m benchmarks.deterministic --out deterministic-output     # everything, tens of minutes
+    python -m benchmarks.deterministic --problems GENROSE COSINE      # these only
+    python -m benchmarks.deterministic --methods sanc trust-exact
+    python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
 
 Every method gets the same start and the same counted f, gradient and Hessian (products), and ends where ‖∇f‖₂ ≤ 1e-8,
 or the `gtol` of the problem where rounding allows no more. SciPy's methods are stopped the moment they evaluate such a
@@ -39,7 +39,7 @@ import scipy.optimize
 import torch
 
 import sanc
-from common import Budget, Counted, Floats, geometric_mean, median, plain_table, profile, zoo
+from benchmarks.common import Budget, Counted, Floats, geometric_mean, median, plain_table, profile, zoo
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
 FIRST_ORDER = ("L-BFGS-B", "BFGS")

@@ -1,8 +1,8 @@
 """Prove that the full HIGGS (11 million rows of 28 features) parses and trains within 4 GiB of memory.
 
-    python benchmarks/higgs.py                    # the full size: 8.9 GB of text, 1.2 GB parsed, minutes
-    python benchmarks/higgs.py --rows 1000000     # the same at a size that takes a minute
-    python benchmarks/higgs.py --json
+    python -m benchmarks.higgs                    # the full size: 8.9 GB of text, 1.2 GB parsed, minutes
+    python -m benchmarks.higgs --rows 1000000     # the same at a size that takes a minute
+    python -m benchmarks.higgs --json
 
 A file like LIBSVM's HIGGS, 19 digits to a number, with random features and labels from a planted logistic model, is
 written to a temporary folder (or --dir, where it is kept and used again), parsed by `sanc.lab.datasets` and trained on

@@ -1,11 +1,11 @@
 """Ask what it costs to train the paper's networks to the loss that a tuned Adam has after 1500 steps.
 
-    python benchmarks/networks.py --out networks-output              # three tasks, five seeds; minutes on a GPU
-    python benchmarks/networks.py --tasks mnist --methods adam robust --seeds 2
-    python benchmarks/networks.py --minutes 6                        # then skip what is left, and say what
-    python benchmarks/networks.py --quick                            # scikit-learn's digits on the CPU, seconds
-    python benchmarks/networks.py --plot networks-output/networks.json [MORE.json …]
-    python benchmarks/networks.py --export DIR                       # the data as .npz, for a machine without the rest
+    python -m benchmarks.networks --out networks-output              # three tasks, five seeds; minutes on a GPU
+    python -m benchmarks.networks --tasks mnist --methods adam robust --seeds 2
+    python -m benchmarks.networks --minutes 6                        # then skip what is left, and say what
+    python -m benchmarks.networks --quick                            # scikit-learn's digits on the CPU, seconds
+    python -m benchmarks.networks --plot networks-output/networks.json [MORE.json …]
+    python -m benchmarks.networks --export DIR                       # the data as .npz, for a machine without the rest
 
 The MLP (300 and 500 neurons, tanh) on segment and the CNN (tanh) on MNIST and CIFAR10, batches of 128, cross entropy
 plus 0.005 ‖W‖² on the weights. The target of a task is the full training loss of Adam after 1500 steps with the best of
@@ -53,7 +53,7 @@ import torch
 from torch import Tensor, nn
 
 import sanc
-from common import plain_table
+from benchmarks.common import plain_table
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import environment, image_shape, load_data

@@ -1,9 +1,9 @@
 """Where saddle points are the problem: time and evaluations to a fixed loss, beside Adam, L-BFGS and Gauss–Newton.
 
-    python benchmarks/saddles.py                                   # linear, factor and poisson: minutes on a CPU
-    python benchmarks/saddles.py --problems autoencoder --data-dir DIR --device cuda --minutes 1.5
-    python benchmarks/saddles.py --quick                           # tiny sizes, seconds
-    python benchmarks/saddles.py --plot saddles.json               # table and picture again, without a run
+    python -m benchmarks.saddles                                   # linear, factor and poisson: minutes on a CPU
+    python -m benchmarks.saddles --problems autoencoder --data-dir DIR --device cuda --minutes 1.5
+    python -m benchmarks.saddles --quick                           # tiny sizes, seconds
+    python -m benchmarks.saddles --plot saddles.json               # table and picture again, without a run
 
 The problems:
 

@@ -1,9 +1,9 @@
 """Ask whether the preset "robust", untuned, keeps up with the paper's tuned SANC where the paper's experiments are.
 
-    python benchmarks/stochastic.py --out stochastic-output       # six sets, two σ0, ten seeds
-    python benchmarks/stochastic.py --sets w1a a9a --runs 3 --workers 2
-    python benchmarks/stochastic.py --quick                       # breast_cancer, two seeds, seconds
-    python benchmarks/stochastic.py --plot stochastic-output/stochastic.json
+    python -m benchmarks.stochastic --out stochastic-output       # six sets, two σ0, ten seeds
+    python -m benchmarks.stochastic --sets w1a a9a --runs 3 --workers 2
+    python -m benchmarks.stochastic --quick                       # breast_cancer, two seeds, seconds
+    python -m benchmarks.stochastic --plot stochastic-output/stochastic.json
 
 Logistic regression with the paper's nonconvex penalty Σ w²/(1+w²), from w = (1, …, 1), with samples of ⌈n/20⌉ rows and
 a budget of 20 n `paper_calls` (gradients and Hessian products of components; values are free). Three methods:
@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 import sanc
-from common import plain_table
+from benchmarks.common import plain_table
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import load_data
 

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 import zoo
-
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def deterministic() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module("deterministic")
-    finally:
-        sys.path.remove(str(FOLDER))
+from benchmarks import ablation, deterministic
 
 
-def test_profiles_are_those_of_dolan_and_more(deterministic):
+def test_profiles_are_those_of_dolan_and_more():
     curves = deterministic.profile({"a": [1, 4, math.inf, 10], "b": [2, 2, 3, math.inf]})
     assert curves["a"][0].tolist() == [1.0, 1.0, 2.0]
     assert curves["a"][1].tolist() == [0.25, 0.5, 0.75]
     assert curves["b"][0].tolist() == [1.0, 1.0, 2.0]
 
 
-def test_evaluations_are_counted_and_a_small_gradient_ends_a_run(deterministic):
+def test_evaluations_are_counted_and_a_small_gradient_ends_a_run():
     problem = zoo.BY_NAME["ROSENBROCK"]
     counted = deterministic.Counted(problem, stop_at=1e-8)
     counted.fun(problem.x0)
@@ -46,14 +32,14 @@ def test_evaluations_are_counted_and_a_small_gradient_ends_a_run(deterministic):
     np.testing.assert_array_equal(counted.end, np.ones(2))
 
 
-def test_a_small_gradient_at_a_saddle_is_not_solved(deterministic):
+def test_a_small_gradient_at_a_saddle_is_not_solved():
     start = next(start for start in zoo.SADDLES if start.name == "double well")
     run = deterministic.run_one("trust-exact", start, 100, 10.0)
     assert run["saddle"] and not run["solved"]
     assert not deterministic.run_one("sanc", start, 100, 10.0)["saddle"]
 
 
-def test_failures_count_as_infinite(deterministic):
+def test_failures_count_as_infinite():
     runs = [
         {"problem": p, "method": m, "solved": s, "global": s, "small_gradient": s, "saddle": False, "certificate": 2,
          "seconds": 0.1, "nfev": c, "njev": c, "products": 2 * c}
@@ -68,7 +54,7 @@ def test_failures_count_as_infinite(deterministic):
     assert "∞" in table and "10.5" in table
 
 
-def test_the_command(deterministic, tmp_path, capsys):
+def test_the_command(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     names = ["--problems", "BEALE", "ROSENBROCK", "--methods", "sanc", "trust-krylov", "L-BFGS-B"]
     assert deterministic.main([*names, "--out", str(tmp_path)]) == 0
@@ -82,18 +68,13 @@ def test_the_command(deterministic, tmp_path, capsys):
         deterministic.main(["--problems", "NOBODY"])
 
 
-def test_quick(deterministic, capsys):
+def test_quick(capsys):
     assert deterministic.main(["--quick", "--methods", "sanc", "trust-exact"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| sanc"))
     assert row.split("|")[2].strip() == str(len(deterministic.QUICK))
 
 
 def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
-    sys.path.insert(0, str(FOLDER))
-    try:
-        ablation = importlib.import_module("ablation")
-    finally:
-        sys.path.remove(str(FOLDER))
     assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ablation.json").read_text())
     assert [row["name"] for row in rows] == 2 * list(ablation.SAMPLED)

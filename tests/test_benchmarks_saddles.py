@@ -1,9 +1,7 @@
 """The benchmark of saddle points at its tiny sizes: that it runs, reports and draws, not who wins."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +9,7 @@ import torch
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-PATH = Path(__file__).parents[1] / "benchmarks" / "saddles.py"
-
-
-@pytest.fixture(scope="module")
-def saddles():
-    spec = importlib.util.spec_from_file_location("benchmark_saddles", PATH)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, spec.name, module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        yield module
+from benchmarks import saddles
 
 
 @pytest.fixture
@@ -31,7 +19,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_quick_run_reports_and_draws(saddles, one_thread, tmp_path, capsys):
+def test_quick_run_reports_and_draws(one_thread, tmp_path, capsys):
     out = tmp_path / "new" / "report.json"
     assert saddles.main(["--quick", "--out", str(out), "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
@@ -53,7 +41,7 @@ def test_quick_run_reports_and_draws(saddles, one_thread, tmp_path, capsys):
     assert picture.exists() and rows.count("| — | — |") == 4
 
 
-def test_sanc_leaves_the_saddle_along_negative_curvature(saddles, one_thread):
+def test_sanc_leaves_the_saddle_along_negative_curvature(one_thread):
     options = saddles.arguments(["--quick"])
     problem = saddles.PROBLEMS["factor"](options, 0)
     result = saddles.run(problem, "minimize", 0, limit=20.0)
@@ -65,7 +53,7 @@ def test_sanc_leaves_the_saddle_along_negative_curvature(saddles, one_thread):
 
 
 @pytest.mark.parametrize("name", ["linear", "factor", "poisson"])
-def test_gauss_newton_products_are_right(saddles, name):
+def test_gauss_newton_products_are_right(name):
     problem = saddles.PROBLEMS[name](saddles.arguments(["--quick"]), 1)
     x = (problem.x0 + 0.1).requires_grad_()
     r = problem.residual(x).reshape(-1)
@@ -79,7 +67,7 @@ def test_gauss_newton_products_are_right(saddles, name):
     assert promised == pytest.approx(0.5 * float((r @ r - (r + jacobian @ p).square().sum()).detach()), rel=1e-6)
 
 
-def test_poisson_differentiates_the_network(saddles):
+def test_poisson_differentiates_the_network():
     options = saddles.arguments(["--quick"])
     problem = saddles.PROBLEMS["poisson"](options, 0)
     width = 8
@@ -104,7 +92,7 @@ def test_poisson_differentiates_the_network(saddles):
         (["--seeds", "0"], "--seeds must be at least 1"),
     ],
 )
-def test_arguments_that_cannot_be_used(saddles, capsys, argv, words):
+def test_arguments_that_cannot_be_used(capsys, argv, words):
     with pytest.raises(SystemExit):
         saddles.arguments(argv)
     assert words in capsys.readouterr().err

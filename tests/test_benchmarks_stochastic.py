@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,36 +14,12 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def module(name: str) -> ModuleType:
-    if not FOLDER.exists():
-        pytest.skip("the benchmarks are not part of this archive")
-    if str(FOLDER) not in sys.path:  # as it is for a script that runs there
-        sys.path.append(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look themselves up there
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def stochastic() -> ModuleType:
-    return module("stochastic")
-
-
-@pytest.fixture(scope="module")
-def networks() -> ModuleType:
-    return module("networks")
-
+from benchmarks import networks, stochastic
 
 # ---------------------------------------------------------------------- logistic regression
 
 
-def test_stochastic_quick(stochastic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stochastic.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "breast_cancer" in capsys.readouterr().out
     document = json.loads((tmp_path / "stochastic.json").read_text())
@@ -78,7 +51,7 @@ def made(method: str, sigma0: float | None, losses: list[float], **more: Any) ->
     } | more  # fmt: skip
 
 
-def test_stochastic_verdicts(stochastic: ModuleType) -> None:
+def test_stochastic_verdicts() -> None:
     document = {
         "references": [{"set": "w1a", "reference": 1.2}],
         "runs": [
@@ -99,7 +72,7 @@ def test_stochastic_verdicts(stochastic: ModuleType) -> None:
 
 
 def test_stochastic_names_missing_data(
-    stochastic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
     assert stochastic.main(["--sets", "w1a", "--data-dir", str(tmp_path)]) == 1
@@ -109,7 +82,7 @@ def test_stochastic_names_missing_data(
 # ---------------------------------------------------------------------- networks
 
 
-def test_networks_quick(networks: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_networks_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert networks.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "| digits | robust" in capsys.readouterr().out
     document = json.loads((tmp_path / "networks.json").read_text())
@@ -132,7 +105,7 @@ def test_networks_quick(networks: ModuleType, tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "table.md").exists()
 
 
-def test_networks_skip_what_there_is_no_time_for(networks: ModuleType, tmp_path: Path) -> None:
+def test_networks_skip_what_there_is_no_time_for(tmp_path: Path) -> None:
     arguments = ["--quick", "--methods", "adam", "robust", "--minutes", "0", "--out", str(tmp_path)]
     assert networks.main(arguments) == 1
     document = json.loads((tmp_path / "networks.json").read_text())
@@ -140,7 +113,7 @@ def test_networks_skip_what_there_is_no_time_for(networks: ModuleType, tmp_path:
     assert "digits/adam/0.001/seed 0" in document["skipped"] and "digits/robust/seed 0" in document["skipped"]
 
 
-def test_networks_take_npz(networks: ModuleType, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_networks_take_npz(tmp_path: Path, rng: np.random.Generator) -> None:
     pixels = rng.integers(0, 256, (160, 256), dtype=np.uint8)
     labels = np.arange(160) % 10
     np.savez(tmp_path / "mnist-0.npz", x=pixels[:100].reshape(100, 16, 16), y=labels[:100])
@@ -163,7 +136,7 @@ def trained(method: str, lr: float | None, seed: int, losses: list[float]) -> di
     return {"task": "t", "method": method, "lr": lr, "seed": seed, "ended": "steps", "trace": trace | {"loss": losses}}
 
 
-def test_networks_choose_rates_and_targets(networks: ModuleType) -> None:
+def test_networks_choose_rates_and_targets() -> None:
     runs = [
         trained("adam", 0.1, 0, [3.0, 0.5, 0.9]),  # best at the end counts, not on the way
         trained("adam", 0.01, 0, [3.0, 2.0, 0.8]),
@@ -181,7 +154,7 @@ def test_networks_choose_rates_and_targets(networks: ModuleType) -> None:
     json.dumps(networks.plain(runs), allow_nan=False)
 
 
-def test_networks_merge(networks: ModuleType, tmp_path: Path) -> None:
+def test_networks_merge(tmp_path: Path) -> None:
     """Of other methods or seeds, but of the same steps; what one file skipped and another has is no longer skipped."""
     for name, steps in (("a", 60), ("b", 60), ("c", 61)):
         run = {"task": "mnist", "method": name, "lr": 0.1 if name == "a" else None, "seed": 0}

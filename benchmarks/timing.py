@@ -1,0 +1,98 @@
+"""Clocks of the speed benchmarks: everything is timed in turns, in one run, and compared as a ratio."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def synchronise(device: torch.device | str) -> None:
+    """Wait until a GPU has done what it was asked to."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def in_turns(
+    candidates: Mapping[str, Callable[[], Any]],
+    *,
+    device: torch.device | str = "cpu",
+    seconds: float = 2.0,
+    warm_up: int = 2,
+    least: int = 5,
+    most: int = 1000,
+) -> dict[str, float]:
+    """Time functions in turns, so that whatever slows the machine down slows all of them.
+
+    Parameters
+    ----------
+    candidates : mapping
+        What to call, by name.
+    device : torch.device or str
+        Where the work is done; a GPU is waited for on both sides of the clock.
+    seconds : float
+        About how long all of it may take.
+    warm_up : int
+        Calls of each before the clock starts.
+    least, most : int
+        Rounds, whatever the time says.
+
+    Returns
+    -------
+    dict
+        Median seconds of a call, by name.
+    """
+    for call in candidates.values():
+        for _ in range(warm_up):
+            call()
+    synchronise(device)
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    end = time.perf_counter() + seconds
+    for turn in range(most):
+        if turn >= least and time.perf_counter() > end:
+            break
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            synchronise(device)
+            samples[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Say what a measurement was made on."""
+    device = torch.device(device)
+    said: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        said |= {"gpu": torch.cuda.get_device_name(device), "tf32": torch.backends.cuda.matmul.allow_tf32}
+    return said
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document as JSON, null for what is not finite, with the command that made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    full = {"command": " ".join(sys.argv[1:]), **document}
+    path.write_text(json.dumps(_plain(full), indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
