@@ -248,11 +248,19 @@ def test_tiny_and_huge_gradients(gamma0, value):
 
 
 def test_the_share_of_negative_curvature():
-    """Two directions that do not mix: −½ with its pull and 1 with its own; the share is known in closed form."""
-    eigen = cubic.spectrum(np.array([-0.5, 1.0]), np.array([0.0]))
-    linear, u = np.array([1.0, 2.0]), np.array([-3.0, -1.0])
-    negative, positive = 3.0 + 0.25 * 9.0, 2.0 - 0.5
-    assert cubic.curvature_share(eigen, linear, u) == pytest.approx(negative / (negative + positive))
-    convex = cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3]))
-    assert cubic.curvature_share(convex, linear, u / 4) == 0.0
-    assert math.isnan(cubic.curvature_share(convex, linear, -u))  # uphill
+    """Two directions that do not mix, −½ and 1: what each of them earns can be written down."""
+    linear = np.array([1.0, 2.0])
+    step = cubic.minimise(cubic.spectrum(np.array([-0.5, 1.0]), np.array([0.0])), linear, 0.3)
+    negative, positive = -linear * step.u - 0.5 * np.array([-0.5, 1.0]) * step.u**2
+    assert negative > positive > 0
+    assert step.curvature_share == pytest.approx(negative / (negative + positive), rel=1e-12)
+    assert cubic.minimise(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3])), linear, 0.3).curvature_share == 0.0
+    nowhere = cubic.minimise(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3])), np.zeros(2), 0.3)
+    assert math.isnan(nowhere.curvature_share) and nowhere.norm == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_the_bend_is_that_of_the_dense_matrix(rng, size):
+    diagonal, off = rng.normal(size=size), rng.normal(size=size - 1)
+    step = cubic.minimise(cubic.spectrum(diagonal, off), rng.normal(size=size), 0.4)
+    assert step.bend == pytest.approx(step.u @ dense(diagonal, off) @ step.u, rel=1e-9)

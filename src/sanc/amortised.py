@@ -391,9 +391,7 @@ class AmortisedEngine:
             s = s + oracle.space.combine(self.state.basis, least.u[:-1] + inside / least.multiplier)
         if self.state.scale is not None:
             s = s * self.state.scale
-        parts = eigen.vectors.T @ least.u
-        share = cubic.curvature_share(eigen, linear, least.u)
-        return _Step(s, least.norm, least.decrease, float(eigen.values @ (parts * parts)), share)
+        return _Step(s, least.norm, least.decrease, least.bend, least.curvature_share)
 
     # ------------------------------------------------------------------ the step
 

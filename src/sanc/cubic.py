@@ -6,13 +6,15 @@ For the eigenvalues :math:`\lambda_1 \le \dots \le \lambda_j` of the tridiagonal
 
 has a global minimiser that is characterised by :math:`(T + \mu I) u = -c`, :math:`\mu = \sigma\|u\|` and
 :math:`\mu \ge \max(0, -\lambda_1)` (Cartis, Gould and Toint 2011, theorem 3.1). This module finds :math:`\mu` from the
-scalar secular equation and treats the hard case, in which :math:`c` has no part in the left-most eigenspace.
+scalar secular equation and treats the hard case, in which :math:`c` has no part in the left-most eigenspace. It does so
+in plain floats: for the few dimensions of a Krylov space an array costs more than what is in it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -43,8 +45,12 @@ def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    if len(diagonal) <= 12:  # below this size the dense routine has less overhead than the tridiagonal driver
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))
+    size = len(diagonal)
+    if size <= 12:  # below this size the dense routine has less overhead than the tridiagonal driver
+        matrix = np.zeros(size * size)
+        matrix[:: size + 1] = diagonal
+        matrix[size :: size + 1] = off_diagonal
+        values, vectors = np.linalg.eigh(matrix.reshape(size, size))  # reads the lower triangle
     else:
         values, vectors = eigh_tridiagonal(diagonal, off_diagonal, check_finite=False)
     return Spectrum(values, vectors)
@@ -66,6 +72,10 @@ class CubicStep:
         −m(u) ≥ (σ/6)‖u‖³, computed without cancellation.
     hard : bool
         Whether the hard case was met: part of u is a free multiple of the left-most eigenvector.
+    bend : float
+        uᵀTu.
+    curvature_share : float
+        Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none.
     """
 
     u: Floats
@@ -73,6 +83,8 @@ class CubicStep:
     multiplier: float
     decrease: float
     hard: bool
+    bend: float = 0.0
+    curvature_share: float = math.nan
 
 
 def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> CubicStep:
@@ -93,58 +105,51 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     -------
     CubicStep
     """
-    c = eigen.vectors.T @ linear
-    c_norm = _length(c)[0]
+    c: list[float] = (linear @ eigen.vectors).tolist()
+    values: list[float] = eigen.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| ≤ 1 and ‖ĉ‖ ≤ 1,
     # so no σ, however large or small, overflows or loses digits.
-    a = max(float(np.max(np.abs(eigen.values))), math.sqrt(sigma) * math.sqrt(c_norm))
+    a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
     if a == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False)
-    c_hat = (c / a) * (sigma / a)
-    values = eigen.values / a
-    base = max(0.0, -float(values[0]))  # μ̂ = base + t with t ≥ 0
-    gaps = np.maximum(values + base, 0.0)
-    t, y, hard = _secular(c_hat, gaps, base, sign)
-    scale = a / sigma
-    u = eigen.vectors @ (scale * y)
-    norm = scale * (base + t)
+    c = [(entry / a) * (sigma / a) for entry in c]
+    values = [entry / a for entry in values]
+    base = max(0.0, -values[0])  # μ̂ = base + t with t ≥ 0
+    t, y, hard = _secular(c, [max(entry + base, 0.0) for entry in values], base, sign)
+    scale, mu = a / sigma, base + t
+    u = eigen.vectors @ np.array([scale * entry for entry in y])
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (σ/6)‖u‖³: two terms, neither negative.
-    decrease = scale * scale * a * (0.5 * abs(float(c_hat @ y)) + (base + t) ** 3 / 6.0)
-    return CubicStep(u, norm, a * (base + t), decrease, hard)
+    slope = sum(map(mul, c, y))
+    decrease = scale * scale * a * (0.5 * abs(slope) + mu * mu * mu / 6.0)
+    bends = [value * entry * entry for value, entry in zip(values, y, strict=True)]
+    bend = sum(bends)
+    total = -slope - 0.5 * bend
+    share = math.nan
+    if total > 0.0:
+        negative = [-ci * yi - 0.5 * bi for ci, yi, bi, vi in zip(c, y, bends, values, strict=True) if vi < 0.0]
+        share = sum(negative) / total
+    return CubicStep(u, scale * mu, a * mu, decrease, hard, scale * scale * a * bend, share)
 
 
-def curvature_share(eigen: Spectrum, linear: Floats, u: Floats) -> float:
-    """Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none."""
-    c, y = eigen.vectors.T @ linear, eigen.vectors.T @ u
-    with np.errstate(over="ignore", invalid="ignore"):
-        gains = -y * (c + 0.5 * eigen.values * y)
-        total = float(gains.sum())
-    return float(gains[eigen.values < 0.0].sum()) / total if total > 0.0 else math.nan
-
-
-def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, Floats, bool]:
+def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
     """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
-    size = np.abs(c)
-    live = size > 0.0
     # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.
-    lower = float(np.max(_quadratic_root(size, gaps, base)))
+    lower = max([_quadratic_root(abs(ci), gap, base) for ci, gap in zip(c, gaps, strict=True)])
     if lower == 0.0:
-        if not live.any() and base == 0.0:
-            return 0.0, np.zeros_like(c), False
-        y = np.zeros_like(c)
-        with np.errstate(divide="ignore", over="ignore"):
-            y[live] = -c[live] / gaps[live]
-        rest = _length(y)[0]
+        if base == 0.0 and not any(c):
+            return 0.0, [0.0] * len(c), False
+        y = [-ci / gap if ci else 0.0 for ci, gap in zip(c, gaps, strict=True)]
+        rest = math.hypot(*y)
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
             return 0.0, y, True
-    upper = float(_quadratic_root(np.float64(_length(c)[0]), np.min(gaps), base)) * (1.0 + 1e-12)
+    upper = _quadratic_root(math.hypot(*c), min(gaps), base) * (1.0 + 1e-12)
     upper = max(upper, lower, 5e-324)
     t = lower if lower > 0.0 else 0.5 * upper
     for _ in range(200):
-        shifted = gaps + t
-        y = -c / shifted
-        norm, unit = _length(y)
+        shifted = [gap + t for gap in gaps]
+        y = [-ci / gap for ci, gap in zip(c, shifted, strict=True)]
+        norm = math.hypot(*y)
         excess = (base + t) / norm - 1.0
         if excess > 0.0:
             upper = t
@@ -152,15 +157,15 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
             lower = t
         if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
             break
-        slope = (1.0 + (base + t) * float(unit @ (unit / shifted))) / norm
-        newton = t - excess / slope
+        pull = sum([(yi / norm) * ((yi / norm) / gap) for yi, gap in zip(y, shifted, strict=True)])
+        newton = t - excess * norm / (1.0 + (base + t) * pull)
         if not lower < newton < upper:  # bisect on the scale on which t lives
             newton = math.sqrt(lower * upper) if lower > 0.0 else 0.5 * upper
         if newton == t:
             break
         t = newton
-    y = -c / (gaps + t)
-    others = _length(y[1:])[0]
+    y = [-ci / (gap + t) for ci, gap in zip(c, gaps, strict=True)]
+    others = math.hypot(*y[1:])
     mu = base + t
     if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:
         # Nearly hard: t is a small difference, but the length of y, and with it |y_1|, is known to full precision.
@@ -168,19 +173,10 @@ def _secular(c: Floats, gaps: Floats, base: float, sign: float) -> tuple[float, 
     return t, y, False
 
 
-def _length(y: Floats) -> tuple[float, Floats]:
-    """Norm and direction, safe where the squares would underflow or overflow."""
-    largest = float(np.max(np.abs(y), initial=0.0))
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest, y
-    scaled = y / largest
-    norm = math.sqrt(float(scaled @ scaled))
-    return largest * norm, scaled / norm
-
-
-def _quadratic_root(size: Floats | np.floating, gap: Floats | np.floating, base: float) -> Floats:
+def _quadratic_root(size: float, gap: float, base: float) -> float:
     """Non-negative root of (base + t)(gap + t) = size, or 0 where there is none."""
-    excess = np.maximum(size - base * gap, 0.0)
+    excess = size - base * gap
+    if excess <= 0.0:
+        return 0.0
     total = base + gap
-    denominator = total + np.sqrt(total * total + 4.0 * excess)
-    return np.where(denominator > 0.0, 2.0 * excess / np.where(denominator > 0.0, denominator, 1.0), 0.0)
+    return 2.0 * excess / (total + math.sqrt(total * total + 4.0 * excess))

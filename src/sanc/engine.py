@@ -289,7 +289,7 @@ class Engine:
             if step.hard:
                 step = cubic.minimise(eigen, krylov.linear, draft.sigma, self._hard_sign(krylov, eigen))
             draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
-            draft.curvature_share = cubic.curvature_share(eigen, krylov.linear, step.u)
+            draft.curvature_share = step.curvature_share
             if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
                 draft.note = "the model has its minimum here"
                 self._rest(oracle, draft)
