@@ -264,3 +264,28 @@ def test_the_bend_is_that_of_the_dense_matrix(rng, size):
     diagonal, off = rng.normal(size=size), rng.normal(size=size - 1)
     step = cubic.minimise(cubic.spectrum(diagonal, off), rng.normal(size=size), 0.4)
     assert step.bend == pytest.approx(step.u @ dense(diagonal, off) @ step.u, rel=1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 8).flatmap(
+        lambda j: st.tuples(
+            st.lists(st.floats(-10, 10), min_size=j, max_size=j),
+            st.lists(st.floats(1e-3, 10), min_size=j - 1, max_size=j - 1),
+        )
+    ),
+    st.floats(1e-6, 1e6),
+    st.floats(1e-6, 1e6),
+)
+def test_the_bound_on_the_last_entry_holds(coefficients, start, sigma):
+    diagonal, off = coefficients
+    linear = np.zeros(len(diagonal))
+    linear[0] = start
+    step = cubic.minimise(cubic.spectrum(np.array(diagonal), np.array(off)), linear, sigma)
+    bound = cubic.least_last(diagonal, off, start, sigma)
+    assert 0.0 < bound <= abs(step.u[-1]) * (1 + 1e-6) + 1e-13 * step.norm  # what the eigenvectors round away
+
+
+def test_the_bound_is_sharp_for_one_dimension():
+    step = cubic.minimise(cubic.spectrum(np.array([2.0]), np.zeros(0)), np.array([3.0]), 1e-12)
+    assert 0.4 * step.norm <= cubic.least_last([2.0], [], 3.0, 1e-12) <= step.norm

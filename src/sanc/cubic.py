@@ -13,6 +13,7 @@ in plain floats: for the few dimensions of a Krylov space an array costs more th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
@@ -129,6 +130,23 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
         negative = [-ci * yi - 0.5 * bi for ci, yi, bi, vi in zip(c, y, bends, values, strict=True) if vi < 0.0]
         share = sum(negative) / total
     return CubicStep(u, scale * mu, a * mu, decrease, hard, scale * scale * a * bend, share)
+
+
+def least_last(diagonal: Sequence[float], off_diagonal: Sequence[float], start: float, sigma: float) -> float:
+    """Bound the last entry of the minimiser's u from below, |u_j|, where the linear term is ``start`` e₁.
+
+    By Cramer's rule |u_j| = start · Πβ / det(T + μI), and Gershgorin's circles bound T, with it μ, and the determinant.
+    It takes no eigenvalues, so a Krylov space that is far from its end can be told from it for nothing.
+    """
+    sides = [0.0, *off_diagonal, 0.0]
+    reach = max([abs(a) + left + right for a, left, right in zip(diagonal, sides, sides[1:], strict=False)])
+    shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * start))
+    if not 0.0 < shift < math.inf:
+        return 0.0
+    bound = start / shift
+    for beta in off_diagonal:
+        bound *= beta / shift
+    return bound
 
 
 def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:

@@ -162,9 +162,9 @@ class Engine:
 
         operator = oracle.hessian(x)
         try:
-            krylov, eigen = self._grow(operator, g, start, oracle, draft)
+            krylov, eigen, step = self._grow(operator, g, start, oracle, draft)
             if self.method.model != "none":
-                point = self._cubic(x, krylov, eigen, operator, oracle, draft)
+                point = self._cubic(x, krylov, eigen, step, operator, oracle, draft)
                 if point is not None:
                     return point
             if self.method.on_rejection == "escape":
@@ -218,8 +218,8 @@ class Engine:
 
     def _grow(
         self, operator: Operator, g: Vector, start: Vector | None, oracle: Oracle, draft: _Draft
-    ) -> tuple[Krylov, cubic.Spectrum]:
-        """Lanczos until both tests hold, the space is invariant, or J iterations are made."""
+    ) -> tuple[Krylov, cubic.Spectrum, cubic.CubicStep | None]:
+        """Lanczos until both tests hold, the space is invariant, or J iterations are made; the step if the tests made one."""
         s = self.settings
         linear = None
         if start is None and draft.grad_norm == 0.0:
@@ -241,28 +241,40 @@ class Engine:
             j = krylov.dim
             draft.krylov_dim = j
             last = j >= limit or krylov.invariant
-            if last or j >= test_at:
+            if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())
-                if last or self._converged(krylov, eigen, draft.grad_norm):
+                converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
+                if converged:
                     draft.ritz_value = eigen.leftmost
-                    return krylov, eigen
+                    return krylov, eigen, step
                 test_at = j + 1 + (j // 5 - 1 if j >= 10 else 0)  # eigenpairs are O(j²): test a long basis less often
 
-    def _converged(self, krylov: Krylov, eigen: cubic.Spectrum, grad_norm: float) -> bool:
+    def _surely_open(self, krylov: Krylov, grad_norm: float) -> bool:
+        """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
+        if self.method.model == "none" or not krylov.from_gradient:
+            return False
+        s = self.settings
+        tolerance = s.gradient_tolerance if s.krylov_stop == "paper" else min(0.1, math.sqrt(grad_norm)) * grad_norm
+        alpha, beta = krylov.coefficients
+        return krylov.residual * cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma) > tolerance
+
+    def _converged(
+        self, krylov: Krylov, eigen: cubic.Spectrum, grad_norm: float
+    ) -> tuple[bool, cubic.CubicStep | None]:
         s = self.settings
         if s.krylov_stop == "paper":
             ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
-                return False
+                return False, None
             tolerance = s.gradient_tolerance
         else:
             tolerance = min(0.1, math.sqrt(grad_norm)) * grad_norm
         if self.method.model == "none":
-            return True
+            return True, None
         step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
         if s.krylov_stop == "forcing":
             tolerance = min(tolerance, step.norm * grad_norm)
-        return krylov.residual * abs(float(step.u[-1])) <= tolerance
+        return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
 
     # ------------------------------------------------------------------ the cubic step
 
@@ -271,6 +283,7 @@ class Engine:
         x: Vector,
         krylov: Krylov,
         eigen: cubic.Spectrum,
+        known: cubic.CubicStep | None,
         operator: Operator,
         oracle: Oracle,
         draft: _Draft,
@@ -283,9 +296,11 @@ class Engine:
             # Negative curvature leaves the length of the step to σ alone, and σ is still a guess.
             longest = radius * max(1.0, 0.1 * x_norm)
             self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, longest)
+            known = None
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
-            step = cubic.minimise(eigen, krylov.linear, draft.sigma)
+            step = known or cubic.minimise(eigen, krylov.linear, draft.sigma)
+            known = None  # it belongs to the first σ
             if step.hard:
                 step = cubic.minimise(eigen, krylov.linear, draft.sigma, self._hard_sign(krylov, eigen))
             draft.model_decrease, draft.cubic_norm = step.decrease, step.norm

@@ -94,6 +94,16 @@ class Krylov:
         c[0] = self.start_norm
         return c
 
+    @property
+    def from_gradient(self) -> bool:
+        """Whether the space was started at g itself, so that Qᵀg = ‖g‖ e₁."""
+        return self._linear is None
+
+    @property
+    def coefficients(self) -> tuple[list[float], list[float]]:
+        """The entries of T as plain numbers."""
+        return self._alpha, self._beta[: self.dim - 1]
+
     def tridiagonal(self) -> tuple[Floats, Floats]:
         """Diagonal and off-diagonal of T."""
         return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)

@@ -55,6 +55,7 @@ class Layout:
     def __init__(self, leaves: Sequence[Tensor], decays: Sequence[float]) -> None:
         self.leaves = list(leaves)
         self._sizes = [leaf.numel() for leaf in self.leaves]
+        self._shapes = [leaf.shape for leaf in self.leaves]
         self.dim = sum(self._sizes)
         self.kind = (self.leaves[0].dtype, self.leaves[0].device)
         self.decays: list[tuple[int, int, float]] = []
@@ -74,17 +75,19 @@ class Layout:
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join per-leaf tensors into one new vector; a missing one is zero."""
+        dtype = self.kind[0]
         pieces = [
-            leaf.new_zeros(leaf.numel()) if tensor is None else _dense(tensor).to(leaf.dtype).reshape(-1)
+            leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, dtype)
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         ]
         return torch.cat(pieces)
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
-        pieces: Sequence[Tensor] = vector.split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
         rows = vector.shape[:-1]
-        return [piece.reshape(rows + leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+        shapes = self._shapes if not rows else [rows + shape for shape in self._shapes]
+        return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Undo `split`."""
@@ -108,9 +111,13 @@ class Layout:
         return result
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()  # an embedding may give sparse gradients
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Flatten one tensor, out of its graph."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()  # an embedding may give sparse gradients
+    if tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return (tensor.detach() if tensor.requires_grad else tensor).reshape(-1)
 
 
 class AutogradOracle(Oracle):
