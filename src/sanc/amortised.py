@@ -34,6 +34,7 @@ from sanc.krylov import Krylov, NonFiniteProductError
 from sanc.oracles.base import Oracle
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
+from sanc.survey import Memory, Survey
 from sanc.vectors import Floats, Vector
 
 _START, _HARD = 2, 3  # which random draw of an iteration
@@ -79,6 +80,7 @@ class AmortisedState:
     loss: float = math.nan
     loss_variance: float = 0.0
     best: float = math.nan  # lowest mean loss, slowly forgotten
+    stretch: float = 1.0  # largest entry of `scale`
     momentum: Vector | None = None
     square: Vector | None = None
     scale: Vector | None = None  # M^(−1/2)
@@ -91,6 +93,34 @@ class AmortisedState:
 
 _VECTORS = ("momentum", "square", "scale", "path", "safe", "basis")
 _SMALL = ("ritz", "ritz_vectors")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """The mean gradient in the coordinates of the metric, before it is divided by its bias.
+
+    Attributes
+    ----------
+    vector : Vector
+        M^(−1/2) times the moving average.
+    bias : float
+        What the average has to be divided by.
+    inside : ndarray
+        Its inner products with the basis.
+    square : float
+        Its squared length.
+    """
+
+    vector: Vector
+    bias: float
+    inside: Floats
+    square: float
+
+    @property
+    def linear(self) -> Floats:
+        """The linear term of the model: the parts in the basis, and the length of what is outside."""
+        outside = math.sqrt(max(self.square - float(self.inside @ self.inside), 0.0))
+        return np.append(self.inside, outside) / self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +183,10 @@ class AmortisedEngine:
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, dict[str, Any]]:
         refresh = self._due()
         oracle.begin(self.state.iteration, products=refresh)
-        value, g = oracle.gradient(x)
+        ready = self.state.settled >= 0 and (self.state.scale is not None or not self.settings.metric)
+        seen = oracle.survey(x, self._memory(project=ready and not refresh))
         oracle.meter.paper_calls += oracle.sizes[0]
-        grad_norm = oracle.space.norm(g)
+        value, grad_norm = seen.value, seen.grad_norm
         entries: dict[str, Any] = {
             "branch": Branch.STAYED,
             "rho": math.nan,
@@ -184,15 +215,27 @@ class AmortisedEngine:
             entries["note"] = "the loss jumped"
             return self._go_back(x, oracle, entries), entries
         self._settle(value)
-        self._follow_slopes(g, oracle)
+        self._follow_slopes(seen)
         self._watch_loss(x, value)
-        self._average(g)
+        self._average(seen, oracle)
+        model = None if seen.look.mean is None else _Mean(seen.look.mean, self._bias(), seen.inside, seen.mean_square)
         fresh = False
-        if refresh or self.state.scale is None or self.state.settled < 0:
+        if model is None:
             self._measure(oracle)
         if refresh or grad_norm == 0.0:
-            fresh = self._build(x, g, oracle, entries)
-        return self._move(x, g, oracle, fresh, entries), entries
+            model = self._build(x, seen.look.gradient, oracle, entries)
+            fresh = model is not None
+        if model is None:
+            model = self._project(seen.look.gradient, oracle)
+        return self._move(x, seen.look.gradient, oracle, model, fresh, entries), entries
+
+    def _memory(self, *, project: bool) -> Memory:
+        """Return what the next batch is to be compared with."""
+        state, s = self.state, self.settings
+        averaging = s.averaging if state.settled >= 0 else None
+        metric_averaging = s.metric_averaging if s.metric else None
+        vectors = (state.momentum, state.square, state.scale, state.path, state.basis)
+        return Memory(averaging, metric_averaging, project, *vectors)
 
     def _due(self) -> bool:
         """Whether a new Krylov space is due."""
@@ -215,7 +258,7 @@ class AmortisedEngine:
         over = missed > 0.6 or state.iteration >= self.settings.warm_up
         self.state = replace(state, missed=missed, settled=state.iteration if over else -1)
 
-    def _follow_slopes(self, g: Vector, oracle: Oracle) -> None:
+    def _follow_slopes(self, seen: Survey) -> None:
         """Move σ by the slope that this batch sees at the end of the last steps.
 
         On a quadratic that slope is 0 where the steps were the best for the value now, and half their curvature where
@@ -224,9 +267,9 @@ class AmortisedEngine:
         state, s = self.state, self.settings
         if state.path is None:
             return
-        end = oracle.space.dot(g, state.path)
+        end = seen.slope
         if not math.isnan(state.curvature):
-            end -= 0.5 * s.margin * state.curvature * oracle.space.dot(state.path, state.path)
+            end -= 0.5 * s.margin * state.curvature * seen.path_square
         count = state.slopes + 1
         slope = _SLOPE_MEMORY * state.slope + (1 - _SLOPE_MEMORY) * end
         square = _SCALE_MEMORY * state.slope_square + (1 - _SCALE_MEMORY) * end * end
@@ -287,40 +330,48 @@ class AmortisedEngine:
         self.went_back = True
         return state.safe
 
-    def _average(self, g: Vector) -> None:
+    def _average(self, seen: Survey, oracle: Oracle) -> None:
         """Bring the means of the gradient and of its square up to date; there is no mean before noise took over."""
-        state, s = self.state, self.settings
-        b1, b2 = s.averaging, s.metric_averaging
+        state, look = self.state, seen.look
         if state.settled >= 0:
-            momentum = (1 - b1) * g if state.momentum is None else b1 * state.momentum + (1 - b1) * g
+            momentum = look.momentum
+            if momentum is None:  # this is the batch that ended the first phase
+                momentum = oracle.space.blend(None, look.gradient, self.settings.averaging)
             state = replace(state, momentum=momentum, averaged=state.averaged + 1)
-        if s.metric:
-            square = (1 - b2) * (g * g) if state.square is None else b2 * state.square + (1 - b2) * (g * g)
-            state = replace(state, square=square, squared=state.squared + 1)
+        if look.square is not None:
+            state = replace(state, square=look.square, squared=state.squared + 1)
         self.state = state
 
     def _measure(self, oracle: Oracle) -> None:
         """Set the metric: M is the root of the gradient's mean square to the power `metric`."""
-        state, s = self.state, self.settings
+        state, s, space = self.state, self.settings, oracle.space
         if state.square is None:
             return
         root = (state.square / (1 - s.metric_averaging**state.squared)) ** 0.5
-        typical = oracle.space.norm(root) / math.sqrt(oracle.space.dim)
+        typical = space.norm(root) / math.sqrt(space.dim)
         if typical > 0.0 and math.isfinite(typical):
-            self.state = replace(state, scale=(root + 1e-6 * typical) ** (-0.5 * s.metric))
+            scale = (root + 1e-6 * typical) ** (-0.5 * s.metric)
+            self.state = replace(state, scale=scale, stretch=space.largest(scale))
 
-    def _mean(self, g: Vector) -> Vector:
-        """Return the mean gradient in the coordinates of the metric, M^(−1/2) ḡ."""
+    def _bias(self) -> float:
+        """Return what the mean gradient has to be divided by."""
         state = self.state
-        mean = g
-        if state.momentum is not None:
-            mean = state.momentum / (1 - self.settings.averaging**state.averaged)
-        return mean if state.scale is None else mean * state.scale
+        return 1.0 if state.momentum is None else 1.0 - self.settings.averaging**state.averaged
+
+    def _project(self, g: Vector, oracle: Oracle) -> _Mean:
+        """Bring the mean gradient into the coordinates of the metric and of the basis."""
+        state, space = self.state, oracle.space
+        mean = g if state.momentum is None else state.momentum
+        if state.scale is not None:
+            mean = mean * state.scale
+        parts = [space.inner(mean, mean)] + ([] if state.basis is None else [space.products(state.basis, mean)])
+        square, *inside = space.read(space.gather(parts))
+        return _Mean(mean, self._bias(), np.array(inside, np.float64), square)
 
     # ------------------------------------------------------------------ the model
 
-    def _build(self, x: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any]) -> bool:
-        """Build a new Krylov space of M^(−1/2) B M^(−1/2); false where a product was not finite."""
+    def _build(self, x: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any]) -> _Mean | None:
+        """Build a new Krylov space of M^(−1/2) B M^(−1/2) and start it at the mean; None where that is not possible."""
         state, space = self.state, oracle.space
         scale = state.scale
         operator = oracle.hessian(x)
@@ -328,8 +379,10 @@ class AmortisedEngine:
         def product(v: Vector) -> Vector:
             return operator(v) if scale is None else operator(v * scale) * scale
 
-        start = self._mean(g)
-        if space.norm(start) == 0.0:
+        mean = g if state.momentum is None else state.momentum
+        mean = mean if scale is None else mean * scale
+        start, zero = mean, space.norm(mean) == 0.0
+        if zero:
             start = space.normal(self._random(_START))
         krylov = Krylov(product, start, space, reorthogonalise=True)
         limit = min(self.settings.krylov_dim or KRYLOV_DIM, space.dim)
@@ -338,7 +391,7 @@ class AmortisedEngine:
                 pass
         except NonFiniteProductError as problem:
             entries["note"] = str(problem)
-            return False
+            return None
         finally:
             operator.release()
             oracle.meter.paper_calls += krylov.dim * oracle.sizes[1]
@@ -346,8 +399,10 @@ class AmortisedEngine:
         eigen = cubic.spectrum(diagonal, off_diagonal)
         entries |= {"krylov_dim": krylov.dim, "ritz_value": eigen.leftmost}
         # The first vector alone is what a gradient step of the best length would earn, for one evaluation.
-        alone = cubic.minimise(cubic.spectrum(diagonal[:1], off_diagonal[:0]), krylov.linear[:1], state.sigma)
-        whole = cubic.minimise(eigen, krylov.linear, state.sigma)
+        bias = self._bias()
+        linear = krylov.linear / bias
+        alone = cubic.minimise(cubic.spectrum(diagonal[:1], off_diagonal[:0]), linear[:1], state.sigma)
+        whole = cubic.minimise(eigen, linear, state.sigma)
         self.state = replace(
             state,
             refreshed=state.iteration,
@@ -356,7 +411,8 @@ class AmortisedEngine:
             ritz=eigen.values,
             ritz_vectors=eigen.vectors,
         )
-        return True
+        inside = np.zeros(krylov.dim) if zero else krylov.linear
+        return _Mean(mean, bias, inside, float(inside @ inside))  # it lies in the space that it started
 
     def _model(self, fresh: bool) -> cubic.Spectrum:
         """Return the curvature of the model: that of the Krylov space, and none outside of it, as one more direction.
@@ -374,40 +430,35 @@ class AmortisedEngine:
         order = np.argsort(values, kind="stable")
         return cubic.Spectrum(values[order], directions[:, order])
 
-    def _solve(self, eigen: cubic.Spectrum, inside: Floats, mean: Vector, outside: float, oracle: Oracle) -> _Step:
+    def _solve(self, eigen: cubic.Spectrum, mean: _Mean, oracle: Oracle) -> _Step:
         """Minimise the cubic model; with μ = σ‖s‖ the step is Q(u + Qᵀḡ/μ) − ḡ/μ in the coordinates of the metric."""
-        linear = np.append(inside, outside)
+        space, linear = oracle.space, mean.linear
+        inside = linear[:-1]
+        if len(inside) == space.dim:  # there is no outside, and what is left of it is rounding
+            linear[-1] = 0.0
         least = cubic.minimise(eigen, linear, self.state.sigma)
         if least.hard:
             sign = 1.0 if self._random(_HARD).integers(2) else -1.0
             least = cubic.minimise(eigen, linear, self.state.sigma, sign)
         if least.multiplier == 0.0:
-            return _Step(oracle.space.zeros())
-        if len(inside) == oracle.space.dim:  # there is no outside, and what is left of it is rounding
-            s = oracle.space.combine(self.state.basis, least.u[:-1])
-        else:
-            s = mean * (-1.0 / least.multiplier)
-        if 0 < len(inside) < oracle.space.dim:
-            s = s + oracle.space.combine(self.state.basis, least.u[:-1] + inside / least.multiplier)
-        if self.state.scale is not None:
-            s = s * self.state.scale
+            return _Step(space.zeros())
+        along, within = -1.0 / (least.multiplier * mean.bias), least.u[:-1] + inside / least.multiplier
+        if len(inside) == space.dim:
+            along, within = 0.0, least.u[:-1]
+        s = space.step(mean.vector, along, self.state.basis, within, self.state.scale)
         return _Step(s, least.norm, least.decrease, least.bend, least.curvature_share)
 
     # ------------------------------------------------------------------ the step
 
-    def _move(self, x: Vector, g: Vector, oracle: Oracle, fresh: bool, entries: dict[str, Any]) -> Vector:
+    def _move(self, x: Vector, g: Vector, oracle: Oracle, mean: _Mean, fresh: bool, entries: dict[str, Any]) -> Vector:
         """Take the step of the model, judged where a judgement is due."""
         s, space = self.settings, oracle.space
         k, first_phase = self.state.iteration, self.state.settled < 0
-        mean, eigen = self._mean(g), self._model(fresh)
-        inside = np.zeros(0) if self.state.basis is None else space.project(self.state.basis, mean)
-        outside = 0.0
-        if len(inside) < space.dim:
-            outside = math.sqrt(max(space.dot(mean, mean) - float(inside @ inside), 0.0))
+        eigen = self._model(fresh)
         negative = fresh and eigen.leftmost < 0.0
         judged = first_phase or negative or self._young() or (s.check_every > 0 and k % s.check_every == 0)
         for attempt in range(1 + (0 if not judged else s.resolves if first_phase else 2)):
-            step = self._solve(eigen, inside, mean, outside, oracle)
+            step = self._solve(eigen, mean, oracle)
             entries |= {"sigma": self.state.sigma, "model_decrease": step.decrease}
             entries["curvature_share"] = step.curvature_share
             if step.norm == 0.0:
@@ -420,15 +471,17 @@ class AmortisedEngine:
                     continue
                 branch = Branch.VERY_SUCCESSFUL if entries["rho"] > s.eta2 else Branch.SUCCESSFUL
                 branch = Branch.CURVATURE if step.curvature_share > 0.5 else branch
-            length = space.norm(step.vector)
-            if not math.isfinite(length):
+            # Where nothing can overflow the length is not read before somebody asks for it.
+            safe = step.norm * self.state.stretch < 1e30
+            length = space.length(step.vector) if safe else space.norm(step.vector)
+            if not safe and not math.isfinite(length):
                 entries["note"] = "the step is not finite"
                 self.state = replace(self.state, sigma=self._bounded(s.gamma**2 * self.state.sigma))
                 break
             entries |= {"branch": branch, "step_norm": length}
             if not first_phase:
                 path = self.state.path
-                path = step.vector if path is None else s.averaging * path + step.vector
+                path = step.vector if path is None else space.extended(path, s.averaging, step.vector)
                 self.state = replace(self.state, path=path)
             return point
         self.state = replace(self.state, path=None, reached=math.nan)

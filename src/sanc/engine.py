@@ -219,7 +219,7 @@ class Engine:
     def _grow(
         self, operator: Operator, g: Vector, start: Vector | None, oracle: Oracle, draft: _Draft
     ) -> tuple[Krylov, cubic.Spectrum, cubic.CubicStep | None]:
-        """Lanczos until both tests hold, the space is invariant, or J iterations are made; the step if the tests made one."""
+        """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
         s = self.settings
         linear = None
         if start is None and draft.grad_norm == 0.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import torch
@@ -109,7 +109,15 @@ class CubicOptimizer(Optimizer):
         self._known: Layout | None = None
         self._meter = Meter()
         self._differentiates = False
-        self.record: Record | None = None
+        self._record: Record | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """What happened in the last step."""
+        record = self._record
+        if record is not None and isinstance(record.step_norm, Tensor):
+            self._record = record = replace(record, step_norm=float(record.step_norm))
+        return record
 
     def __getstate__(self) -> dict[str, Any]:
         own = (
@@ -121,7 +129,7 @@ class CubicOptimizer(Optimizer):
             "_known",
             "_meter",
             "_differentiates",
-            "record",
+            "_record",
         )
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
 
@@ -216,7 +224,7 @@ class CubicOptimizer(Optimizer):
         oracle.inspect = state.iteration == 0
         oracle.differentiates = self._differentiates
         x = oracle.start()
-        point, known = x, (self._meter_counts(), self.record, self._engine.state, self._known)
+        point, known = x, (self._meter_counts(), self._record, self._engine.state, self._known)
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
         try:
@@ -226,13 +234,13 @@ class CubicOptimizer(Optimizer):
                 if state.iteration == 0:
                     self._probe(oracle, x, gradient)
                 self._gather(layout)
-                point, self.record = self._engine.iterate(x, oracle)
+                point, self._record = self._engine.iterate(x, oracle)
             went_back = isinstance(self._engine, AmortisedEngine) and self._engine.went_back
-            if went_back or not (math.isfinite(self.record.grad_norm) and math.isfinite(self.record.value)):
+            if went_back or not (math.isfinite(self._record.grad_norm) and math.isfinite(self._record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
-            counts, self.record, self._engine.state, self._known = known
+            counts, self._record, self._engine.state, self._known = known
             self._meter = Meter(**counts)
             raise
         finally:
@@ -342,7 +350,7 @@ class CubicOptimizer(Optimizer):
         self.state.clear()
         self._engine.restore(engine["numbers"], vectors)
         self._meter = Meter(**engine["meter"])
-        self.record = None
+        self._record = None
 
 
 class SANC(CubicOptimizer):

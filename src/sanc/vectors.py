@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,6 +60,49 @@ class Space(ABC):
     def zeros(self) -> Vector:
         """Return a new zero vector."""
 
+    @abstractmethod
+    def blend(self, old: Vector | None, new: Vector, memory: float) -> Vector:
+        """Return ``memory * old + (1 − memory) * new``, where there is no old as if it were zero."""
+
+    @abstractmethod
+    def extended(self, path: Vector, memory: float, step: Vector) -> Vector:
+        """Return ``memory * path + step``."""
+
+    @abstractmethod
+    def largest(self, v: Vector) -> float:
+        """Largest entry."""
+
+    def step(self, mean: Vector, along: float, rows: Any, within: Floats, scale: Vector | None) -> Vector:
+        """Return ``scale * (along * mean + Σ within_i rows_i)``; there may be no rows, and no scale."""
+        s = mean * along
+        if len(within):
+            s += self.combine(rows, within)
+        if scale is not None:
+            s *= scale
+        return s
+
+    # Numbers that stay where they were computed until `read` asks for all of them.
+
+    @abstractmethod
+    def inner(self, u: Vector, v: Vector) -> Any:
+        """Inner product, not read yet."""
+
+    @abstractmethod
+    def length(self, v: Vector) -> Any:
+        """Euclidean norm, not read yet."""
+
+    @abstractmethod
+    def products(self, rows: Any, v: Vector) -> Any:
+        """Inner products of every row with `v`, not read yet."""
+
+    @abstractmethod
+    def gather(self, unread: Sequence[Any]) -> Any:
+        """Put numbers and short vectors of them beside each other."""
+
+    @abstractmethod
+    def read(self, gathered: Any) -> list[float]:
+        """Return what was gathered as plain numbers."""
+
     def finite(self, v: Vector) -> bool:
         """Whether every entry is finite; one reduction, so a norm that overflows counts as not finite."""
         return math.isfinite(self.norm(v))
@@ -104,6 +148,31 @@ class NumpySpace(Space):
     def zeros(self) -> Vector:
         return np.zeros(self.dim, self.dtype)
 
+    def blend(self, old: Vector | None, new: Vector, memory: float) -> Vector:
+        return (1 - memory) * new if old is None else memory * old + (1 - memory) * new
+
+    def extended(self, path: Vector, memory: float, step: Vector) -> Vector:
+        return memory * path + step
+
+    def largest(self, v: Vector) -> float:
+        return float(v.max())
+
+    def inner(self, u: Vector, v: Vector) -> Any:
+        return u @ v
+
+    def length(self, v: Vector) -> Any:
+        return self.norm(v)
+
+    def products(self, rows: Any, v: Vector) -> Any:
+        return rows @ v
+
+    def gather(self, unread: Sequence[Any]) -> Any:
+        return np.hstack([np.asarray(part, np.float64) for part in unread])
+
+    def read(self, gathered: Any) -> list[float]:
+        numbers: list[float] = gathered.tolist()
+        return numbers
+
 
 class TorchSpace(Space):
     """Vectors held by torch, on any device."""
@@ -138,3 +207,30 @@ class TorchSpace(Space):
 
     def zeros(self) -> Vector:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+
+    def blend(self, old: Vector | None, new: Vector, memory: float) -> Vector:
+        return (1 - memory) * new if old is None else torch.lerp(old, new, 1 - memory)
+
+    def extended(self, path: Vector, memory: float, step: Vector) -> Vector:
+        return torch.add(step, path, alpha=memory)
+
+    def largest(self, v: Vector) -> float:
+        return float(v.max())
+
+    def inner(self, u: Vector, v: Vector) -> Any:
+        return torch.dot(u, v)
+
+    def length(self, v: Vector) -> Any:
+        return torch.linalg.vector_norm(v)
+
+    def products(self, rows: Any, v: Vector) -> Any:
+        return torch.mv(rows, v)
+
+    def gather(self, unread: Sequence[Any]) -> Any:
+        return torch.cat(
+            [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in unread]
+        )
+
+    def read(self, gathered: Any) -> list[float]:
+        numbers: list[float] = gathered.tolist()
+        return numbers

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
 from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
+from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
 
 HvpMode = Literal["double-backward", "forward-over-reverse", "finite-difference"]
@@ -100,9 +101,12 @@ class Layout:
             torch._foreach_copy_([leaf.detach() for leaf in self.leaves], self.split(vector))
         torch.clear_autocast_cache()  # it may hold casts of the old content
 
-    def penalty(self, x: Tensor) -> float:
-        """½ Σ decay·‖x‖² over the stretches that have one."""
-        return sum(0.5 * decay * float(x[a:b].square().sum()) for a, b, decay in self.decays)
+    def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Add ½ Σ decay·‖x‖² over the stretches that have one, in float64 and not yet read."""
+        total = loss.detach().double()
+        for a, b, decay in self.decays:
+            total = total + 0.5 * decay * torch.dot(x[a:b], x[a:b]).double()
+        return total
 
     def add_decay(self, result: Tensor, v: Tensor) -> Tensor:
         """Add decay·v, the penalty's gradient and Hessian product alike, in place."""
@@ -218,36 +222,48 @@ class AutogradOracle(Oracle):
             self.differentiates = True  # a gradient penalty, a physics-informed loss
             total = self._evaluate(sample, graph=True)
         self.meter.count_value(sample.size)
-        return total + self.layout.penalty(x)
+        return float(self.layout.penalised(total, x))
 
-    def _evaluate(self, sample: Sample, graph: bool) -> float:
-        total = 0.0
+    def _evaluate(self, sample: Sample, graph: bool) -> Tensor:
+        total: Tensor | None = None
         with still_buffers(), torch.set_grad_enabled(graph):
             self.rewind(sample)
             for weight, closure in sample.parts:
-                total += weight * float(self.call(closure, sample, graph=False).detach())
+                part = self.call(closure, sample, graph=False).detach().double()
+                total = weight * part if total is None else total + weight * part
+        assert total is not None
         return total
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         known = self._gradients
         if known is not None and known[0] is x:
             return known[1]
+        unread, g = self._unread_gradient(x)
+        return self._remember(x, float(unread), g)
+
+    def survey(self, x: Vector, memory: Memory) -> Survey:
+        unread, g = self._unread_gradient(x)
+        seen = read(self.space, *look_at(self.space, unread, g, memory), memory)
+        self._remember(x, seen.value, g)
+        return seen
+
+    def _remember(self, x: Vector, value: float, g: Vector) -> tuple[float, Vector]:
+        self._values.put(value, self._samples[0], x)
+        self._gradients = (x, (value, g))
+        return value, g
+
+    def _unread_gradient(self, x: Vector) -> tuple[Tensor, Vector]:
         sample, hessian, _ = self._samples
         keep = self._products and sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
         self.load(x)
-        first = self.raw_loss is None
-        if first:  # the pass that counts as training: buffers move, as in a plain forward pass
+        if self.raw_loss is None:  # the pass that counts as training: buffers move, as in a plain forward pass
             with watched_buffers() as self._training:
-                answer = self._gradient(x, sample, keep_graph=keep)
-        else:
-            with still_buffers():
-                answer = self._gradient(x, sample, keep_graph=keep)
-        self._values.put(answer[0], sample, x)
-        self._gradients = (x, answer)
-        return answer
+                return self._gradient(x, sample, keep_graph=keep)
+        with still_buffers():
+            return self._gradient(x, sample, keep_graph=keep)
 
-    def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[float, Vector]:
-        total, result = self.layout.penalty(x), None
+    def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[Tensor, Vector]:
+        result: Tensor | None = None
         raw: Tensor | None = None
         self.rewind(sample)
         for weight, closure in sample.parts:
@@ -256,14 +272,17 @@ class AutogradOracle(Oracle):
             if keep_graph:
                 self._graph = (x, grads)
             part = self.layout.flatten(grads)
-            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
-            raw = weight * loss.detach() if raw is None else raw + weight * loss.detach()
+            value = loss.detach()
+            if len(sample.parts) > 1:
+                part, value = part.mul_(weight), weight * value
+            result = part if result is None else result.add_(part)
+            raw = value if raw is None else raw + value
         assert result is not None
         assert raw is not None
         if self.raw_loss is None:
             self.raw_loss = raw
         self.meter.count_gradient(sample.size)
-        return total + float(raw), self.layout.add_decay(result, x)
+        return self.layout.penalised(raw, x), self.layout.add_decay(result, x)
 
     def rewind(self, sample: Sample) -> None:
         """Put the random state back to where every evaluation of this sample starts."""

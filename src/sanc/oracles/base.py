@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sanc.record import Calls
+from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import Space, Vector
 
 
@@ -135,6 +136,11 @@ class Oracle(ABC):
     @abstractmethod
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
+
+    def survey(self, x: Vector, memory: Memory) -> Survey:
+        """Look at the gradient sample at `x` with all the numbers that the mini-batch iteration asks for."""
+        value, g = self.gradient(x)
+        return read(self.space, *look_at(self.space, value, g, memory), memory)
 
     def trial(self, x: Vector) -> float:
         """f(x) on the gradient sample."""
