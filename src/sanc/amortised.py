@@ -31,10 +31,11 @@ from sanc import cubic
 from sanc.errors import NonFiniteStartError
 from sanc.judge import ratio
 from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.lanczos import Recorded
 from sanc.oracles.base import Oracle
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
-from sanc.survey import Memory, Survey
+from sanc.survey import Look, Memory, Move, Survey, vector_of
 from sanc.vectors import Floats, Vector
 
 _START, _HARD = 2, 3  # which random draw of an iteration
@@ -52,6 +53,7 @@ _SAFE_EVERY = 5
 _GROWTH = 0.3  # steps grow this much slower than they shrink: the moving average answers late
 _BOOST = 1.5
 _CEILING = 1e8  # of σ: what lies above is noise
+_SAFE_LENGTH = 1e30  # of a step that cannot overflow in float32, whose length need not be looked at
 _JUMP = 5.0
 """A batch whose loss lies this many standard deviations (and a fiftieth) above the best mean is a jump."""
 
@@ -127,7 +129,7 @@ class _Mean:
 class _Step:
     """A step of the model and what the model says of it."""
 
-    vector: Vector
+    move: Move | None = None
     norm: float = 0.0  # in the metric
     decrease: float = 0.0
     bend: float = 0.0  # sᵀBs
@@ -216,7 +218,7 @@ class AmortisedEngine:
             return self._go_back(x, oracle, entries), entries
         self._settle(value)
         self._follow_slopes(seen)
-        self._watch_loss(x, value)
+        self._watch_loss(x, value, oracle)
         self._average(seen, oracle)
         model = None if seen.look.mean is None else _Mean(seen.look.mean, self._bias(), seen.inside, seen.mean_square)
         fresh = False
@@ -227,7 +229,7 @@ class AmortisedEngine:
             fresh = model is not None
         if model is None:
             model = self._project(seen.look.gradient, oracle)
-        return self._move(x, seen.look.gradient, oracle, model, fresh, entries), entries
+        return self._move(x, seen.look, oracle, model, fresh, entries), entries
 
     def _memory(self, *, project: bool) -> Memory:
         """Return what the next batch is to be compared with."""
@@ -281,7 +283,7 @@ class AmortisedEngine:
         sigma = self._bounded(state.sigma * math.exp(2.0 * rate * lean))
         self.state = replace(state, slope=slope, slope_square=square, slopes=count, lean=lean, sigma=sigma)
 
-    def _watch_loss(self, x: Vector, value: float) -> None:
+    def _watch_loss(self, x: Vector, value: float, oracle: Oracle) -> None:
         """Keep mean and spread of the loss, the best mean, and a point to go back to."""
         state = self.state
         if math.isnan(state.loss):
@@ -294,7 +296,9 @@ class AmortisedEngine:
         best = loss if math.isnan(state.best) or state.settled == state.iteration else state.best
         best = min(loss, best + _FORGET_BEST * (loss - best))
         rising = loss - best > math.sqrt(variance) + 0.01 * abs(best)
-        safe = x if state.safe is None or (state.iteration % _SAFE_EVERY == 0 and not rising) else state.safe
+        safe = state.safe
+        if safe is None or (state.iteration % _SAFE_EVERY == 0 and not rising):
+            safe = oracle.keep(x)
         self.state = replace(state, loss=loss, loss_variance=variance, best=best, safe=safe)
 
     def _ceiling(self) -> float:
@@ -374,27 +378,16 @@ class AmortisedEngine:
         """Build a new Krylov space of M^(−1/2) B M^(−1/2) and start it at the mean; None where that is not possible."""
         state, space = self.state, oracle.space
         scale = state.scale
-        operator = oracle.hessian(x)
-
-        def product(v: Vector) -> Vector:
-            return operator(v) if scale is None else operator(v * scale) * scale
-
         mean = g if state.momentum is None else state.momentum
         mean = mean if scale is None else mean * scale
         start, zero = mean, space.norm(mean) == 0.0
         if zero:
             start = space.normal(self._random(_START))
-        krylov = Krylov(product, start, space, reorthogonalise=True)
-        limit = min(self.settings.krylov_dim or KRYLOV_DIM, space.dim)
         try:
-            while krylov.dim < limit and krylov.extend():
-                pass
+            krylov = self._lanczos(x, start, oracle)
         except NonFiniteProductError as problem:
             entries["note"] = str(problem)
             return None
-        finally:
-            operator.release()
-            oracle.meter.paper_calls += krylov.dim * oracle.sizes[1]
         diagonal, off_diagonal = krylov.tridiagonal()
         eigen = cubic.spectrum(diagonal, off_diagonal)
         entries |= {"krylov_dim": krylov.dim, "ritz_value": eigen.leftmost}
@@ -414,6 +407,24 @@ class AmortisedEngine:
         inside = np.zeros(krylov.dim) if zero else krylov.linear
         return _Mean(mean, bias, inside, float(inside @ inside))  # it lies in the space that it started
 
+    def _lanczos(self, x: Vector, start: Vector, oracle: Oracle) -> Krylov | Recorded:
+        """Make the Lanczos iterations, all at once where the oracle can."""
+        scale = self.state.scale
+        limit = min(self.settings.krylov_dim or KRYLOV_DIM, oracle.space.dim)
+        operator = oracle.hessian(x)
+
+        def product(v: Vector) -> Vector:
+            return operator(v) if scale is None else operator(v * scale) * scale
+
+        krylov = oracle.lanczos(x, start, scale, limit) or Krylov(product, start, oracle.space, reorthogonalise=True)
+        try:
+            while krylov.dim < limit and krylov.extend():
+                pass
+        finally:
+            operator.release()
+            oracle.meter.paper_calls += krylov.dim * oracle.sizes[1]
+        return krylov
+
     def _model(self, fresh: bool) -> cubic.Spectrum:
         """Return the curvature of the model: that of the Krylov space, and none outside of it, as one more direction.
 
@@ -430,7 +441,7 @@ class AmortisedEngine:
         order = np.argsort(values, kind="stable")
         return cubic.Spectrum(values[order], directions[:, order])
 
-    def _solve(self, eigen: cubic.Spectrum, mean: _Mean, oracle: Oracle) -> _Step:
+    def _solve(self, eigen: cubic.Spectrum, mean: _Mean, look: Look, oracle: Oracle) -> _Step:
         """Minimise the cubic model; with μ = σ‖s‖ the step is Q(u + Qᵀḡ/μ) − ḡ/μ in the coordinates of the metric."""
         space, linear = oracle.space, mean.linear
         inside = linear[:-1]
@@ -441,16 +452,17 @@ class AmortisedEngine:
             sign = 1.0 if self._random(_HARD).integers(2) else -1.0
             least = cubic.minimise(eigen, linear, self.state.sigma, sign)
         if least.multiplier == 0.0:
-            return _Step(space.zeros())
+            return _Step()
         along, within = -1.0 / (least.multiplier * mean.bias), least.u[:-1] + inside / least.multiplier
         if len(inside) == space.dim:
             along, within = 0.0, least.u[:-1]
-        s = space.step(mean.vector, along, self.state.basis, within, self.state.scale)
-        return _Step(s, least.norm, least.decrease, least.bend, least.curvature_share)
+        state = self.state
+        move = Move(look, mean.vector, along, state.basis, within, state.scale, state.path, self.settings.averaging)
+        return _Step(move, least.norm, least.decrease, least.bend, least.curvature_share)
 
     # ------------------------------------------------------------------ the step
 
-    def _move(self, x: Vector, g: Vector, oracle: Oracle, mean: _Mean, fresh: bool, entries: dict[str, Any]) -> Vector:
+    def _move(self, x: Vector, look: Look, oracle: Oracle, mean: _Mean, fresh: bool, entries: dict[str, Any]) -> Vector:
         """Take the step of the model, judged where a judgement is due."""
         s, space = self.settings, oracle.space
         k, first_phase = self.state.iteration, self.state.settled < 0
@@ -458,35 +470,41 @@ class AmortisedEngine:
         negative = fresh and eigen.leftmost < 0.0
         judged = first_phase or negative or self._young() or (s.check_every > 0 and k % s.check_every == 0)
         for attempt in range(1 + (0 if not judged else s.resolves if first_phase else 2)):
-            step = self._solve(eigen, mean, oracle)
+            step = self._solve(eigen, mean, look, oracle)
             entries |= {"sigma": self.state.sigma, "model_decrease": step.decrease}
             entries["curvature_share"] = step.curvature_share
-            if step.norm == 0.0:
+            if step.move is None:
                 entries["note"] = "the model has its minimum here"
                 break
-            point = x + step.vector
+            if not judged and step.norm * self.state.stretch < _SAFE_LENGTH:
+                moved = oracle.advance(x, step.move)
+                kept = {"momentum": moved.momentum, "square": moved.square}
+                kept = {name: vector for name, vector in kept.items() if vector is not None}
+                self.state = replace(self.state, path=moved.path, **kept)
+                entries |= {"branch": Branch.UNTESTED, "step_norm": moved.length}
+                return moved.point
+            vector = vector_of(space, step.move)
+            point = x + vector
             branch = Branch.UNTESTED
             if judged:
-                if not self._judge(step, point, g, oracle, entries, first=attempt == 0):
+                if not self._judge(step, vector, point, look.gradient, oracle, entries, first=attempt == 0):
                     continue
                 branch = Branch.VERY_SUCCESSFUL if entries["rho"] > s.eta2 else Branch.SUCCESSFUL
                 branch = Branch.CURVATURE if step.curvature_share > 0.5 else branch
-            # Where nothing can overflow the length is not read before somebody asks for it.
-            safe = step.norm * self.state.stretch < 1e30
-            length = space.length(step.vector) if safe else space.norm(step.vector)
-            if not safe and not math.isfinite(length):
+            length = space.norm(vector)
+            if not math.isfinite(length):
                 entries["note"] = "the step is not finite"
                 self.state = replace(self.state, sigma=self._bounded(s.gamma**2 * self.state.sigma))
                 break
             entries |= {"branch": branch, "step_norm": length}
             if not first_phase:
                 path = self.state.path
-                path = step.vector if path is None else space.extended(path, s.averaging, step.vector)
+                path = vector if path is None else space.extended(path, s.averaging, vector)
                 self.state = replace(self.state, path=path)
             return point
         self.state = replace(self.state, path=None, reached=math.nan)
         if negative and self.method.on_rejection == "escape":
-            return self._escape(x, g, oracle, eigen, entries)
+            return self._escape(x, look.gradient, oracle, eigen, entries)
         return x
 
     def _young(self) -> bool:
@@ -495,13 +513,21 @@ class AmortisedEngine:
         return state.settled >= 0 and state.iteration < state.settled + self.settings.warm_up
 
     def _judge(
-        self, step: _Step, point: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any], *, first: bool
+        self,
+        step: _Step,
+        vector: Vector,
+        point: Vector,
+        g: Vector,
+        oracle: Oracle,
+        entries: dict[str, Any],
+        *,
+        first: bool,
     ) -> bool:
         """Compare what the batch gained with what its own gradient and the curvature of the model promise."""
         s, space, state = self.settings, oracle.space, self.state
         first_phase = state.settled < 0
         value = oracle.trial(point)
-        slope = space.dot(g, step.vector)
+        slope, length = space.read(space.gather([space.inner(g, vector), space.inner(vector, vector)]))
         promised = -slope - 0.5 * step.bend
         actual = entries["value"] - value
         entries |= {"trials": entries["trials"] + 1, "trial_value": value, "model_decrease": promised}
@@ -522,7 +548,6 @@ class AmortisedEngine:
             if not finite:
                 entries["note"] = "the trial value is not finite"
             return False
-        length = space.dot(step.vector, step.vector)
         seen = -2.0 * (actual + slope) / length if length > 0.0 else math.nan
         if not first_phase and not math.isnan(state.curvature):
             seen = _CURVATURE_MEMORY * state.curvature + (1 - _CURVATURE_MEMORY) * seen

@@ -19,16 +19,17 @@ from sanc import cubic, escape
 from sanc.errors import NonFiniteStartError
 from sanc.judge import Judge, Verdict, ratio
 from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.lanczos import Recorded
 from sanc.oracles.base import Operator, Oracle
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
-from sanc.vectors import Vector
+from sanc.vectors import Space, Vector
 
 _COIN, _START, _HARD = 1, 2, 3  # which random draw of an iteration
 
 
 @dataclass(slots=True)
-class _Draft:
+class Draft:
     """The record in the making."""
 
     branch: Branch = Branch.STAYED
@@ -104,21 +105,23 @@ class Engine:
         clock = time.perf_counter()
         before = self.state
         self.judge = Judge(self.settings, oracle.space.eps, before.sigma)
-        draft = _Draft(sigma=math.nan if self.method.model == "none" else before.sigma)
+        draft = Draft(sigma=math.nan if self.method.model == "none" else before.sigma)
         oracle.begin(before.iteration)
         try:
             point = self._advance(x, oracle, start, draft)
         except BaseException:
             self.state = before
             raise
+        return point, self.finish(oracle, draft, time.perf_counter() - clock)
+
+    def finish(self, oracle: Oracle, draft: Draft, seconds: float) -> Record:
+        """End an iteration: charge its calls, and keep σ, the time and the number."""
+        before = self.state
         self._charge(oracle, draft.krylov_dim)
         self.state = replace(
-            self.state,
-            iteration=before.iteration + 1,
-            sigma=self.judge.sigma,
-            seconds=before.seconds + time.perf_counter() - clock,
+            before, iteration=before.iteration + 1, sigma=self.judge.sigma, seconds=before.seconds + seconds
         )
-        record = Record(
+        return Record(
             iteration=before.iteration,
             branch=draft.branch,
             rho=draft.rho,
@@ -136,7 +139,6 @@ class Engine:
             curvature_share=draft.curvature_share,
             note=draft.note,
         )
-        return point, record
 
     def _charge(self, oracle: Oracle, krylov_dim: int) -> None:
         """Count as the paper's program does: |S_g| + J·|S_B|, whether or not Lanczos stopped before J.
@@ -149,7 +151,7 @@ class Engine:
         size_g, size_b, _ = oracle.sizes
         oracle.meter.paper_calls += size_g + krylov_dim * size_b
 
-    def _advance(self, x: Vector, oracle: Oracle, start: Vector | None, draft: _Draft) -> Vector:
+    def _advance(self, x: Vector, oracle: Oracle, start: Vector | None, draft: Draft) -> Vector:
         self.at_rest = False
         space = oracle.space
         draft.value, g = oracle.gradient(x)
@@ -162,7 +164,8 @@ class Engine:
 
         operator = oracle.hessian(x)
         try:
-            krylov, eigen, step = self._grow(operator, g, start, oracle, draft)
+            krylov = self._krylov(operator, g, start, oracle, draft)
+            eigen, step = self.grow(krylov, oracle.space, draft)
             if self.method.model != "none":
                 point = self._cubic(x, krylov, eigen, step, operator, oracle, draft)
                 if point is not None:
@@ -178,7 +181,7 @@ class Engine:
         self._rest(oracle, draft)
         return x
 
-    def _refuse(self, x: Vector, draft: _Draft, note: str) -> Vector:
+    def _refuse(self, x: Vector, draft: Draft, note: str) -> Vector:
         """Stay at `x` because something is not finite; at the very start that is an error."""
         if self.state.iteration == 0:
             raise NonFiniteStartError(
@@ -216,17 +219,15 @@ class Engine:
 
     # ------------------------------------------------------------------ the Krylov space
 
-    def _grow(
-        self, operator: Operator, g: Vector, start: Vector | None, oracle: Oracle, draft: _Draft
-    ) -> tuple[Krylov, cubic.Spectrum, cubic.CubicStep | None]:
-        """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
+    def _krylov(self, operator: Operator, g: Vector, start: Vector | None, oracle: Oracle, draft: Draft) -> Krylov:
+        """Start a Krylov space at the gradient; where that vanishes, at `start` or at random."""
         s = self.settings
         linear = None
         if start is None and draft.grad_norm == 0.0:
             start = oracle.space.normal(self._random(_START))
         if start is not None:
             linear = g
-        krylov = Krylov(
+        return Krylov(
             operator,
             g if start is None else start,
             oracle.space,
@@ -234,7 +235,12 @@ class Engine:
             reorthogonalise=s.reorthogonalise,
             linear=linear,
         )
-        limit = min(s.krylov_dim or oracle.space.dim, oracle.space.dim)
+
+    def grow(
+        self, krylov: Krylov | Recorded, space: Space, draft: Draft
+    ) -> tuple[cubic.Spectrum, cubic.CubicStep | None]:
+        """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
+        limit = min(self.settings.krylov_dim or space.dim, space.dim)
         test_at = 1
         while True:
             krylov.extend()
@@ -246,10 +252,10 @@ class Engine:
                 converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
                 if converged:
                     draft.ritz_value = eigen.leftmost
-                    return krylov, eigen, step
+                    return eigen, step
                 test_at = j + 1 + (j // 5 - 1 if j >= 10 else 0)  # eigenpairs are O(j²): test a long basis less often
 
-    def _surely_open(self, krylov: Krylov, grad_norm: float) -> bool:
+    def _surely_open(self, krylov: Krylov | Recorded, grad_norm: float) -> bool:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
         if self.method.model == "none" or not krylov.from_gradient:
             return False
@@ -259,7 +265,7 @@ class Engine:
         return krylov.residual * cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma) > tolerance
 
     def _converged(
-        self, krylov: Krylov, eigen: cubic.Spectrum, grad_norm: float
+        self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
     ) -> tuple[bool, cubic.CubicStep | None]:
         s = self.settings
         if s.krylov_stop == "paper":
@@ -286,7 +292,7 @@ class Engine:
         known: cubic.CubicStep | None,
         operator: Operator,
         oracle: Oracle,
-        draft: _Draft,
+        draft: Draft,
     ) -> Vector | None:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
@@ -302,7 +308,7 @@ class Engine:
             step = known or cubic.minimise(eigen, krylov.linear, draft.sigma)
             known = None  # it belongs to the first σ
             if step.hard:
-                step = cubic.minimise(eigen, krylov.linear, draft.sigma, self._hard_sign(krylov, eigen))
+                step = cubic.minimise(eigen, krylov.linear, draft.sigma, self.hard_sign(krylov, eigen))
             draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
             draft.curvature_share = step.curvature_share
             if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
@@ -351,7 +357,7 @@ class Engine:
                 draft.note = "the trial value is not finite"
         return None
 
-    def _told(self, actual: float, predicted: float, trial: Vector, oracle: Oracle, draft: _Draft) -> float:
+    def _told(self, actual: float, predicted: float, trial: Vector, oracle: Oracle, draft: Draft) -> float:
         """Let the gradient decide where the values are lost in rounding: the step is as good as promised if it halves.
 
         A value may carry the rounding error of terms far larger than itself, so that its own size says too little.
@@ -365,7 +371,7 @@ class Engine:
                 return predicted
         return actual
 
-    def _hard_sign(self, krylov: Krylov, eigen: cubic.Spectrum) -> float:
+    def hard_sign(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> float:
         """Sign of the left-most vector in the hard case: both are minimisers of the model."""
         if self.settings.sign == "descent":
             slope = float(eigen.leftmost_vector @ krylov.linear)
@@ -373,7 +379,7 @@ class Engine:
                 return -math.copysign(1.0, slope)
         return self._coin(_HARD)
 
-    def _momentum(self, x: Vector, trial: Vector, norm: float, oracle: Oracle, draft: _Draft) -> Vector:
+    def _momentum(self, x: Vector, trial: Vector, norm: float, oracle: Oracle, draft: Draft) -> Vector:
         """CRM (Wang, Zhou, Liang and Lan 2018): extrapolate beyond the cubic point, keep the better of the two."""
         previous = self.state.previous if self.state.previous is not None else x
         self.state = replace(self.state, previous=trial)
@@ -401,7 +407,7 @@ class Engine:
         eigen: cubic.Spectrum | None,
         operator: Operator | None,
         oracle: Oracle,
-        draft: _Draft,
+        draft: Draft,
     ) -> Vector:
         """Step along negative curvature or the gradient; stay where that cannot be done safely."""
         s = self.settings
@@ -426,7 +432,7 @@ class Engine:
             d = d * (s.sigma0 / self.judge.sigma)
         return self._checked(x, d, plan.branch, oracle, draft)
 
-    def _checked(self, x: Vector, d: Vector, branch: Branch, oracle: Oracle, draft: _Draft) -> Vector:
+    def _checked(self, x: Vector, d: Vector, branch: Branch, oracle: Oracle, draft: Draft) -> Vector:
         """Take the step d if f is finite there (or lower, as the settings ask)."""
         norm = oracle.space.norm(d)
         if norm == 0.0:
@@ -468,7 +474,7 @@ class Engine:
                 return -math.copysign(1.0, slope)
         return -self._coin(_COIN)
 
-    def _rest(self, oracle: Oracle, draft: _Draft) -> None:
+    def _rest(self, oracle: Oracle, draft: Draft) -> None:
         """Note whether staying here is the paper's ending: d = 0 and ‖s‖ ≤ ε_s."""
         draft.branch, draft.step_norm = Branch.STAYED, 0.0
         decides = oracle.exact or draft.grad_norm == 0.0  # with samples, d = 0 says something only if g is 0

@@ -104,3 +104,61 @@ def read(space: Space, look: Look, unread: Any, memory: Memory) -> Survey:
     slope, path_square = (next(numbers), next(numbers)) if memory.path is not None else (0.0, 0.0)
     mean_square = next(numbers) if memory.project else 0.0
     return Survey(look, value, grad_norm, slope, path_square, mean_square, np.array(list(numbers), np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step in terms of what is on the device: scale · (along · mean + Σ within_i basis_i).
+
+    Attributes
+    ----------
+    look : Look
+        The look that led to it.
+    mean : Vector
+        The mean gradient in the metric.
+    along : float
+        Its weight.
+    basis, within : block of rows and ndarray
+        The Krylov space and the weights of its vectors.
+    scale : vector or None
+        M^(−1/2).
+    path : vector or None
+        The steps before this one …
+    memory : float
+        … and how much of them is kept.
+    """
+
+    look: Look
+    mean: Vector
+    along: float
+    basis: Any
+    within: Floats
+    scale: Vector | None
+    path: Vector | None
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a step led to: the point, the path with the step in it, and its length, not read yet.
+
+    The means that led to it are kept as they are, or in memory of their own.
+    """
+
+    point: Vector
+    path: Vector
+    length: Any
+    momentum: Vector | None = None
+    square: Vector | None = None
+
+
+def vector_of(space: Space, move: Move) -> Vector:
+    """Return the step itself."""
+    return space.step(move.mean, move.along, move.basis, move.within, move.scale)
+
+
+def make(space: Space, x: Vector, move: Move) -> Moved:
+    """Take a step."""
+    s = vector_of(space, move)
+    path = s if move.path is None else space.extended(move.path, move.memory, s)
+    return Moved(x + s, path, space.length(s))

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from sanc.lanczos import Recorded
 from sanc.record import Calls
-from sanc.survey import Memory, Survey, look_at, read
+from sanc.survey import Memory, Move, Moved, Survey, look_at, make, read
 from sanc.vectors import Space, Vector
 
 
@@ -141,6 +142,18 @@ class Oracle(ABC):
         """Look at the gradient sample at `x` with all the numbers that the mini-batch iteration asks for."""
         value, g = self.gradient(x)
         return read(self.space, *look_at(self.space, value, g, memory), memory)
+
+    def advance(self, x: Vector, move: Move) -> Moved:
+        """Take a step that is not judged."""
+        return make(self.space, x, move)
+
+    def keep(self, x: Vector) -> Vector:
+        """Return `x` as something that stays as it is in later iterations."""
+        return x
+
+    def lanczos(self, x: Vector, start: Vector, scale: Vector | None, limit: int) -> Recorded | None:
+        """Build a Krylov space of M^(−1/2) ∇²f(x) M^(−1/2) at once, where that is faster than one product at a time."""
+        return None
 
     def trial(self, x: Vector) -> float:
         """f(x) on the gradient sample."""
