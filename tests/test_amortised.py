@@ -69,12 +69,12 @@ def test_the_step_minimises_the_cubic_model_in_the_metric(sigma, fresh, metric):
     engine, oracle = engine_on(Quadratic(), batch=1, krylov_dim=3, metric=metric, sigma0=sigma)
     x = rng.standard_normal(d)
     oracle.begin(0)
-    seen = oracle.survey(x, engine._memory(project=False))
+    seen = oracle.survey(x, engine.memory(project=False))
     g = seen.look.gradient
     engine._average(seen, oracle)
     engine._measure(oracle)
     built = engine._build(x, g, oracle, {})
-    mean, again = engine._project(g, oracle), oracle.survey(x, engine._memory(project=True))
+    mean, again = engine._project(g, oracle), oracle.survey(x, engine.memory(project=True))
     for other in (built.inside, again.inside):
         assert mean.inside == pytest.approx(other, abs=1e-12 * math.sqrt(mean.square))
     assert mean.square == pytest.approx(again.mean_square, rel=1e-14)
@@ -270,7 +270,7 @@ def test_the_escape_after_a_rejection_lowers_the_loss_or_stays(problem):
     engine, oracle = engine_on(problem)
     x = np.ones(problem.dim)  # the penalty is concave here
     oracle.begin(0)
-    seen = oracle.survey(x, engine._memory(project=False))
+    seen = oracle.survey(x, engine.memory(project=False))
     value, g = seen.value, seen.look.gradient
     engine._average(seen, oracle)
     engine._measure(oracle)

@@ -186,7 +186,7 @@ class AmortisedEngine:
         refresh = self._due()
         oracle.begin(self.state.iteration, products=refresh)
         ready = self.state.settled >= 0 and (self.state.scale is not None or not self.settings.metric)
-        seen = oracle.survey(x, self._memory(project=ready and not refresh))
+        seen = oracle.survey(x, self.memory(project=ready and not refresh))
         oracle.meter.paper_calls += oracle.sizes[0]
         value, grad_norm = seen.value, seen.grad_norm
         entries: dict[str, Any] = {
@@ -231,7 +231,7 @@ class AmortisedEngine:
             model = self._project(seen.look.gradient, oracle)
         return self._move(x, seen.look, oracle, model, fresh, entries), entries
 
-    def _memory(self, *, project: bool) -> Memory:
+    def memory(self, *, project: bool) -> Memory:
         """Return what the next batch is to be compared with."""
         state, s = self.state, self.settings
         averaging = s.averaging if state.settled >= 0 else None
@@ -478,9 +478,10 @@ class AmortisedEngine:
                 break
             if not judged and step.norm * self.state.stretch < _SAFE_LENGTH:
                 moved = oracle.advance(x, step.move)
-                kept = {"momentum": moved.momentum, "square": moved.square}
-                kept = {name: vector for name, vector in kept.items() if vector is not None}
-                self.state = replace(self.state, path=moved.path, **kept)
+                state = replace(self.state, path=moved.path)
+                if moved.momentum is not None:
+                    state = replace(state, momentum=moved.momentum, square=moved.square)
+                self.state = state
                 entries |= {"branch": Branch.UNTESTED, "step_norm": moved.length}
                 return moved.point
             vector = vector_of(space, step.move)

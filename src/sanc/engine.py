@@ -472,6 +472,10 @@ class Engine:
             slope = oracle.space.dot(g, v)
             if slope != 0.0:
                 return -math.copysign(1.0, slope)
+        return self.curvature_coin()
+
+    def curvature_coin(self) -> float:
+        """Toss the coin for the sign of a curvature step."""
         return -self._coin(_COIN)
 
     def _rest(self, oracle: Oracle, draft: Draft) -> None:

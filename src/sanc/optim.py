@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -13,11 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sanc.amortised import KRYLOV_DIM, AmortisedEngine
+from sanc.capture import Capture, as_batches
 from sanc.data import Batch
+from sanc.deferred import Outcome, Tally
 from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
 from sanc.oracles.base import Meter
+from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
 from sanc.oracles.replay import derive, own_randomness
 from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
@@ -43,6 +47,10 @@ class CubicOptimizer(Optimizer):
         How Hessian products are made.
     microbatch : int, optional
         Most rows of a `Batch` that are in memory at a time.
+    capture : bool
+        Record the steps as CUDA graphs and replay them, for samples given as `Batch`. The loss function must be the
+        same in every step, draw no random numbers and decide nothing on the host; where a step cannot be recorded it
+        is made as without, and a warning says why (as does `capture_reason`).
     seed : int, optional
         Seed of the optimiser and of the closures' randomness; by default it is drawn from torch's generator.
     check : bool
@@ -73,12 +81,13 @@ class CubicOptimizer(Optimizer):
         weight_decay: float = 0.0,
         hvp: HvpMode = "double-backward",
         microbatch: int | None = None,
+        capture: bool = False,
         seed: int | None = None,
         check: bool = True,
         **options: Any,
     ) -> None:
         method = METHODS[self.method]
-        own = ("preset", "weight_decay", "hvp", "microbatch", "seed", "check")
+        own = ("preset", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
         if isinstance(preset, str) and preset in PRESETS and PRESETS[preset].krylov_dim is None:
             options.setdefault("krylov_dim", KRYLOV_DIM)
         if "lr" in options:
@@ -91,6 +100,8 @@ class CubicOptimizer(Optimizer):
         if hvp not in HVP_MODES:
             raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
         require_integer("microbatch", microbatch, 1)
+        if not isinstance(capture, bool):
+            raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
@@ -106,6 +117,7 @@ class CubicOptimizer(Optimizer):
         self._layout()  # complains of parameters that cannot be used
         kind = AmortisedEngine if method.amortises(self._settings) else Engine
         self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
+        self._capture = Capture(self._engine, hvp) if capture else None
         self._known: Layout | None = None
         self._meter = Meter()
         self._differentiates = False
@@ -114,18 +126,26 @@ class CubicOptimizer(Optimizer):
     @property
     def record(self) -> Record | None:
         """What happened in the last step."""
+        self._settle()
         record = self._record
         if record is not None and isinstance(record.step_norm, Tensor):
             self._record = record = replace(record, step_norm=float(record.step_norm))
         return record
 
+    @property
+    def capture_reason(self) -> str:
+        """Why the last step was not replayed from a recording; empty where it was."""
+        return "capture = False" if self._capture is None else self._capture.reason
+
     def __getstate__(self) -> dict[str, Any]:
+        self._settle()
         own = (
             "_settings",
             "_hvp",
             "_microbatch",
             "_check",
             "_engine",
+            "_capture",
             "_known",
             "_meter",
             "_differentiates",
@@ -213,44 +233,76 @@ class CubicOptimizer(Optimizer):
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
-        state = self._engine.state
+        layout = self._layout()
+        if self._capture is not None:
+            loss = self._replay(as_batches(closure, hessian, objective), layout)
+            if loss is not None:
+                return loss
+            self._settle()
         gradient = self._sample("closure", closure, 0)
         samples = [gradient]
         for role, (name, given) in enumerate((("hessian", hessian), ("objective", objective)), start=1):
             samples.append(gradient if given is None or given is closure else self._sample(name, given, role))
-        layout = self._layout()
-        exact = METHODS[self.method].exact
-        oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=exact)
-        oracle.inspect = state.iteration == 0
+        first = self._engine.state.iteration == 0
+        oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=METHODS[self.method].exact)
+        oracle.inspect = first
         oracle.differentiates = self._differentiates
-        x = oracle.start()
-        point, known = x, (self._meter_counts(), self._record, self._engine.state, self._known)
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
+        for p in everyone:
+            p.grad = None
         try:
-            for p in everyone:
-                p.grad = None
             with own_randomness(oracle.device), torch.enable_grad():
-                if state.iteration == 0:
-                    self._probe(oracle, x, gradient)
-                self._gather(layout)
-                point, self._record = self._engine.iterate(x, oracle)
+                loss = self._iterate(oracle, gradient if first else None)
+        finally:
+            for p, grad in zip(everyone, grads, strict=True):
+                p.grad = grad
+        self._differentiates = oracle.differentiates
+        return loss
+
+    def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:
+        """Make one iteration with an oracle; where anything goes wrong nothing has changed."""
+        x = point = oracle.start()
+        meter, record, state, layout = copy(self._meter), self._record, self._engine.state, self._known
+        try:
+            if probed is not None:
+                self._probe(oracle, x, probed)
+            self._gather(oracle.layout)
+            point, made = self._engine.iterate(x, oracle)
             went_back = isinstance(self._engine, AmortisedEngine) and self._engine.went_back
-            if went_back or not (math.isfinite(self._record.grad_norm) and math.isfinite(self._record.value)):
+            if went_back or not (math.isfinite(made.grad_norm) and math.isfinite(made.value)):
                 oracle.undo_training()
+            self._record = made
         except BaseException:
             oracle.undo_training()
-            counts, self._record, self._engine.state, self._known = known
-            self._meter = Meter(**counts)
+            self._meter, self._record, self._engine.state, self._known = meter, record, state, layout
             raise
         finally:
             oracle.load(point)
             oracle.close()
-            for p, grad in zip(everyone, grads, strict=True):
-                p.grad = grad
-        self._differentiates = oracle.differentiates
         assert oracle.raw_loss is not None
         return oracle.raw_loss
+
+    def _replay(self, given: tuple[Any, Any, Any], layout: Layout) -> Tensor | None:
+        """Make one iteration by recordings; None where it is to be made eagerly."""
+        assert self._capture is not None
+        for name, sample in zip(("closure", "hessian", "objective"), given, strict=True):
+            if sample is not None or name == "closure":
+                self._sample(name, sample, 0)  # complains of what cannot be used
+        self._gather(layout)
+        programs = self._capture.programs(given, layout, self._microbatch)
+        if programs is None:
+            return None
+        if isinstance(programs, SurveyPrograms):
+            with torch.enable_grad():
+                return self._iterate(CapturedOracle(programs, given, self._meter))
+        assert isinstance(programs, StepPrograms)
+        assert self._capture.deferred is not None
+        programs.inputs.fill(given)
+        outcome = self._capture.deferred.iterate(programs, Tally(programs, self._meter))
+        if outcome is not Outcome.MOVED:
+            programs.inner.undo_training()
+        return None if outcome is Outcome.ASK_AGAIN else programs.raw.clone()
 
     def _sample(self, name: str, given: Any, role: int) -> Sample:
         if not callable(given):
@@ -288,12 +340,19 @@ class CubicOptimizer(Optimizer):
             operator.release()
         self._meter = oracle.meter = Meter(**counts)
 
+    def _settle(self) -> None:
+        """Hear from the device what became of the last step, if that is still open."""
+        if self._capture is not None:
+            self._record = self._capture.settle() or self._record
+
     def _meter_counts(self) -> dict[str, int]:
         return asdict(self._meter)
 
     def _gather(self, layout: Layout) -> None:
         """Let the engine drop its vectors if they belong to other parameters than these."""
         if self._known is None or not self._known.matches(layout):
+            if self._capture is not None:
+                self._capture.forget()
             self._engine.forget()
         self._known = layout
 
@@ -303,8 +362,11 @@ class CubicOptimizer(Optimizer):
         The parameters themselves are the model's to save.
         """
         self.state.clear()
+        self._settle()
         if self._known is not None:
             for name, vector in self._engine.vectors().items():
+                if self._capture is not None:
+                    vector = vector.clone()  # recordings change theirs in place
                 for p, part in zip(self._known.leaves, self._known.split(vector), strict=True):
                     self.state[p][name] = part
         packed = super().state_dict()
@@ -340,6 +402,8 @@ class CubicOptimizer(Optimizer):
             if mine.get(name) != value:
                 text = f"the state was saved with {name} = {value!r} and this optimiser has {mine.get(name)!r}"
                 warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
+        if self._capture is not None:
+            self._capture.forget()
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         self._known = Layout(saved, [0.0] * len(saved)) if saved else None

@@ -1,0 +1,551 @@
+"""Oracle calls recorded as CUDA graphs: the host launches a graph instead of a thousand kernels.
+
+A graph repeats the same kernels on the same memory. So everything that changes from step to step lies in static
+memory: batches are copied into it, parameters are read from and written to the leaves, and the few numbers that the
+host decides are uploaded. What cannot be recorded is said in a `NotRecordableError`, and the caller goes on without.
+
+On a device without graphs a `Recording` runs its function again and copies the results to where the first ones were,
+which is what a graph does, only slower: the logic is the same, and can be tested anywhere.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.data import Batch
+from sanc.errors import SancError
+from sanc.lanczos import Recorded, lanczos
+from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.base import Meter
+from sanc.oracles.replay import watched_buffers
+from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, read
+from sanc.vectors import Floats, Vector
+
+EXACT_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse")
+_WARM_UPS = 2
+_AGREE = {torch.float32: 1e-3, torch.float64: 1e-8}
+"""How far, relatively, a recorded gradient may be from an eager one. TF32 and the order of sums stay far below."""
+
+
+class NotRecordableError(SancError):
+    """The loss cannot be recorded; the message says why."""
+
+
+class Recorder:
+    """Makes recordings that share one memory pool and one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        if self.cuda:
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.pool = torch.cuda.graph_pool_handle()
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def record(self, body: Callable[[], Sequence[Tensor]]) -> Recording:
+        """Run a function a few times, then record it."""
+        if not self.cuda:
+            return Recording(body, body(), None)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            for _ in range(_WARM_UPS):
+                body()
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            outputs = body()
+        return Recording(body, outputs, graph)
+
+
+class Recording:
+    """A function on static memory; `outputs` is where its results lie."""
+
+    def __init__(self, body: Callable[[], Sequence[Tensor]], outputs: Sequence[Tensor], graph: Any) -> None:
+        self._body = body if graph is None else None  # the graph needs it no longer
+        self._graph = graph
+        self.outputs = outputs
+
+    def replay(self) -> Sequence[Tensor]:
+        """Do it again."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            assert self._body is not None
+            for old, new in zip(self.outputs, self._body(), strict=True):
+                if old is not new:
+                    old.copy_(new)
+        return self.outputs
+
+
+class Inputs:
+    """The samples of a step in static memory.
+
+    Parameters
+    ----------
+    batches : sequence of (Batch or None)
+        For the gradient, the Hessian and the objective; None where it is the gradient's.
+    """
+
+    def __init__(self, batches: Sequence[Batch | None]) -> None:
+        first = batches[0]
+        assert first is not None
+        self._tensors = [None if batch is None else [t.detach().clone() for t in batch.tensors] for batch in batches]
+        samples: list[Sample] = []
+        for name, batch, tensors in zip(("closure", "hessian", "objective"), batches, self._tensors, strict=True):
+            if batch is None or tensors is None:
+                samples.append(samples[0])
+            else:
+                samples.append(Sample(name, [(1.0, Batch(batch.loss, *tensors))], len(batch), None))
+        self.samples = samples
+
+    def fill(self, batches: Sequence[Batch | None], roles: Sequence[int] = (0, 1, 2)) -> None:
+        """Copy a step's batches in."""
+        with torch.no_grad():
+            for role in roles:
+                tensors, batch = self._tensors[role], batches[role]
+                if tensors is not None and batch is not None:
+                    for old, new in zip(tensors, batch.tensors, strict=True):
+                        old.copy_(new, non_blocking=True)
+
+
+def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
+    """Return what two steps must share to share their recordings: the losses, and shapes and types of the batches."""
+    return tuple(
+        None if b is None else (identity(b.loss), *((t.shape, t.dtype, t.device, t.stride()) for t in b.tensors))
+        for b in batches
+    )
+
+
+def identity(function: Any) -> tuple[Any, ...]:
+    """Tell functions apart as far as a recording can see: two lambdas of one line over the same objects are one."""
+    if hasattr(function, "__func__"):
+        return (id(function.__self__), *identity(function.__func__))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return (id(function),)
+    try:
+        cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
+    except ValueError:  # a cell that is still empty
+        return (id(function),)
+    return (code, cells, tuple(map(id, function.__defaults__ or ())))
+
+
+def randomness(device: torch.device) -> tuple[Any, ...]:
+    """Return the global random states, to see whether a loss draws from them."""
+    states: list[Any] = [random.getstate(), np.random.get_state()[1].tobytes()]  # type: ignore[index]  # noqa: NPY002
+    states.append(np.random.get_state()[2])  # type: ignore[index]  # noqa: NPY002
+    states.append(torch.default_generator.get_state().numpy().tobytes())
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return tuple(states)
+
+
+class Programs:
+    """What the recordings of one kind of step share: static batches, an oracle on them, and a way to leave no trace.
+
+    Parameters
+    ----------
+    layout : Layout
+        The leaves.
+    batches : sequence of (Batch or None)
+        Batches like those that will come.
+    hvp : str
+        How products are made; "auto" measures.
+    recorder : Recorder
+        Makes the recordings.
+    """
+
+    def __init__(self, layout: Layout, batches: Sequence[Batch | None], hvp: str, recorder: Recorder) -> None:
+        self.layout = layout
+        self.recorder = recorder
+        self.inputs = Inputs(batches)
+        self.inner = AutogradOracle(layout, *self.inputs.samples, hvp="double-backward", meter=Meter())
+        self.inner.inspect = False
+        self.space = self.inner.space
+        self.candidates: tuple[HvpMode, ...] = EXACT_MODES if hvp == "auto" else (hvp,)  # type: ignore[assignment]
+        self._addresses = [leaf.data_ptr() for leaf in layout.leaves]
+        self._check_inputs()
+        self._build()
+
+    @property
+    def hvp(self) -> HvpMode:
+        """How products are made."""
+        return self.inner.hvp
+
+    def make(self) -> None:
+        """Make the recordings."""
+        raise NotImplementedError
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether the recordings still speak of these leaves."""
+        same = layout.matches(self.layout) and layout.decays == self.layout.decays
+        return same and [leaf.data_ptr() for leaf in layout.leaves] == self._addresses
+
+    def _check_inputs(self) -> None:
+        device = self.layout.kind[1]
+        for sample in self.inputs.samples:
+            for _, batch in sample.parts:
+                assert isinstance(batch, Batch)
+                for tensor in batch.tensors:
+                    if tensor.device != device:
+                        raise NotRecordableError(
+                            f"{sample.name} holds a tensor on {tensor.device} and the parameters are on {device}; "
+                            "move the batch there first"
+                        )
+
+    def _build(self) -> None:
+        """Make the recordings, and put parameters and buffers back to what they were."""
+        before = [leaf.detach().clone() for leaf in self.layout.leaves]
+        with watched_buffers() as buffers:
+            try:
+                with torch.enable_grad():
+                    self._check_randomness()
+                    self.make()
+            except (RuntimeError, NotImplementedError) as problem:
+                if isinstance(problem, NotRecordableError):
+                    raise
+                text = str(problem).strip().split("\n")[0]
+                raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
+            finally:
+                with torch.no_grad():
+                    torch._foreach_copy_([leaf.detach() for leaf in self.layout.leaves], before)
+                buffers.put_back()
+
+    def _check_randomness(self) -> None:
+        before = randomness(self.layout.kind[1])
+        self.gradient(self.start(), graph=False)
+        if randomness(self.layout.kind[1]) != before:
+            raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
+
+    def start(self) -> Vector:
+        """Gather the leaves; the first line of a recording."""
+        self.inner.raw_loss = None
+        return self.inner.start()
+
+    def gradient(self, x: Vector, *, graph: bool) -> tuple[Tensor, Vector]:
+        """Evaluate f and ∇f on the gradient sample; not read. `graph`: products on that sample will follow."""
+        self.inner.begin(0, products=graph)
+        return self.inner._unread_gradient(x)
+
+    def value(self, x: Vector, role: int) -> Tensor:
+        """Evaluate f on a sample at any point; not read."""
+        self.inner._loaded = None
+        self.inner.load(x)
+        sample = self.inner._samples[role]
+        return self.layout.penalised(self.inner._evaluate(sample, self.inner.differentiates), x)
+
+    def compare(self, value: Tensor, g: Tensor) -> None:
+        """Make sure that a recorded (f, ∇f) is what an eager pass over the same batch gives."""
+        eager, slope = self.gradient(self.start(), graph=False)
+        tolerance = _AGREE[self.layout.kind[0]]
+        off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
+        far = abs(float(eager) - float(value)) > tolerance * max(1.0, abs(float(eager)))
+        if not off <= tolerance or far:
+            raise NotRecordableError(f"the recorded gradient is off by {off:.1e} of its length from the eager one")
+
+    def fastest(self, record: Callable[[], Recording], numbers: Callable[[Recording], Tensor]) -> Recording:
+        """Record with each way to make products, and keep the fastest of those that agree with the first."""
+        kept: dict[HvpMode, Recording] = {}
+        reference: Tensor | None = None
+        trouble: Exception | None = None
+        for mode in self.candidates:
+            self.inner.hvp = mode
+            try:
+                recording = record()
+            except (RuntimeError, NotImplementedError) as problem:
+                trouble = trouble or problem
+                continue
+            recording.replay()
+            seen = numbers(recording).clone()
+            reference = seen if reference is None else reference
+            if torch.allclose(seen, reference, rtol=_AGREE[self.layout.kind[0]], atol=1e-6):
+                kept[mode] = recording
+        if not kept:
+            assert trouble is not None
+            raise trouble
+        self.inner.hvp = self._time(kept) if len(kept) > 1 else next(iter(kept))
+        return kept[self.inner.hvp]
+
+    def _time(self, recordings: dict[HvpMode, Recording]) -> HvpMode:
+        best = dict.fromkeys(recordings, float("inf"))
+        for _ in range(5):
+            for mode, recording in recordings.items():
+                self.recorder.synchronise()
+                clock = time.perf_counter()
+                recording.replay()
+                self.recorder.synchronise()
+                best[mode] = min(best[mode], time.perf_counter() - clock)
+        return min(best, key=best.__getitem__)
+
+
+class Orders:
+    """A few numbers from the host: written into pinned memory and copied without waiting."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._host = torch.zeros(count, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._view = self._host.numpy()
+        self.device = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def send(self, numbers: Floats) -> None:
+        """Send as many numbers as there are, zeros after them."""
+        self._view[: len(numbers)] = numbers
+        self._view[len(numbers) :] = 0.0
+        self.device.copy_(self._host, non_blocking=True)
+
+
+class SurveyPrograms(Programs):
+    """The recordings of the mini-batch iteration: a look at a batch, a step, a value, and a Krylov space.
+
+    Parameters
+    ----------
+    memory : Memory
+        What the iteration remembers; its vectors are copied into static memory.
+    limit : int
+        Dimension of a Krylov space.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        batches: Sequence[Batch | None],
+        hvp: str,
+        recorder: Recorder,
+        memory: Memory,
+        limit: int,
+    ) -> None:
+        assert memory.project
+        assert memory.momentum is not None
+        blank = torch.zeros_like(memory.momentum)
+        basis = blank.new_zeros((limit, len(blank)))
+        square, scale = (None if v is None else v.clone() for v in (memory.square, memory.scale))
+        self.memory = replace(
+            memory, momentum=memory.momentum.clone(), square=square, scale=scale, path=blank, basis=basis
+        )
+        self.tried, self.first = torch.zeros_like(blank), torch.zeros_like(blank)
+        self.orders = Orders(1 + limit, blank.device)
+        super().__init__(layout, batches, hvp, recorder)
+
+    def make(self) -> None:
+        record = self.recorder.record
+        self.look_recording = record(self._look)
+        self.x, self.raw, g, momentum, square, mean, self.numbers = self.look_recording.replay()
+        self.look = Look(g, momentum, None if self.memory.square is None else square, mean)
+        self.compare(self.numbers[0], g)
+        self.move_recording = record(self._move)
+        self.point, self.length = self.move_recording.outputs
+        self.trial_recording = record(lambda: [self.value(self.tried, 0)])
+        self.first.copy_(self.look.gradient)
+        self.lanczos_recording = self.fastest(lambda: record(self._lanczos), lambda made: made.outputs[1])
+        self.rows, self.coefficients = self.lanczos_recording.outputs
+
+    def _look(self) -> list[Tensor]:
+        x = self.start()
+        value, g = self.gradient(x, graph=False)
+        look, numbers = look_at(self.space, value, g, self.memory)
+        assert self.inner.raw_loss is not None
+        square = g if look.square is None else look.square
+        return [x, self.inner.raw_loss, g, look.momentum, square, look.mean, numbers]
+
+    def _move(self) -> list[Tensor]:
+        memory, look, orders = self.memory, self.look, self.orders.device.to(self.layout.kind[0])
+        assert memory.averaging is not None
+        assert memory.path is not None
+        assert look.mean is not None
+        s = torch.addmv(look.mean * orders[0], memory.basis.T, orders[1:])
+        if memory.scale is not None:
+            s *= memory.scale
+        point = self.x + s
+        torch.add(s, memory.path, alpha=memory.averaging, out=memory.path)
+        memory.momentum.copy_(look.momentum)  # type: ignore[union-attr]
+        if memory.square is not None:
+            memory.square.copy_(look.square)
+        self.layout.write(point)
+        return [point, torch.linalg.vector_norm(s)]
+
+    def _lanczos(self) -> list[Tensor]:
+        self.inner._loaded = self.x
+        self.inner._graph = None
+        operator, scale = self.inner.hessian(self.x), self.memory.scale
+        rows = torch.empty_like(self.memory.basis)
+
+        def product(v: Tensor) -> Tensor:
+            image: Tensor = operator(v) if scale is None else operator(v * scale) * scale
+            return image
+
+        coefficients = lanczos(product, self.first, rows, reorthogonalise=True)
+        operator.release()
+        return [rows, coefficients]
+
+    def adopt(self, given: Memory) -> None:
+        """Take over the vectors of the iteration, unless they lie here already."""
+        own = self.memory
+        for name in ("momentum", "square", "scale"):
+            theirs, mine = getattr(given, name), getattr(own, name)
+            if theirs is not mine:
+                mine.copy_(theirs)
+        if given.path is None:
+            own.path.zero_()  # type: ignore[union-attr]
+        elif given.path is not own.path:
+            own.path.copy_(given.path)  # type: ignore[union-attr]
+        if given.basis is not self._basis:
+            own.basis[: len(given.basis)].copy_(given.basis)
+            own.basis[len(given.basis) :].zero_()
+            self._basis = given.basis
+
+    _basis: Any = None
+
+
+class CapturedOracle(AutogradOracle):
+    """An `AutogradOracle` that replays recordings where it has them."""
+
+    def __init__(self, programs: SurveyPrograms, batches: Sequence[Batch | None], meter: Meter) -> None:
+        super().__init__(programs.layout, *programs.inputs.samples, hvp=programs.hvp, meter=meter)
+        self.programs = programs
+        self.inspect = False
+        self.differentiates = programs.inner.differentiates
+        self._batches = batches
+
+    def start(self) -> Vector:
+        self._loaded = self.programs.x
+        return self.programs.x
+
+    def survey(self, x: Vector, memory: Memory) -> Survey:
+        p = self.programs
+        p.adopt(memory)
+        p.inputs.fill(self._batches, (0,))
+        p.look_recording.replay()
+        seen = read(self.space, p.look, p.numbers, p.memory)
+        self.raw_loss = p.raw.clone()
+        self.meter.count_gradient(self._samples[0].size)
+        self._remember(x, seen.value, p.look.gradient)
+        used = 0 if memory.basis is None else len(memory.basis)
+        look = p.look if memory.project else replace(p.look, mean=None)
+        return replace(seen, look=look, inside=seen.inside[:used])
+
+    def advance(self, x: Vector, move: Move) -> Moved:
+        p = self.programs
+        if move.mean is not p.look.mean:
+            return super().advance(x, move)
+        p.orders.send(np.concatenate([[move.along], move.within]))
+        p.move_recording.replay()
+        self._loaded = p.point
+        return Moved(p.point, p.memory.path, p.length, p.memory.momentum, p.memory.square)
+
+    def keep(self, x: Vector) -> Vector:
+        return x.clone()
+
+    def trial(self, x: Vector) -> float:
+        p = self.programs
+        p.tried.copy_(x)
+        (value,) = p.trial_recording.replay()
+        self._loaded = x
+        self.meter.count_value(self._samples[0].size)
+        return float(value)
+
+    def lanczos(self, x: Vector, start: Vector, scale: Vector | None, limit: int) -> Recorded | None:
+        p = self.programs
+        self.load(x)
+        if scale is not None:
+            p.memory.scale.copy_(scale)  # type: ignore[union-attr]
+        p.first.copy_(start)
+        p.inputs.fill(self._batches, (1,))
+        rows, coefficients = p.lanczos_recording.replay()
+        for _ in range(limit):
+            self.meter.count_product(self._samples[1].size)
+        return Recorded(self.space.read(coefficients), rows, self.space)
+
+    def undo_training(self) -> None:
+        self.programs.inner.undo_training()
+
+
+class StepPrograms(Programs):
+    """The recordings of an iteration with a Krylov space of its own: all that leads to the step, and the step.
+
+    The second recording decides on the device whether the cubic step is taken, from the numbers that the host worked
+    out, and what is taken instead where it is not; the host hears of it when it reads the numbers of the next step.
+
+    Parameters
+    ----------
+    limit : int
+        Dimension of the Krylov space.
+    escapes : bool
+        Whether a rejected step is replaced by another.
+    reorthogonalise : bool
+        Orthogonalise the basis fully.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        batches: Sequence[Batch | None],
+        hvp: str,
+        recorder: Recorder,
+        *,
+        limit: int,
+        escapes: bool,
+        reorthogonalise: bool,
+    ) -> None:
+        self.limit, self.escapes, self._reorthogonalise = limit, escapes, reorthogonalise
+        self.shares_values = batches[2] is None  # the objective is the gradient's sample
+        self.verdict = torch.zeros(5, dtype=torch.float64, device=layout.kind[1])
+        self.orders = Orders(2 * limit + 2, layout.kind[1])
+        super().__init__(layout, batches, hvp, recorder)
+
+    def make(self) -> None:
+        record = self.recorder.record
+        self.model = self.fastest(lambda: record(self._model), lambda made: made.outputs[4][4:-5])
+        self.x, self.raw, self.g, self.rows, self.numbers = self.model.replay()
+        self.compare(self.numbers[0], self.g)
+        self.step = record(self._step)
+
+    def _model(self) -> list[Tensor]:
+        x = self.start()
+        inner = self.inner
+        value, g = self.gradient(x, graph=True)
+        raw = inner.raw_loss
+        assert raw is not None
+        operator = inner.hessian(x)
+        rows = g.new_empty((self.limit, len(g)))
+        coefficients = lanczos(operator, g, rows, reorthogonalise=self._reorthogonalise)
+        operator.release()
+        inner.close()
+        before = value if self.shares_values else self.value(x, 2)
+        numbers = torch.stack([value, torch.linalg.vector_norm(x).double(), before])
+        return [x, raw, g, rows, torch.cat([numbers, coefficients, self.verdict])]
+
+    def _step(self) -> list[Tensor]:
+        """Take the cubic step if f falls enough, else the other one if f is finite there, else stay."""
+        n, x = self.limit, self.x
+        orders = self.orders.device
+        weights = orders.to(x.dtype)
+        threshold, before = orders[-1], self.numbers[2]
+        trial = torch.addmv(x, self.rows.T, weights[:n])
+        reached = self.value(trial, 2)
+        whole = torch.isfinite(torch.linalg.vector_norm(trial))
+        gained = before - reached
+        taken = torch.isfinite(gained) & whole & (gained >= threshold)
+        if self.escapes:
+            other = torch.addmv(x + weights[2 * n] * self.g, self.rows.T, weights[n : 2 * n])
+            there = self.value(other, 2)
+            good = torch.isfinite(before + there) & torch.isfinite(torch.linalg.vector_norm(other))
+            point = torch.where(taken, trial, torch.where(good, other, x))
+        else:
+            there, good = before, whole
+            point = torch.where(taken, trial, x)
+        self.layout.write(point)
+        self.inner._loaded = None
+        self.verdict.copy_(torch.stack([taken.double(), whole.double(), reached, good.double(), there]))
+        return [point]

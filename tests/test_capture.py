@@ -1,0 +1,302 @@
+"""Recorded steps beside eager ones. Here a recording runs its function again on static memory; graphs need a GPU."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc import capture
+from sanc.oracles.captured import identity
+
+FIELDS = ("branch", "krylov_dim", "trials", "note", "calls")
+NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrease", "value", "trial_value")
+
+
+@pytest.fixture(autouse=True)
+def record_anywhere(monkeypatch):
+    monkeypatch.setattr(capture, "DEVICES", ("cuda", "cpu"))
+
+
+def network(kind="mlp", dtype=torch.float64):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 12), nn.Tanh()]
+    if kind == "norm":
+        layers.append(nn.BatchNorm1d(12))
+    if kind == "dropout":
+        layers.append(nn.Dropout(0.3))
+    return nn.Sequential(*layers, nn.Linear(12, 3)).to(dtype)
+
+
+def batches(count, rows=16, dtype=torch.float64):
+    torch.manual_seed(1)
+    return [(torch.randn(rows, 6, dtype=dtype), torch.randint(0, 3, (rows,))) for _ in range(count)]
+
+
+def train(model, data, captured, *, cls=sanc.SANC, three=False, look=True, **options):
+    """Train; return the optimiser, the losses, the records and which steps were replayed."""
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    opt = cls(model.parameters(), seed=3, capture=captured, hvp="double-backward", weight_decay=0.01, **options)
+    losses, records, replayed = [], [], []
+    for k, (x, y) in enumerate(data):
+        more = {}
+        if three:
+            more = {"hessian": sanc.Batch(loss, *data[k - 1])}
+            if options.get("preset") == "paper":
+                more["objective"] = sanc.Batch(loss, *data[k - 2])
+        losses.append(opt.step(sanc.Batch(loss, x, y), **more))
+        replayed.append(not opt.capture_reason)
+        if look:
+            records.append(opt.record)
+    return opt, [float(value) for value in losses], records, replayed
+
+
+def same(first, second, rel=1e-9):
+    for name in FIELDS:
+        assert getattr(first, name) == getattr(second, name), (name, first, second)
+    for name in NUMBERS:
+        a, b = getattr(first, name), getattr(second, name)
+        assert a == pytest.approx(b, rel=rel, abs=1e-12, nan_ok=True), (name, first, second)
+
+
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
+@pytest.mark.parametrize("L1", [2.0, 30.0])
+def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
+    data = batches(25)
+    runs = []
+    for captured in (False, True):
+        model = network()
+        runs.append((model, *train(model, data, captured, cls=cls, three=three, preset="paper", sigma0=1e-3, L1=L1)))
+    (eager, _, losses, records, none), (model, _, again, recorded, replayed) = runs
+    assert not any(none)
+    assert replayed == [False] + [True] * 24  # the first step looks for mistakes
+    assert again == pytest.approx(losses, rel=1e-10)
+    for a, b in zip(records, recorded, strict=True):
+        same(a, b)
+    assert len({record.branch for record in records}) > 1  # rejections took part
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("metric", [0.5, 0.0])
+def test_a_recorded_step_of_robust_is_the_eager_one(three, metric):
+    data = batches(90)
+    runs = []
+    for captured in (False, True):
+        model = network()
+        runs.append((model, *train(model, data, captured, three=three, metric=metric, refresh=20)))
+    (eager, _, losses, records, _), (model, _, again, recorded, replayed) = runs
+    assert sum(replayed) > 60 and replayed[-1]
+    assert sum(record.krylov_dim > 0 for record, done in zip(recorded, replayed, strict=True) if done) >= 3
+    assert again == pytest.approx(losses, rel=1e-7)
+    for a, b in zip(records, recorded, strict=True):
+        same(a, b, rel=1e-5)
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-7)
+
+
+def test_nobody_has_to_look_at_the_records():
+    """The verdict on a step is read with the next step; without anybody asking the path is the same."""
+    data = batches(20)
+    ends = []
+    for look in (True, False):
+        model = network()
+        opt, *_ = train(model, data, True, look=look, preset="paper", sigma0=1e-3)
+        ends.append((model[0].weight.detach().clone(), opt.record))
+    assert torch.equal(ends[0][0], ends[1][0])
+    same(ends[0][1], ends[1][1], rel=0)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_run_that_is_resumed_goes_on_bit_for_bit(preset):
+    data = batches(70)
+
+    def loss_of(model):
+        return lambda x, y: nn.functional.cross_entropy(model(x), y)
+
+    def go_on(model, opt, rows):
+        loss = loss_of(model)
+        for x, y in rows:
+            opt.step(sanc.Batch(loss, x, y))
+
+    model = network()
+    opt = sanc.SANC(model.parameters(), preset=preset, seed=3, capture=True, hvp="double-backward")
+    go_on(model, opt, data[:50])
+    file = io.BytesIO()
+    torch.save((model.state_dict(), opt.state_dict()), file)
+    held = opt.state_dict()
+    kept = copy.deepcopy(held)
+    go_on(model, opt, data[50:])
+    for a, b in zip(held["state"].values(), kept["state"].values(), strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in b)  # a state that is held does not move
+    file.seek(0)
+    weights, state = torch.load(file)
+    other = network()
+    other.load_state_dict(weights)
+    again = sanc.SANC(other.parameters(), preset=preset, seed=0, capture=True, hvp="double-backward")
+    again.load_state_dict(state)
+    go_on(other, again, data[50:])
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(("preset", "steps"), [("paper", 20), ("robust", 40)])
+def test_buffers_move_once_a_step(preset, steps):
+    data = batches(steps)
+    statistics = []
+    for captured in (False, True):
+        model = network("norm")
+        _, _, _, replayed = train(model, data, captured, preset=preset)
+        assert replayed[-1] is captured
+        statistics.append(copy.deepcopy(dict(model.named_buffers())))
+    for name, value in statistics[0].items():
+        assert torch.allclose(value.double(), statistics[1][name].double(), rtol=1e-6), name
+    assert statistics[1]["2.num_batches_tracked"] == steps
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_batch_of_another_shape_is_made_eagerly_and_then_recorded_too(preset):
+    data = batches(40)
+    odd = batches(3, rows=9)
+    stream = [*data[:30], odd[0], *data[30:35], odd[1], *data[35:], odd[2]]
+    ends = []
+    for captured in (False, True):
+        model = network()
+        _, losses, _, replayed = train(model, stream, captured, preset=preset)
+        ends.append(losses)
+    assert not replayed[30] and replayed[36] and replayed[-1]
+    assert ends[1] == pytest.approx(ends[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"preset": "paper", "microbatch": 8}, "mlp", "microbatch = 8"),
+        ({"preset": "authors"}, "mlp", "fallback_sample"),
+        ({"refresh": 0}, "mlp", "resolves = 12"),
+        ({"preset": "paper"}, "dropout", "random numbers"),
+        ({}, "dropout", "random numbers"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_and_made_eagerly(options, kind, words):
+    data = batches(30)
+    model, other = network(kind), network(kind)
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        opt, losses, _, replayed = train(model, data, True, **options)
+    assert len([w for w in caught if w.category is RuntimeWarning]) == 1
+    assert not any(replayed) and words in opt.capture_reason
+    assert losses == train(other, data, False, **options)[1]
+
+
+def test_a_plain_closure_cannot_be_recorded():
+    model = network()
+    ((x, y),) = batches(1)
+    opt = sanc.SANC(model.parameters(), preset="paper", capture=True, seed=0)
+    with pytest.warns(RuntimeWarning, match=r"pass sanc\.Batch"):
+        opt.step(lambda: nn.functional.cross_entropy(model(x), y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step(lambda: nn.functional.cross_entropy(model(x), y))  # said once
+
+
+def test_without_a_device_with_graphs_it_is_said(monkeypatch):
+    monkeypatch.setattr(capture, "DEVICES", ("cuda",))
+    model = network()
+    with pytest.warns(RuntimeWarning, match="the parameters are on cpu"):
+        train(model, batches(2), True, preset="paper")
+
+
+def test_bad_input_is_named():
+    model = network()
+    with pytest.raises(TypeError, match="capture = 'yes'"):
+        sanc.SANC(model.parameters(), capture="yes")
+    opt = sanc.SANC(model.parameters(), capture=True)
+    with pytest.raises(TypeError, match="closure = 3 cannot be called"):
+        opt.step(3)
+
+
+def test_parameters_that_are_replaced_are_recorded_anew():
+    data = batches(30)
+    ends = []
+    for captured in (False, True):
+        model = network()
+
+        def loss(x, y, model=model):
+            return nn.functional.cross_entropy(model(x), y)
+
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=1, capture=captured, hvp="double-backward")
+        for k, (x, y) in enumerate(data):
+            if k == 10:
+                for p in model.parameters():
+                    p.data = p.data.clone() * 0.5  # other memory, other content
+            if k == 20:
+                opt.param_groups[0]["weight_decay"] = 0.1
+            if k == 25:
+                model[0].weight.requires_grad_(False)
+            opt.step(sanc.Batch(loss, x, y))
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_batch_that_is_not_finite_changes_nothing(preset):
+    data = batches(60)
+    model = network("norm")
+    opt, *_ = train(model, data, True, preset=preset, look=False)
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    before = copy.deepcopy(model.state_dict())
+    x, y = data[0]
+    with pytest.warns(RuntimeWarning) if opt.capture_reason else warnings.catch_warnings():
+        value = opt.step(sanc.Batch(loss, x * math.nan, y))
+    assert math.isnan(float(value)) and "not finite" in opt.record.note
+    after = model.state_dict()
+    if preset == "paper":  # robust goes back to its last safe point
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_an_optimiser_can_be_copied_in_the_middle(preset):
+    """Recordings are not copied; the copy makes its own and takes the same path."""
+    data = batches(60)
+    model = network()
+    opt, *_ = train(model, data[:50], True, preset=preset, look=False)
+    twin, other = copy.deepcopy((model, opt))
+    for net, mine in ((model, opt), (twin, other)):
+
+        def loss(x, y, net=net):
+            return nn.functional.cross_entropy(net(x), y)
+
+        for x, y in data[50:]:
+            mine.step(sanc.Batch(loss, x, y))
+    assert not opt.capture_reason and not other.capture_reason
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-9)
+
+
+def test_functions_are_told_apart_by_what_they_do():
+    a, b = object(), object()
+    made = [(lambda x, a=a: x) for _ in range(2)]
+    assert identity(made[0]) == identity(made[1])
+
+    def over(thing):
+        return lambda x: (x, thing)
+
+    assert identity(over(a)) == identity(over(a)) != identity(over(b))
+    model = network()
+    assert identity(model.forward) == identity(model.forward) != identity(network().forward)
+    assert identity(model) != identity(network())
