@@ -30,6 +30,7 @@ def in_turns(
     warm_up: int = 2,
     least: int = 5,
     most: int = 1000,
+    before: Callable[[], Any] | None = None,
 ) -> dict[str, float]:
     """Time functions in turns, so that whatever slows the machine down slows all of them.
 
@@ -45,6 +46,8 @@ def in_turns(
         Calls of each before the clock starts.
     least, most : int
         Rounds, whatever the time says.
+    before : callable, optional
+        Called before each of them, off the clock.
 
     Returns
     -------
@@ -53,6 +56,8 @@ def in_turns(
     """
     for call in candidates.values():
         for _ in range(warm_up):
+            if before is not None:
+                before()
             call()
     synchronise(device)
     samples: dict[str, list[float]] = {name: [] for name in candidates}
@@ -61,6 +66,9 @@ def in_turns(
         if turn >= least and time.perf_counter() > end:
             break
         for name, call in candidates.items():
+            if before is not None:
+                before()
+                synchronise(device)
             start = time.perf_counter()
             call()
             synchronise(device)

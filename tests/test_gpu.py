@@ -236,3 +236,134 @@ def test_samples_arrive_on_the_device():
     data = torch.utils.data.TensorDataset(torch.arange(50.0), torch.arange(50))
     for x, y in sanc.ThreeSamples(data, 8, device="cuda").draw():
         assert x.device.type == y.device.type == "cuda" and np.array_equal(x.cpu(), y.cpu())
+
+
+# ---------------------------------------------------------------------------------------------- recorded steps
+
+
+def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=False, **options):
+    torch.manual_seed(0)
+    if kind == "cnn":
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+        shape = (1, 6, 6)
+    else:
+        layers = [nn.Linear(6, 16), nn.Tanh()] + ([nn.BatchNorm1d(16)] if kind == "norm" else [])
+        model, shape = nn.Sequential(*layers, nn.Linear(16, 3)), (6,)
+    model.to(CUDA, dtype)
+    torch.manual_seed(1)
+    data = [
+        (torch.randn(24, *shape, device=CUDA, dtype=dtype), torch.randint(0, 3, (24,), device=CUDA))
+        for _ in range(steps)
+    ]
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    opt = sanc.SANC(model.parameters(), seed=3, capture=captured, weight_decay=0.01, **options)
+    losses, records = [], []
+    for k, (x, y) in enumerate(data):
+        more = {"hessian": sanc.Batch(loss, *data[k - 1])} if three else {}
+        losses.append(opt.step(sanc.Batch(loss, x, y), **more))
+        if look:
+            records.append(opt.record)
+    if captured:
+        assert opt.capture_reason == ""
+    return model, opt, [float(value) for value in losses], records
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "norm"])
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("three", [False, True])
+def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
+    steps = 15 if preset == "paper" else 45
+    runs = [train(captured, kind, preset=preset, hvp=hvp, steps=steps, three=three) for captured in (False, True)]
+    (eager, _, losses, records), (model, _, again, recorded) = runs
+    assert again == pytest.approx(losses, rel=1e-6)
+    assert [r.branch for r in records] == [r.branch for r in recorded]
+    assert [r.calls for r in records] == [r.calls for r in recorded]
+    assert torch.allclose(flat(eager), flat(model), rtol=0, atol=1e-6)
+    for a, b in zip(eager.buffers(), model.buffers(), strict=True):
+        assert torch.allclose(a.double(), b.double(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_graph_in_float32_stays_near_the_eager_step(preset):
+    steps = 6 if preset == "paper" else 25
+    runs = [train(captured, "cnn", preset=preset, dtype=torch.float32, steps=steps) for captured in (False, True)]
+    assert runs[1][2] == pytest.approx(runs[0][2], rel=1e-2)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_the_host_waits_once_in_a_recorded_step(preset):
+    """With the sync debug mode of torch, which warns of every wait; a judged step or a new Krylov space has its own."""
+    import warnings
+
+    model, opt, *_ = train(True, "mlp", preset=preset, steps=60, look=False)
+    x, y = torch.randn(24, 6, device=CUDA, dtype=torch.float64), torch.randint(0, 3, (24,), device=CUDA)
+    assert opt.capture_reason == ""
+    waits = []
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    batch = sanc.Batch(loss, x, y)
+    for _ in range(4):
+        opt.step(batch)  # a loss function of its own is recorded anew
+    assert opt.capture_reason == ""
+    for _ in range(20):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                opt.step(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchroniz" in str(w.message) for w in caught))
+    if preset == "paper":
+        assert max(waits) == 1
+    else:
+        assert sorted(waits)[len(waits) // 2] == 1
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_resumed_recorded_run_goes_on(preset):
+    ends = []
+    for split in (False, True):
+        model, opt, *_ = train(True, "mlp", preset=preset, steps=50, look=False)
+
+        def loss(x, y, model=model):
+            return nn.functional.cross_entropy(model(x), y)
+
+        if split:
+            file = io.BytesIO()
+            torch.save(opt.state_dict(), file)
+            file.seek(0)
+            opt = sanc.SANC(model.parameters(), preset=preset, seed=9, capture=True, weight_decay=0.01)
+            opt.load_state_dict(torch.load(file))
+        torch.manual_seed(5)
+        for _ in range(10):
+            x, y = torch.randn(24, 6, device=CUDA, dtype=torch.float64), torch.randint(0, 3, (24,), device=CUDA)
+            opt.step(sanc.Batch(loss, x, y))
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-9)
+
+
+def test_what_a_graph_cannot_hold_is_made_eagerly():
+    model, x, y = build()
+
+    def loss(x, y):
+        out = nn.functional.cross_entropy(model(x), y)
+        return out if float(out) > -1.0 else 2 * out  # asks the host
+
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0, capture=True)
+    with pytest.warns(RuntimeWarning, match="cannot be recorded"):
+        for _ in range(4):
+            opt.step(sanc.Batch(loss, x, y))
+    assert "cannot be recorded" in opt.capture_reason
+    assert torch.isfinite(flat(model)).all()
+    dropped, x, y = build(dropout=0.5)
+    opt = sanc.SANC(dropped.parameters(), preset="paper", seed=0, capture=True)
+    with pytest.warns(RuntimeWarning, match="random numbers"):
+        for _ in range(3):
+            opt.step(sanc.Batch(lambda x, y: nn.functional.cross_entropy(dropped(x), y), x, y))
