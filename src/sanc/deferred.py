@@ -16,7 +16,7 @@ import numpy as np
 
 from sanc import cubic, escape
 from sanc.engine import Draft, Engine
-from sanc.judge import Judge, ratio
+from sanc.judge import Judge, Verdict, ratio
 from sanc.krylov import NonFiniteProductError
 from sanc.lanczos import Recorded
 from sanc.oracles.base import Meter, Operator, Oracle
@@ -24,6 +24,9 @@ from sanc.oracles.captured import StepPrograms
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
 from sanc.vectors import Floats, Vector
+
+_FAR = 1e30
+"""Points nearer than this to 0 are finite in float32."""
 
 
 def unsupported(method: Method, settings: Settings) -> str:
@@ -104,7 +107,7 @@ class Deferred:
     def settle(self) -> Record | None:
         """Wait for the verdict on the last step, if it is still out; return its record unless that was asked before."""
         if self._pending is not None:
-            self._conclude(self._pending.programs.verdict.tolist())
+            self._conclude(*self._pending.programs.verdict.tolist())
         record, self._record = self._record, None
         return record
 
@@ -113,10 +116,11 @@ class Deferred:
         clock = time.perf_counter()
         engine, space = self.engine, programs.space
         programs.model.replay()
-        numbers: list[float] = programs.numbers.tolist()  # the host waits here, and nowhere else
+        programs.numbers.sent()
+        numbers = programs.numbers.read()  # the host waits here, and nowhere else
         if self._pending is not None:
-            self._conclude(numbers[-5:])
-        value, x_norm, before, *coefficients = numbers[:-5]
+            self._conclude(*numbers[-2:])
+        value, x_norm, before, *coefficients = numbers[:-2]
         draft = Draft(sigma=engine.state.sigma, value=value, grad_norm=coefficients[0])
         if draft.grad_norm == 0.0:
             return Outcome.ASK_AGAIN
@@ -144,6 +148,10 @@ class Deferred:
             if step.norm <= space.eps * x_norm:
                 draft.note = "the cubic step vanishes in the rounding of x"
                 engine.judge.forget()
+                step = None
+            elif not x_norm + step.norm < _FAR:
+                draft.note = "the trial value is not finite"
+                engine.judge.reject()
                 step = None
         if step is not None:
             draft.value = before
@@ -185,7 +193,7 @@ class Deferred:
                 orders[n : n + len(v)] = (plan.length * self._sign(krylov.linear, v)) * v
             elif plan.branch is Branch.GRADIENT:
                 orders[2 * n] = -plan.length
-        programs.orders.send(orders)
+        programs.orders.write(orders)
         programs.step.replay()
         return plan
 
@@ -195,30 +203,31 @@ class Deferred:
             return -math.copysign(1.0, slope)
         return self.engine.curvature_coin()
 
-    def _conclude(self, verdict: list[float]) -> None:
-        """Take down what the device decided."""
+    def _conclude(self, reached: float, there: float) -> None:
+        """Take down what the device decided, from the values it found at the cubic step and at the other one."""
         pending, self._pending = self._pending, None
         assert pending is not None
         engine, draft, step, plan = self.engine, pending.draft, pending.step, pending.plan
-        taken, whole, reached, good, there = verdict
+        taken = False
         oracle, rows = pending.oracle, pending.oracle.sizes[2]
         if step is not None:
             draft.trials = 1
-            draft.trial_value = reached if whole else math.nan
+            draft.trial_value = reached
             oracle.meter.count_value(rows)
             actual = draft.value - draft.trial_value
             draft.rho = ratio(actual, step.decrease)
-            engine.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, 0.0)
+            verdict = engine.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, 0.0)
+            taken = verdict.accepted
             if not math.isfinite(draft.trial_value):
                 draft.note = "the trial value is not finite"
-        if taken and step is not None:
-            very = draft.value - reached > engine.settings.eta2 * step.decrease
-            draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
-            draft.step_norm = step.norm
-        elif plan is not None and plan.branch is not Branch.STAYED:
+            if taken:
+                very = verdict is Verdict.VERY_SUCCESSFUL
+                draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
+                draft.step_norm = step.norm
+        if not taken and plan is not None and plan.branch is not Branch.STAYED:
             draft.trials += 1
             oracle.meter.count_value(rows)
-            if good:
+            if math.isfinite(draft.value + there):
                 along_gradient = plan.branch is Branch.GRADIENT
                 draft.branch, draft.trial_value = plan.branch, there
                 draft.step_norm = plan.length * (draft.grad_norm if along_gradient else 1.0)

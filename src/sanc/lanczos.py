@@ -16,6 +16,9 @@ from torch import Tensor
 from sanc.krylov import NonFiniteProductError
 from sanc.vectors import Floats, Space, Vector
 
+_TINY = 1e-30
+"""What a vector without length is divided by: it stays zero."""
+
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *, reorthogonalise: bool) -> Tensor:
     """Fill `rows` with an orthonormal basis of the Krylov space of `start`.
@@ -38,30 +41,23 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *,
     """
     count = len(rows)
     length = torch.linalg.vector_norm(start)
-    torch.mul(start, _inverse(length), out=rows[0])
+    torch.div(start, length.clamp_min(_TINY), out=rows[0])
     diagonal: list[Tensor] = []
     residuals: list[Tensor] = []
     for j in range(count):
-        q = rows[j]
-        r = product(q)
-        alpha = torch.dot(q, r)
-        torch.addcmul(r, q, alpha, value=-1, out=r)
-        if j:
-            torch.addcmul(r, rows[j - 1], residuals[-1], value=-1, out=r)
+        r = product(rows[j])
+        # Against the last two vectors, or all: what is not there by theory is taken out all the same.
+        earlier = rows[: j + 1] if reorthogonalise else rows[max(j - 1, 0) : j + 1]
+        parts = torch.mv(earlier, r)
+        r.addmv_(earlier.T, parts, alpha=-1)
         if reorthogonalise:
-            for _ in range(2):
-                r.addmv_(rows[: j + 1].T, torch.mv(rows[: j + 1], r), alpha=-1)
+            r.addmv_(earlier.T, torch.mv(earlier, r), alpha=-1)
         beta = torch.linalg.vector_norm(r)
         if j + 1 < count:
-            torch.mul(r, _inverse(beta), out=rows[j + 1])
-        diagonal.append(alpha)
+            torch.div(r, beta.clamp_min(_TINY), out=rows[j + 1])
+        diagonal.append(parts[-1])
         residuals.append(beta)
     return torch.stack([length, *diagonal, *residuals]).double()
-
-
-def _inverse(length: Tensor) -> Tensor:
-    """1/length, and 0 where there is no length."""
-    return torch.where(length > 0, 1 / length, 0)
 
 
 class Recorded:

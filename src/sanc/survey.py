@@ -6,6 +6,7 @@ know of a batch is computed first and read together. The same lines run eagerly 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,12 @@ def look_at(space: Space, value: Any, g: Vector, memory: Memory) -> tuple[Look, 
 
 def read(space: Space, look: Look, unread: Any, memory: Memory) -> Survey:
     """Wait for the numbers of a look."""
-    numbers = iter(space.read(unread))
+    return survey_of(look, space.read(unread), memory)
+
+
+def survey_of(look: Look, read_numbers: Sequence[float], memory: Memory) -> Survey:
+    """Put the numbers of a look where they belong."""
+    numbers = iter(read_numbers)
     value, grad_norm = next(numbers), next(numbers)
     slope, path_square = (next(numbers), next(numbers)) if memory.path is not None else (0.0, 0.0)
     mean_square = next(numbers) if memory.project else 0.0

@@ -324,6 +324,11 @@ class AutogradOracle(Oracle):
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x else None
 
+    @property
+    def moves_buffers(self) -> bool:
+        """Whether the gradient pass met buffers that it may have moved."""
+        return self._training is not None and self._training.some
+
     def undo_training(self) -> None:
         """Put back the buffers that the gradient pass moved, because its step is not one."""
         if self._training is not None:
@@ -386,17 +391,23 @@ class _DoubleBackward(_AutogradOperator):
     def product(self, v: Vector) -> Vector:
         parts = self.sample.parts
         if len(parts) == 1:
-            if self._grads is None:
-                with still_buffers():
-                    self.oracle.rewind(self.sample)
-                    self._grads = self._graph(parts[0][1])
-            return self._again(self._grads, v, retain=True).mul_(parts[0][0])
+            self.prepare()
+            assert self._grads is not None
+            product = self._again(self._grads, v, retain=True)
+            return product if parts[0][0] == 1.0 else product.mul_(parts[0][0])
         result = torch.zeros_like(v)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
                 result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
         return result
+
+    def prepare(self) -> None:
+        if self._grads is None and len(self.sample.parts) == 1:
+            with torch.enable_grad(), still_buffers():
+                self.oracle.load(self.x)
+                self.oracle.rewind(self.sample)
+                self._grads = self._graph(self.sample.parts[0][1])
 
     def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
         return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)

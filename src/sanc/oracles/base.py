@@ -97,6 +97,9 @@ class Operator(ABC):
         """Estimate ‖error‖ of the product with `v`, beyond rounding; 0 where products are exact."""
         return 0.0
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Do what all products share before the first of them."""
+
     def release(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of whatever the products needed; a later product builds it anew."""
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from sanc.lanczos import Recorded, lanczos
 from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.replay import watched_buffers
-from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, read
+from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, survey_of
 from sanc.vectors import Floats, Vector
 
 EXACT_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse")
@@ -40,34 +41,79 @@ class NotRecordableError(SancError):
 
 
 class Recorder:
-    """Makes recordings that share one memory pool and one stream."""
+    """Makes recordings that share one memory pool and their streams.
+
+    Attributes
+    ----------
+    parallel : bool
+        Whether `aside` may run things at the same time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.cuda = device.type == "cuda"
+        self.parallel = self.cuda
         if self.cuda:
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self.pool = torch.cuda.graph_pool_handle()
+            self._stream, self._side = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
 
     def synchronise(self) -> None:
         """Wait for the device."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
+    def aside(self, body: Callable[[], Any]) -> Callable[[], Any]:
+        """Run a part of a recording beside what follows; call what is returned for its result."""
+        if not self.parallel:
+            result = body()
+            return lambda: result
+        current = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            result = body()
+
+        def join() -> Any:
+            current.wait_stream(self._side)
+            return result
+
+        return join
+
     def record(self, body: Callable[[], Sequence[Tensor]]) -> Recording:
         """Run a function a few times, then record it."""
         if not self.cuda:
             return Recording(body, body(), None)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 body()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        torch.cuda.synchronize(self.device)
+            self._without_waiting(body)
+        current.wait_stream(self._stream)
+        self.synchronise()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            outputs = body()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                outputs = body()
+        except BaseException:
+            self._recover()
+            raise
         return Recording(body, outputs, graph)
+
+    def _without_waiting(self, body: Callable[[], Any]) -> None:
+        """Run a function and fail where the host waits for the device, before that spoils a recording."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            body()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _recover(self) -> None:
+        """Record nothing: after a recording that failed the random generators still take themselves for recorded."""
+        self.synchronise()
+        scratch = torch.zeros(1, device=self.device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            scratch.add_(1)
 
 
 class Recording:
@@ -88,6 +134,57 @@ class Recording:
                 if old is not new:
                     old.copy_(new)
         return self.outputs
+
+
+class Letter:
+    """A few numbers between host and device, in pinned memory, so that a recording itself can send them."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._host = torch.zeros(count, dtype=torch.float64, pin_memory=self._cuda)
+        self._view = self._host.numpy()
+        self._event = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
+        self.device = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def write(self, numbers: Floats) -> None:
+        """Note numbers on the host, zeros after them; the device must have taken those before."""
+        self._view[: len(numbers)] = numbers
+        self._view[len(numbers) :] = 0.0
+
+    def down(self) -> Tensor:
+        """Send from the host to the device; a line of a recording."""
+        return self.device.copy_(self._host, non_blocking=True)
+
+    def up(self, numbers: Tensor) -> None:
+        """Send from the device to the host; a line of a recording."""
+        self._host.copy_(numbers, non_blocking=True)
+
+    def sent(self) -> None:
+        """Remember that the recording which sends was launched."""
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """Wait for what was sent, and for nothing after it."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[float] = self._view.tolist()
+        return numbers
+
+
+@contextmanager
+def pointing(leaves: Sequence[Tensor], views: Sequence[Tensor]) -> Iterator[None]:
+    """Let leaves be other memory for a while, so that what is recorded reads it without a copy."""
+    own = [leaf.data for leaf in leaves]
+    try:
+        for leaf, view in zip(leaves, views, strict=True):
+            leaf.data = view
+        torch.clear_autocast_cache()
+        yield
+    finally:
+        for leaf, data in zip(leaves, own, strict=True):
+            leaf.data = data
+        torch.clear_autocast_cache()
 
 
 class Inputs:
@@ -227,6 +324,8 @@ class Programs:
     def _check_randomness(self) -> None:
         before = randomness(self.layout.kind[1])
         self.gradient(self.start(), graph=False)
+        if self.inner.moves_buffers:
+            self.recorder.parallel = False  # passes that put buffers back must not meet
         if randomness(self.layout.kind[1]) != before:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 
@@ -242,10 +341,9 @@ class Programs:
 
     def value(self, x: Vector, role: int) -> Tensor:
         """Evaluate f on a sample at any point; not read."""
-        self.inner._loaded = None
-        self.inner.load(x)
-        sample = self.inner._samples[role]
-        return self.layout.penalised(self.inner._evaluate(sample, self.inner.differentiates), x)
+        with pointing(self.layout.leaves, self.layout.split(x)):
+            loss = self.inner._evaluate(self.inner._samples[role], self.inner.differentiates)
+        return self.layout.penalised(loss, x)
 
     def compare(self, value: Tensor, g: Tensor) -> None:
         """Make sure that a recorded (f, ∇f) is what an eager pass over the same batch gives."""
@@ -291,21 +389,6 @@ class Programs:
         return min(best, key=best.__getitem__)
 
 
-class Orders:
-    """A few numbers from the host: written into pinned memory and copied without waiting."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._host = torch.zeros(count, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._view = self._host.numpy()
-        self.device = torch.zeros(count, dtype=torch.float64, device=device)
-
-    def send(self, numbers: Floats) -> None:
-        """Send as many numbers as there are, zeros after them."""
-        self._view[: len(numbers)] = numbers
-        self._view[len(numbers) :] = 0.0
-        self.device.copy_(self._host, non_blocking=True)
-
-
 class SurveyPrograms(Programs):
     """The recordings of the mini-batch iteration: a look at a batch, a step, a value, and a Krylov space.
 
@@ -335,15 +418,16 @@ class SurveyPrograms(Programs):
             memory, momentum=memory.momentum.clone(), square=square, scale=scale, path=blank, basis=basis
         )
         self.tried, self.first = torch.zeros_like(blank), torch.zeros_like(blank)
-        self.orders = Orders(1 + limit, blank.device)
+        self.orders = Letter(1 + limit, blank.device)
+        self.numbers = Letter(5 + limit, blank.device)
         super().__init__(layout, batches, hvp, recorder)
 
     def make(self) -> None:
         record = self.recorder.record
         self.look_recording = record(self._look)
-        self.x, self.raw, g, momentum, square, mean, self.numbers = self.look_recording.replay()
+        self.x, self.raw, g, momentum, square, mean, numbers = self.look_recording.replay()
         self.look = Look(g, momentum, None if self.memory.square is None else square, mean)
-        self.compare(self.numbers[0], g)
+        self.compare(numbers[0], g)
         self.move_recording = record(self._move)
         self.point, self.length = self.move_recording.outputs
         self.trial_recording = record(lambda: [self.value(self.tried, 0)])
@@ -355,12 +439,13 @@ class SurveyPrograms(Programs):
         x = self.start()
         value, g = self.gradient(x, graph=False)
         look, numbers = look_at(self.space, value, g, self.memory)
+        self.numbers.up(numbers)
         assert self.inner.raw_loss is not None
         square = g if look.square is None else look.square
         return [x, self.inner.raw_loss, g, look.momentum, square, look.mean, numbers]
 
     def _move(self) -> list[Tensor]:
-        memory, look, orders = self.memory, self.look, self.orders.device.to(self.layout.kind[0])
+        memory, look, orders = self.memory, self.look, self.orders.down().to(self.layout.kind[0])
         assert memory.averaging is not None
         assert memory.path is not None
         assert look.mean is not None
@@ -427,8 +512,9 @@ class CapturedOracle(AutogradOracle):
         p.adopt(memory)
         p.inputs.fill(self._batches, (0,))
         p.look_recording.replay()
-        seen = read(self.space, p.look, p.numbers, p.memory)
+        p.numbers.sent()
         self.raw_loss = p.raw.clone()
+        seen = survey_of(p.look, p.numbers.read(), p.memory)
         self.meter.count_gradient(self._samples[0].size)
         self._remember(x, seen.value, p.look.gradient)
         used = 0 if memory.basis is None else len(memory.basis)
@@ -439,7 +525,7 @@ class CapturedOracle(AutogradOracle):
         p = self.programs
         if move.mean is not p.look.mean:
             return super().advance(x, move)
-        p.orders.send(np.concatenate([[move.along], move.within]))
+        p.orders.write(np.concatenate([[move.along], move.within]))
         p.move_recording.replay()
         self._loaded = p.point
         return Moved(p.point, p.memory.path, p.length, p.memory.momentum, p.memory.square)
@@ -451,7 +537,6 @@ class CapturedOracle(AutogradOracle):
         p = self.programs
         p.tried.copy_(x)
         (value,) = p.trial_recording.replay()
-        self._loaded = x
         self.meter.count_value(self._samples[0].size)
         return float(value)
 
@@ -500,52 +585,61 @@ class StepPrograms(Programs):
     ) -> None:
         self.limit, self.escapes, self._reorthogonalise = limit, escapes, reorthogonalise
         self.shares_values = batches[2] is None  # the objective is the gradient's sample
-        self.verdict = torch.zeros(5, dtype=torch.float64, device=layout.kind[1])
-        self.orders = Orders(2 * limit + 2, layout.kind[1])
+        self._shares_graph = batches[1] is None
+        self.verdict = torch.zeros(2, dtype=torch.float64, device=layout.kind[1])
+        self.orders = Letter(2 * limit + 2, layout.kind[1])
+        self.numbers = Letter(2 * limit + 6, layout.kind[1])
         super().__init__(layout, batches, hvp, recorder)
 
     def make(self) -> None:
         record = self.recorder.record
-        self.model = self.fastest(lambda: record(self._model), lambda made: made.outputs[4][4:-5])
-        self.x, self.raw, self.g, self.rows, self.numbers = self.model.replay()
-        self.compare(self.numbers[0], self.g)
+        self.model = self.fastest(lambda: record(self._model), lambda made: made.outputs[-1])
+        self.x, self.raw, self.g, self.rows, self.seen, _ = self.model.replay()
+        self.compare(self.seen[0], self.g)
         self.step = record(self._step)
 
     def _model(self) -> list[Tensor]:
-        x = self.start()
-        inner = self.inner
-        value, g = self.gradient(x, graph=True)
+        x, inner = self.start(), self.inner
+        before = None if self.shares_values else self.recorder.aside(lambda: self.value(x, 2))
+        if self._shares_graph:
+            value, g = self.gradient(x, graph=True)
+            operator = inner.hessian(x)
+        else:
+            gradient = self.recorder.aside(lambda: self.gradient(x, graph=False))
+            operator = inner.hessian(x)
+            operator.prepare()
+            value, g = gradient()
         raw = inner.raw_loss
         assert raw is not None
-        operator = inner.hessian(x)
         rows = g.new_empty((self.limit, len(g)))
         coefficients = lanczos(operator, g, rows, reorthogonalise=self._reorthogonalise)
         operator.release()
         inner.close()
-        before = value if self.shares_values else self.value(x, 2)
-        numbers = torch.stack([value, torch.linalg.vector_norm(x).double(), before])
-        return [x, raw, g, rows, torch.cat([numbers, coefficients, self.verdict])]
+        seen = torch.stack([value, torch.linalg.vector_norm(x).double(), value if before is None else before()])
+        self.numbers.up(torch.cat([seen, coefficients, self.verdict]))
+        return [x, raw, g, rows, seen, coefficients]
 
     def _step(self) -> list[Tensor]:
         """Take the cubic step if f falls enough, else the other one if f is finite there, else stay."""
         n, x = self.limit, self.x
-        orders = self.orders.device
+        orders = self.orders.down()
         weights = orders.to(x.dtype)
-        threshold, before = orders[-1], self.numbers[2]
+        before = self.seen[2]
+        there = None
+        if self.escapes:
+            other = torch.addmv(torch.addcmul(x, self.g, weights[2 * n]), self.rows.T, weights[n : 2 * n])
+            there = self.recorder.aside(lambda: self.value(other, 2))
         trial = torch.addmv(x, self.rows.T, weights[:n])
         reached = self.value(trial, 2)
-        whole = torch.isfinite(torch.linalg.vector_norm(trial))
         gained = before - reached
-        taken = torch.isfinite(gained) & whole & (gained >= threshold)
-        if self.escapes:
-            other = torch.addmv(x + weights[2 * n] * self.g, self.rows.T, weights[n : 2 * n])
-            there = self.value(other, 2)
-            good = torch.isfinite(before + there) & torch.isfinite(torch.linalg.vector_norm(other))
-            point = torch.where(taken, trial, torch.where(good, other, x))
-        else:
-            there, good = before, whole
+        taken = (gained >= orders[-1]) & torch.isfinite(gained)
+        if there is None:
             point = torch.where(taken, trial, x)
+            value = reached
+        else:
+            value = there()
+            point = torch.where(taken, trial, torch.where(torch.isfinite(before + value), other, x))
         self.layout.write(point)
         self.inner._loaded = None
-        self.verdict.copy_(torch.stack([taken.double(), whole.double(), reached, good.double(), there]))
+        torch.stack([reached, value], out=self.verdict)
         return [point]

@@ -71,6 +71,11 @@ class Buffers:
             if buffer is not None and key not in self._saved:
                 self._saved[key] = (module, name, buffer, buffer.detach().clone())
 
+    @property
+    def some(self) -> bool:
+        """Whether there were any."""
+        return bool(self._saved)
+
     def put_back(self) -> None:
         """Restore everything that was remembered."""
         for module, name, buffer, content in self._saved.values():
