@@ -149,6 +149,25 @@ def least_last(diagonal: Sequence[float], off_diagonal: Sequence[float], start: 
     return bound
 
 
+def first_doubt(
+    diagonal: Sequence[float], residuals: Sequence[float], start: float, sigma: float, tolerance: float
+) -> int:
+    """Return the first j ≥ 1 at which β_j times the bound of `least_last` is not above a tolerance."""
+    reach = left = 0.0
+    for j, (alpha, beta) in enumerate(zip(diagonal, residuals, strict=True), start=1):
+        reach = max(reach, abs(alpha) + left + beta)
+        shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * start))
+        if not 0.0 < shift < math.inf:
+            return j
+        bound = start
+        for other in residuals[:j]:
+            bound *= other / shift
+        if not bound > tolerance:
+            return j
+        left = beta
+    return len(diagonal)
+
+
 def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
     """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
     # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.

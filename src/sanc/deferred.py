@@ -23,7 +23,7 @@ from sanc.oracles.base import Meter, Operator, Oracle
 from sanc.oracles.captured import StepPrograms
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
-from sanc.vectors import Floats, Vector
+from sanc.vectors import Vector
 
 _FAR = 1e30
 """Points nearer than this to 0 are finite in float32."""
@@ -78,16 +78,18 @@ class Outcome(Enum):
     ASK_AGAIN = "the gradient vanishes, which is for the host to deal with"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A step whose verdict the device holds."""
+@dataclass(slots=True)
+class _Step:
+    """A step and what is known of it; the verdict is the device's until it is read."""
 
     draft: Draft
-    step: cubic.CubicStep | None  # None where no cubic step was tried
-    plan: escape.Escape | None
-    seconds: float
+    judge: Judge
     programs: StepPrograms
     oracle: Oracle
+    cubic: cubic.CubicStep | None = None  # None where no cubic step was tried
+    plan: escape.Escape | None = None
+    seconds: float = 0.0
+    tried: bool = False  # whether f was evaluated at x
 
 
 class Deferred:
@@ -96,142 +98,158 @@ class Deferred:
     Parameters
     ----------
     engine : Engine
-        Its state, judge and rules are used; it is up to date after `settle`.
+        Its state and rules are used; it is up to date after `settle`.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._pending: _Pending | None = None
+        self._pending: _Step | None = None
         self._record: Record | None = None
 
     def settle(self) -> Record | None:
         """Wait for the verdict on the last step, if it is still out; return its record unless that was asked before."""
-        if self._pending is not None:
-            self._conclude(*self._pending.programs.verdict.tolist())
+        step, self._pending = self._pending, None
+        if step is not None:
+            _conclude(step, *step.programs.verdict.tolist())
+            self._book(step)
         record, self._record = self._record, None
         return record
 
     def iterate(self, programs: StepPrograms, oracle: Oracle) -> Outcome:
-        """Make one iteration; `oracle` is asked for the sizes of the samples and counts."""
+        """Make one iteration; `oracle` is asked for the sizes of the samples and counts.
+
+        While the device waits for its orders the host does only what they need; the books are kept afterwards.
+        """
         clock = time.perf_counter()
-        engine, space = self.engine, programs.space
+        engine, last = self.engine, self._pending
         programs.model.replay()
         programs.numbers.sent()
+        coin = engine.curvature_coin(ahead=int(last is not None))
         numbers = programs.numbers.read()  # the host waits here, and nowhere else
-        if self._pending is not None:
-            self._conclude(*numbers[-2:])
+        self._pending = None
+        sigma = engine.state.sigma
+        if last is not None:
+            _conclude(last, *numbers[-2:])
+            sigma = last.judge.sigma
+        draft = Draft(sigma=sigma, value=numbers[0], grad_norm=numbers[3])
+        step = _Step(draft, Judge(engine.settings, programs.space.eps, sigma), programs, oracle)
+        engine.judge = step.judge
+        try:
+            outcome = self._decide(step, numbers, coin)
+        finally:
+            if last is not None:
+                self._book(last)
+        step.seconds = time.perf_counter() - clock
+        if outcome is Outcome.MOVED:
+            self._pending = step
+        elif outcome is Outcome.REFUSED:
+            self._book(step)
+        return outcome
+
+    def _decide(self, step: _Step, numbers: list[float], coin: float) -> Outcome:
+        """Work out the orders and launch them."""
+        engine, draft, space = self.engine, step.draft, step.programs.space
         value, x_norm, before, *coefficients = numbers[:-2]
-        draft = Draft(sigma=engine.state.sigma, value=value, grad_norm=coefficients[0])
         if draft.grad_norm == 0.0:
             return Outcome.ASK_AGAIN
-        engine.judge = Judge(engine.settings, space.eps, engine.state.sigma)
-        oracle.meter.count_gradient(oracle.sizes[0])
         if not (math.isfinite(value) and math.isfinite(draft.grad_norm)):
             what = "gradient" if math.isfinite(value) else "loss"
-            return self._refuse(draft, oracle, clock, f"the {what} of the gradient sample is not finite")
-        krylov = Recorded(coefficients, programs.rows, space)
+            return _refuse(step, f"the {what} of the gradient sample is not finite")
+        krylov = Recorded(coefficients, step.programs.rows, space)
         eigen: cubic.Spectrum | None = None
-        step: cubic.CubicStep | None = None
         try:
-            eigen, step = engine.grow(krylov, space, draft)
-            step = step or cubic.minimise(eigen, krylov.linear, draft.sigma)
-            if step.hard:
-                step = cubic.minimise(eigen, krylov.linear, draft.sigma, engine.hard_sign(krylov, eigen))
+            eigen, found = engine.grow(krylov, space, draft)
+            found = found or cubic.minimise(eigen, krylov.linear, draft.sigma)
+            if found.hard:
+                found = cubic.minimise(eigen, krylov.linear, draft.sigma, engine.hard_sign(krylov, eigen))
+            step.cubic = self._sound(step, found, x_norm)
         except NonFiniteProductError as problem:
-            engine.judge.reject()
+            step.judge.reject()
             draft.note = str(problem)
-        for _ in range(draft.krylov_dim):
-            oracle.meter.count_product(oracle.sizes[1])
-        if step is not None:
-            draft.model_decrease, draft.cubic_norm = step.decrease, step.norm
-            draft.curvature_share = step.curvature_share
-            if step.norm <= space.eps * x_norm:
-                draft.note = "the cubic step vanishes in the rounding of x"
-                engine.judge.forget()
-                step = None
-            elif not x_norm + step.norm < _FAR:
-                draft.note = "the trial value is not finite"
-                engine.judge.reject()
-                step = None
-        if step is not None:
-            draft.value = before
-            if not programs.shares_values:
-                oracle.meter.count_value(oracle.sizes[2])
+        if step.cubic is not None:
+            draft.value, step.tried = before, not step.programs.shares_values
             if not math.isfinite(before):
-                return self._refuse(draft, oracle, clock, "the loss of the objective sample is not finite")
-        plan = self._launch(programs, draft, krylov, eigen, step)
-        self._pending = _Pending(draft, step, plan, time.perf_counter() - clock, programs, oracle)
+                return _refuse(step, "the loss of the objective sample is not finite")
+        self._launch(step, krylov, eigen, coin)
         return Outcome.MOVED
 
-    def _refuse(self, draft: Draft, oracle: Oracle, clock: float, note: str) -> Outcome:
-        """Stay, because something is not finite."""
-        self.engine.judge.reject()
-        draft.note = note
-        self._record = self.engine.finish(oracle, draft, time.perf_counter() - clock)
-        return Outcome.REFUSED
+    def _sound(self, step: _Step, found: cubic.CubicStep, x_norm: float) -> cubic.CubicStep | None:
+        """Return the cubic step if it leads somewhere else, and not out of what numbers can hold."""
+        draft = step.draft
+        draft.model_decrease, draft.cubic_norm = found.decrease, found.norm
+        draft.curvature_share = found.curvature_share
+        if found.norm <= step.programs.space.eps * x_norm:
+            draft.note = "the cubic step vanishes in the rounding of x"
+            step.judge.forget()
+            return None
+        if not x_norm + found.norm < _FAR:
+            draft.note = "the trial value is not finite"
+            step.judge.reject()
+            return None
+        return found
 
-    def _launch(
-        self,
-        programs: StepPrograms,
-        draft: Draft,
-        krylov: Recorded,
-        eigen: cubic.Spectrum | None,
-        step: cubic.CubicStep | None,
-    ) -> escape.Escape | None:
+    def _launch(self, step: _Step, krylov: Recorded, eigen: cubic.Spectrum | None, coin: float) -> None:
         """Tell the device what to try, and what to do if it fails."""
-        s, n = self.engine.settings, programs.limit
+        s, programs, draft = self.engine.settings, step.programs, step.draft
+        n = programs.limit
         orders = np.zeros(2 * n + 2)
         orders[-1] = math.inf
-        if step is not None:
-            orders[: len(step.u)] = step.u
-            orders[-1] = s.eta1 * step.decrease
-        plan = None
+        if step.cubic is not None:
+            orders[: len(step.cubic.u)] = step.cubic.u
+            orders[-1] = s.eta1 * step.cubic.decrease
         if programs.escapes:
-            plan = escape.choose(draft.ritz_value, draft.grad_norm, s.L1, s.L2, s)
-            if plan.branch is Branch.CURVATURE and eigen is not None:
+            step.plan = escape.choose(draft.ritz_value, draft.grad_norm, s.L1, s.L2, s)
+            if step.plan.branch is Branch.CURVATURE and eigen is not None:
                 v = eigen.leftmost_vector
-                orders[n : n + len(v)] = (plan.length * self._sign(krylov.linear, v)) * v
-            elif plan.branch is Branch.GRADIENT:
-                orders[2 * n] = -plan.length
+                slope = float(krylov.linear @ v) if s.sign == "descent" else 0.0
+                sign = -math.copysign(1.0, slope) if slope else coin
+                orders[n : n + len(v)] = (step.plan.length * sign) * v
+            elif step.plan.branch is Branch.GRADIENT:
+                orders[2 * n] = -step.plan.length
         programs.orders.write(orders)
         programs.step.replay()
-        return plan
 
-    def _sign(self, linear: Floats, v: Floats) -> float:
-        slope = float(linear @ v)
-        if self.engine.settings.sign == "descent" and slope != 0.0:
-            return -math.copysign(1.0, slope)
-        return self.engine.curvature_coin()
+    def _book(self, step: _Step) -> None:
+        """Count the calls of a step and make its record."""
+        oracle, draft = step.oracle, step.draft
+        size_g, size_b, size_f = oracle.sizes
+        oracle.meter.count_gradient(size_g)
+        for _ in range(draft.krylov_dim):
+            oracle.meter.count_product(size_b)
+        for _ in range(draft.trials + step.tried):
+            oracle.meter.count_value(size_f)
+        self._record = self.engine.finish(oracle, draft, step.seconds, step.judge.sigma)
 
-    def _conclude(self, reached: float, there: float) -> None:
-        """Take down what the device decided, from the values it found at the cubic step and at the other one."""
-        pending, self._pending = self._pending, None
-        assert pending is not None
-        engine, draft, step, plan = self.engine, pending.draft, pending.step, pending.plan
-        taken = False
-        oracle, rows = pending.oracle, pending.oracle.sizes[2]
-        if step is not None:
-            draft.trials = 1
-            draft.trial_value = reached
-            oracle.meter.count_value(rows)
-            actual = draft.value - draft.trial_value
-            draft.rho = ratio(actual, step.decrease)
-            verdict = engine.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, 0.0)
-            taken = verdict.accepted
-            if not math.isfinite(draft.trial_value):
-                draft.note = "the trial value is not finite"
-            if taken:
-                very = verdict is Verdict.VERY_SUCCESSFUL
-                draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
-                draft.step_norm = step.norm
-        if not taken and plan is not None and plan.branch is not Branch.STAYED:
-            draft.trials += 1
-            oracle.meter.count_value(rows)
-            if math.isfinite(draft.value + there):
-                along_gradient = plan.branch is Branch.GRADIENT
-                draft.branch, draft.trial_value = plan.branch, there
-                draft.step_norm = plan.length * (draft.grad_norm if along_gradient else 1.0)
-                draft.curvature_share = 0.0 if along_gradient else 1.0
-            else:
-                draft.note = f"the {plan.branch} step is not finite"
-        self._record = engine.finish(oracle, draft, pending.seconds)
+
+def _refuse(step: _Step, note: str) -> Outcome:
+    """Stay, because something is not finite."""
+    step.judge.reject()
+    step.draft.note = note
+    return Outcome.REFUSED
+
+
+def _conclude(step: _Step, reached: float, there: float) -> None:
+    """Take down what the device decided, from the values it found at the cubic step and at the other one."""
+    draft, plan, taken = step.draft, step.plan, False
+    if step.cubic is not None:
+        draft.trials, draft.trial_value = 1, reached
+        actual, promised = draft.value - reached, step.cubic.decrease
+        draft.rho = ratio(actual, promised)
+        verdict = step.judge.try_step(actual, promised, step.cubic.norm, draft.grad_norm, 0.0)
+        taken = verdict.accepted
+        if taken:
+            very = verdict is Verdict.VERY_SUCCESSFUL
+            draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
+            draft.step_norm = step.cubic.norm
+        elif not math.isfinite(reached):
+            draft.note = "the trial value is not finite"
+    if taken or plan is None or plan.branch is Branch.STAYED:
+        return
+    draft.trials += 1
+    if math.isfinite(draft.value + there):
+        along_gradient = plan.branch is Branch.GRADIENT
+        draft.branch, draft.trial_value = plan.branch, there
+        draft.step_norm = plan.length * (draft.grad_norm if along_gradient else 1.0)
+        draft.curvature_share = 0.0 if along_gradient else 1.0
+    else:
+        draft.note = f"the {plan.branch} step is not finite"

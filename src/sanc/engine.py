@@ -114,13 +114,12 @@ class Engine:
             raise
         return point, self.finish(oracle, draft, time.perf_counter() - clock)
 
-    def finish(self, oracle: Oracle, draft: Draft, seconds: float) -> Record:
-        """End an iteration: charge its calls, and keep σ, the time and the number."""
+    def finish(self, oracle: Oracle, draft: Draft, seconds: float, sigma: float | None = None) -> Record:
+        """End an iteration: charge its calls, and keep σ (by default the judge's), the time and the number."""
         before = self.state
         self._charge(oracle, draft.krylov_dim)
-        self.state = replace(
-            before, iteration=before.iteration + 1, sigma=self.judge.sigma, seconds=before.seconds + seconds
-        )
+        sigma = self.judge.sigma if sigma is None else sigma
+        self.state = replace(before, iteration=before.iteration + 1, sigma=sigma, seconds=before.seconds + seconds)
         return Record(
             iteration=before.iteration,
             branch=draft.branch,
@@ -192,11 +191,11 @@ class Engine:
         draft.note = note
         return x
 
-    def _random(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng((self.state.seed, self.state.iteration, purpose))
+    def _random(self, purpose: int, ahead: int = 0) -> np.random.Generator:
+        return np.random.default_rng((self.state.seed, self.state.iteration + ahead, purpose))
 
-    def _coin(self, purpose: int) -> float:
-        return 1.0 if self._random(purpose).integers(2) else -1.0
+    def _coin(self, purpose: int, ahead: int = 0) -> float:
+        return 1.0 if self._random(purpose, ahead).integers(2) else -1.0
 
     # ------------------------------------------------------------------ saving and restoring
 
@@ -242,6 +241,10 @@ class Engine:
         """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
         limit = min(self.settings.krylov_dim or space.dim, space.dim)
         test_at = 1
+        if isinstance(krylov, Recorded):
+            alpha, beta = krylov.everything
+            tolerance = self._tolerance(draft.grad_norm)
+            test_at = cubic.first_doubt(alpha, beta, krylov.start_norm, self.judge.sigma, tolerance)
         while True:
             krylov.extend()
             j = krylov.dim
@@ -259,10 +262,15 @@ class Engine:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
         if self.method.model == "none" or not krylov.from_gradient:
             return False
-        s = self.settings
-        tolerance = s.gradient_tolerance if s.krylov_stop == "paper" else min(0.1, math.sqrt(grad_norm)) * grad_norm
         alpha, beta = krylov.coefficients
-        return krylov.residual * cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma) > tolerance
+        bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
+        return krylov.residual * bound > self._tolerance(grad_norm)
+
+    def _tolerance(self, grad_norm: float) -> float:
+        """Return what ‖∇m‖ may be at most; "forcing" may ask for less."""
+        if self.settings.krylov_stop == "paper":
+            return self.settings.gradient_tolerance
+        return min(0.1, math.sqrt(grad_norm)) * grad_norm
 
     def _converged(
         self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
@@ -272,9 +280,7 @@ class Engine:
             ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
                 return False, None
-            tolerance = s.gradient_tolerance
-        else:
-            tolerance = min(0.1, math.sqrt(grad_norm)) * grad_norm
+        tolerance = self._tolerance(grad_norm)
         if self.method.model == "none":
             return True, None
         step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
@@ -474,9 +480,9 @@ class Engine:
                 return -math.copysign(1.0, slope)
         return self.curvature_coin()
 
-    def curvature_coin(self) -> float:
-        """Toss the coin for the sign of a curvature step."""
-        return -self._coin(_COIN)
+    def curvature_coin(self, ahead: int = 0) -> float:
+        """Toss the coin for the sign of a curvature step, of this iteration or one that lies ahead."""
+        return -self._coin(_COIN, ahead)
 
     def _rest(self, oracle: Oracle, draft: Draft) -> None:
         """Note whether staying here is the paper's ending: d = 0 and ‖s‖ ≤ ε_s."""

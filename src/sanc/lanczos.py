@@ -103,6 +103,11 @@ class Recorded:
         return c
 
     @property
+    def everything(self) -> tuple[list[float], list[float]]:
+        """All α and all β, also those that are not made known yet."""
+        return self._all_alpha, self._all_beta
+
+    @property
     def coefficients(self) -> tuple[list[float], list[float]]:
         """The entries of T as plain numbers."""
         return self._all_alpha[: self.dim], self._beta[: self.dim - 1]

@@ -114,11 +114,11 @@ class CubicOptimizer(Optimizer):
         self._check = check
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        self._known: Layout | None = None
         self._layout()  # complains of parameters that cannot be used
         kind = AmortisedEngine if method.amortises(self._settings) else Engine
         self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
         self._capture = Capture(self._engine, hvp) if capture else None
-        self._known: Layout | None = None
         self._meter = Meter()
         self._differentiates = False
         self._record: Record | None = None
@@ -195,6 +195,9 @@ class CubicOptimizer(Optimizer):
                 )
             if p.layout != torch.strided:
                 raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
+        known = self._known
+        if known is not None and known.is_of(leaves, decays):
+            return known
         return Layout(leaves, decays)
 
     def step(  # type: ignore[override]
@@ -286,9 +289,12 @@ class CubicOptimizer(Optimizer):
     def _replay(self, given: tuple[Any, Any, Any], layout: Layout) -> Tensor | None:
         """Make one iteration by recordings; None where it is to be made eagerly."""
         assert self._capture is not None
-        for name, sample in zip(("closure", "hessian", "objective"), given, strict=True):
-            if sample is not None or name == "closure":
-                self._sample(name, sample, 0)  # complains of what cannot be used
+        if not all(isinstance(sample, Batch) or sample is None for sample in given[1:]) or not isinstance(
+            given[0], Batch
+        ):
+            for name, sample in zip(("closure", "hessian", "objective"), given, strict=True):
+                if sample is not None or name == "closure":
+                    self._sample(name, sample, 0)  # complains of what cannot be used
         self._gather(layout)
         programs = self._capture.programs(given, layout, self._microbatch)
         if programs is None:

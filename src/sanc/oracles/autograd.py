@@ -6,6 +6,7 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ class Layout:
         self._shapes = [leaf.shape for leaf in self.leaves]
         self.dim = sum(self._sizes)
         self.kind = (self.leaves[0].dtype, self.leaves[0].device)
+        self._given = list(decays)
         self.decays: list[tuple[int, int, float]] = []
         offset = 0
         for size, decay in zip(self._sizes, decays, strict=True):
@@ -73,6 +75,12 @@ class Layout:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""
         same = len(self.leaves) == len(other.leaves) and self.kind == other.kind
         return same and all(a is b for a, b in zip(self.leaves, other.leaves, strict=True))
+
+    def is_of(self, leaves: Sequence[Tensor], decays: Sequence[float]) -> bool:
+        """Whether it is the layout of these very leaves as they are now."""
+        same = len(leaves) == len(self.leaves) and all(map(operator.is_, leaves, self.leaves))
+        first = leaves[0]
+        return same and (first.dtype, first.device) == self.kind and list(decays) == self._given
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join per-leaf tensors into one new vector; a missing one is zero."""
