@@ -289,12 +289,9 @@ class CubicOptimizer(Optimizer):
     def _replay(self, given: tuple[Any, Any, Any], layout: Layout) -> Tensor | None:
         """Make one iteration by recordings; None where it is to be made eagerly."""
         assert self._capture is not None
-        if not all(isinstance(sample, Batch) or sample is None for sample in given[1:]) or not isinstance(
-            given[0], Batch
-        ):
-            for name, sample in zip(("closure", "hessian", "objective"), given, strict=True):
-                if sample is not None or name == "closure":
-                    self._sample(name, sample, 0)  # complains of what cannot be used
+        for name, sample in zip(("closure", "hessian", "objective"), given, strict=True):
+            if not isinstance(sample, Batch) and (sample is not None or name == "closure"):
+                self._sample(name, sample, 0)  # complains of what cannot be used
         self._gather(layout)
         programs = self._capture.programs(given, layout, self._microbatch)
         if programs is None:
