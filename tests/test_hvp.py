@@ -10,7 +10,7 @@ import sanc
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 
-TOLERANCE = {"double-backward": 1e-10, "forward-over-reverse": 1e-10, "finite-difference": 1e-6}
+TOLERANCE = dict.fromkeys(HVP_MODES, 1e-10) | {"finite-difference": 1e-6}
 
 
 def mlp():

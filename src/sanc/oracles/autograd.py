@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
+from sanc.oracles.choice import REFERENCE, fastest
 from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, refuse_once_differentiable
 from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
 from sanc.vectors import TorchSpace, Vector
@@ -119,7 +120,7 @@ class AutogradOracle(Oracle):
         The leaves.
     gradient, hessian, objective : Sample
         The three samples; the same object where two coincide, which saves work.
-    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
         How products are made.
     meter : Meter
         Where calls are counted.
@@ -128,6 +129,10 @@ class AutogradOracle(Oracle):
 
     Attributes
     ----------
+    hvp : str
+        How products are made; no longer "auto" once that has chosen.
+    expected : int
+        Products that one point is to have, which share the cost of building what they need.
     inspect : bool
         Whether the next graph of second order is searched for functions that are differentiable once only. Torch
         itself lets some of them pass and answers zero.
@@ -154,7 +159,8 @@ class AutogradOracle(Oracle):
         self.device = leaf.device
         self.meter = meter
         self.exact = exact
-        self.hvp = hvp
+        self.hvp: HvpMode = hvp
+        self.expected = 5
         self._samples = (gradient, hessian, objective)
         self._loaded: Vector | None = None
         self._values = Recent()
@@ -279,7 +285,12 @@ class AutogradOracle(Oracle):
         return grads
 
     def hessian(self, x: Vector) -> Operator:
-        return OPERATORS[self.hvp](self, x, self._samples[1])
+        gradient, sample, _ = self._samples
+        mode: HvpMode | None = self.hvp
+        if mode == "auto":
+            mode = fastest(self, x, sample, shared=sample is gradient and len(sample.parts) == 1)
+            self.hvp = mode or self.hvp
+        return OPERATORS[mode or REFERENCE](self, x, sample)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         gradient = self._gradients is not None and self._gradients[0] is x

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sanc.errors import SecondDerivativeError
+from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
 from sanc.oracles.replay import still_buffers
+from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
 
 if TYPE_CHECKING:
     from sanc.oracles.autograd import AutogradOracle, Closure, Sample
 
-HvpMode = Literal["double-backward", "forward-over-reverse", "finite-difference"]
-HVP_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse", "finite-difference")
+HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"]
+HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")
+
+
+def require_mode(hvp: object) -> None:
+    """Accept the name of a way to make products."""
+    if hvp not in HVP_MODES:
+        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
 
 
 class AutogradOperator(Operator):
@@ -61,7 +69,7 @@ class AutogradOperator(Operator):
         for weight, closure in self.sample.parts:
             loss = oracle.call(closure, self.sample)
             part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
-            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+            result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
         return result
 
 
@@ -79,7 +87,7 @@ class DoubleBackward(AutogradOperator):
                 with still_buffers():
                     self.oracle.rewind(self.sample)
                     self._grads = self._graph(parts[0][1])
-            return self._again(self._grads, v, retain=True).mul_(parts[0][0])
+            return _weighted(self._again(self._grads, v, retain=True), parts[0][0])
         result = torch.zeros_like(v)
         with still_buffers():
             self.oracle.rewind(self.sample)
@@ -111,29 +119,81 @@ class ForwardOverReverse(AutogradOperator):
     """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
 
     def product(self, v: Vector) -> Vector:
-        oracle, layout = self.oracle, self.oracle.layout
         result: Vector | None = None
-        with still_buffers(), forward_ad.dual_level():
+        with still_buffers(), self._carrying(v):
+            self.oracle.rewind(self.sample)
+            for weight, closure in self.sample.parts:
+                part = self.oracle.layout.flatten(self._tangents(closure))
+                result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
+        return result
+
+    @contextmanager
+    def _carrying(self, v: Vector) -> Iterator[None]:
+        """Give the leaves the tangent `v` inside the block."""
+        layout = self.oracle.layout
+        pieces = zip(layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True)
+        with forward_ad.dual_level():
             with torch.no_grad():
-                for leaf, primal, tangent in zip(
-                    layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
-                ):
+                for leaf, primal, tangent in pieces:
                     leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
             torch.clear_autocast_cache()  # it would hold casts without the tangent
-            oracle.rewind(self.sample)
-            for weight, closure in self.sample.parts:
-                loss = oracle.call(closure, self.sample)
-                grads = oracle._first_order(loss, create_graph=False)
-                tangents = [_tangent(g) for g in grads]
-                part = layout.flatten(tangents)
-                result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+            yield
         torch.clear_autocast_cache()
-        return result
+
+    def _tangents(self, closure: Closure) -> list[Tensor | None]:
+        loss = self.oracle.call(closure, self.sample)
+        return [_tangent(g) for g in self.oracle._first_order(loss, create_graph=False)]
+
+
+class Linearised(ForwardOverReverse):
+    """Record the first product, forward over reverse, and replay for the others what the tangent reaches.
+
+    Where that cannot be recorded, or the sample is cut into parts, every product is the first.
+    """
+
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        super().__init__(oracle, x, sample)
+        self._tape: Tape | None = None
+        self._recordable = len(sample.parts) == 1
+
+    def product(self, v: Vector) -> Vector:
+        if not self._recordable:
+            return super().product(v)
+        if self._tape is None or not self._tape.valid():
+            return self._record(v)
+        layout = self.oracle.layout
+        with torch.no_grad(), torch.autocast(self.oracle.device.type, enabled=False):
+            return _weighted(layout.flatten(self._tape.replay(layout.split(v))), self.sample.parts[0][0])
+
+    def _record(self, v: Vector) -> Vector:
+        (weight, closure), layout = self.sample.parts[0], self.oracle.layout
+        with still_buffers(), self._carrying(v):
+            tape = Tape([_carried(leaf) for leaf in layout.leaves])
+            self.oracle.rewind(self.sample)
+            with tape:
+                tangents = self._tangents(closure)
+        tape.finish(tangents)
+        self._recordable = not tape.broken
+        self._tape = tape if self._recordable else None
+        return _weighted(layout.flatten(tangents), weight)
+
+    def release(self) -> None:
+        self._tape = None
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
     tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
     return tangent
+
+
+def _carried(leaf: Tensor) -> Tensor:
+    tangent = _tangent(leaf)
+    assert tangent is not None
+    return tangent
+
+
+def _weighted(part: Vector, weight: float) -> Vector:
+    return part if weight == 1.0 else part.mul_(weight)
 
 
 class FiniteDifference(AutogradOperator):
@@ -162,9 +222,11 @@ class FiniteDifference(AutogradOperator):
         return (ahead - behind).mul_(0.5 / h)
 
 
+# How each mode but "auto", which is one of the others, makes its products.
 OPERATORS: dict[str, type[AutogradOperator]] = {
     "double-backward": DoubleBackward,
     "forward-over-reverse": ForwardOverReverse,
+    "linearised": Linearised,
     "finite-difference": FiniteDifference,
 }
 
