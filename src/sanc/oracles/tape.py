@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_UNREPEATABLE = {
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-}
+_UNREPEATABLE = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +64,18 @@ class Tape(TorchDispatchMode):
             self._place(tensor)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.broken:
-            return func(*args, **kwargs)
         touched = _tensors([*args, *kwargs.values()])
         written = _written(func, args, kwargs) if func._schema.is_mutable else []
+        if any(tensor._is_zerotensor() for tensor in touched):
+            if any(tensor._is_zerotensor() for tensor in written):
+                raise NotImplementedError("ZeroTensors are immutable")
+            if not _is_view(func):  # kernels would read the memory that these have not
+                args, kwargs = [_solid(a) for a in args], {name: _solid(a) for name, a in kwargs.items()}
+        if self.broken:
+            return func(*args, **kwargs)
         if not any(id(tensor) in self._known for tensor in touched):
             for tensor in written:
                 self._keep_old(tensor)
@@ -82,7 +83,7 @@ class Tape(TorchDispatchMode):
         if any(id(tensor) not in self._known for tensor in written):
             self.broken = f"{func} writes into a tensor from elsewhere"
         if not _UNREPEATABLE.isdisjoint(func.tags):
-            self.broken = f"{func} is random, or depends on the numbers in another way than linearly"
+            self.broken = f"{func} is random, or turns a tensor into a number"
         filled = [self._argument(a) for a in args], {name: self._argument(a) for name, a in kwargs.items()}
         answer = func(*args, **kwargs)
         several = isinstance(answer, tuple | list)
@@ -167,6 +168,19 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Ten
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     changed = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return _tensors([given[name] for name in changed if name in given])
+
+
+def _is_view(func: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+def _solid(item: Any) -> Any:
+    """Give torch's tensors of nothing but zeros, which have no memory, some."""
+    if isinstance(item, list | tuple):
+        return [_solid(inner) for inner in item]
+    if isinstance(item, Tensor) and item._is_zerotensor():
+        return torch.zeros(item.shape, dtype=item.dtype, device=item.device)
+    return item
 
 
 def _tensors(items: Sequence[Any]) -> list[Tensor]:
