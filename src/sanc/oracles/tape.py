@@ -124,6 +124,8 @@ class Tape(TorchDispatchMode):
         self._outputs = [self._known[id(t)][0] if id(t) in self._known else t for t in outputs]
         if not self.broken and not self.valid():
             self.broken = "a constant changed while it was recorded"
+        if any(isinstance(t, Tensor) and not t._is_zerotensor() and bool(t.any()) for t in self._outputs):
+            self.broken = "something was computed out of sight"  # what the inputs do not reach is zero
         needed = {p.number for p in self._outputs if isinstance(p, _Place)}
         kept: list[_Line] = []
         for line in reversed(self._lines):
