@@ -164,7 +164,7 @@ def test_fused_attention_is_named(dtype):
         sanc.SANC(layer.parameters(), seed=0).step(closure)
 
 
-@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised"])
 def test_five_hundred_steps_leak_nothing(hvp):
     model, x, y = build(torch.float32)
     opt = sanc.SANC(model.parameters(), hvp=hvp, L1=2.0, L2=2.0, seed=0)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import sanc
+from sanc.oracles import choice, products
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 
-TOLERANCE = {"double-backward": 1e-10, "forward-over-reverse": 1e-10, "finite-difference": 1e-6}
+TOLERANCE = dict.fromkeys(HVP_MODES, 1e-10) | {"finite-difference": 1e-6}
 
 
 def mlp():
@@ -149,7 +155,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(len(x), 5, 8).mean(1))
 
 
-@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("hvp", ["auto", "double-backward", "forward-over-reverse", "linearised"])
 def test_fused_attention_is_named(hvp):
     model, x, y = Attention(), torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
     before = [p.detach().clone() for p in model.parameters()]
@@ -233,3 +239,346 @@ def test_an_error_of_the_users_own_passes_through():
     calls = []
     with pytest.raises(RuntimeError, match="the disk is full"):
         sanc.SANC([p], seed=0, hvp="forward-over-reverse").step(closure)
+
+
+# ---------------------------------------------------------------------------------------------- the linearised mode
+
+
+def counted(closure):
+    def wrapped():
+        wrapped.calls += 1
+        return closure()
+
+    wrapped.calls = 0
+    return wrapped
+
+
+def compare(closure, params, *, calls=None, tolerance=1e-12):
+    """Products of the recording against double backward; and how often the closure ran for three of them."""
+    answers = {}
+    for hvp in ("double-backward", "linearised"):
+        run = counted(closure)
+        sample = Sample("closure", [(1.0, run)], 1, 3)
+        oracle = AutogradOracle(Layout(params, [0.0] * len(params)), sample, sample, sample, hvp=hvp, meter=Meter())
+        point = oracle.start()
+        operator = oracle.hessian(point)
+        rng = torch.Generator().manual_seed(0)
+        directions = [torch.randn(len(point), generator=rng, dtype=torch.float64).to(point.dtype) for _ in range(3)]
+        answers[hvp] = [operator(v) for v in directions]
+    if calls is not None:
+        assert run.calls == calls
+    for a, b in zip(*answers.values(), strict=True):
+        assert float((a - b).norm()) <= tolerance * float(b.norm())
+
+
+@pytest.mark.parametrize("build", [mlp, cnn, relu_cnn, batch_norm, gru])
+def test_the_closure_runs_once_for_all_products(build):
+    model, x, y = build()
+    model, x = model.double(), x.double()
+    compare(lambda: nn.functional.cross_entropy(model(x), y), list(model.parameters()), calls=1)
+
+
+def test_operations_in_place_are_replayed():
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 5), nn.LeakyReLU(inplace=True),
+        nn.Dropout(0.5), nn.Linear(5, 3),
+    ).double()  # fmt: skip
+    x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
+    compare(lambda: nn.functional.cross_entropy(model(x), y), list(model.parameters()), calls=1)
+
+
+def test_what_cannot_be_recorded_is_computed_anew():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+        @staticmethod
+        def jvp(ctx, t):
+            return torch.empty(t.shape, dtype=t.dtype).copy_(2 * t)  # memory that the recording does not know
+
+    p = nn.Parameter(torch.randn(4, dtype=torch.float64))
+    compare(lambda: Doubled.apply(p.sin()).exp().sum(), [p], calls=3)
+
+
+def test_fused_losses_and_indices_are_recorded():
+    model, x, y = mlp()
+    model, x = model.double(), x.double()
+    target = torch.randn(12, 3).double()
+    params = list(model.parameters())
+    compare(lambda: nn.functional.mse_loss(model(x), target), params, calls=1)
+    compare(lambda: model(x)[torch.arange(12), y].exp().mean(), params, calls=1)
+
+
+def test_a_recording_under_autocast():
+    model, x, y = mlp()
+
+    def loss():
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.cross_entropy(model(x), y)
+
+    compare(loss, list(model.parameters()), calls=1, tolerance=0.05)
+
+
+def test_a_recording_is_void_where_the_parameters_changed():
+    model, x, y = mlp()
+    model, x = model.double(), x.double()
+    H, _ = dense_hessian(model, x, y)
+    oracle = oracle_for(model, x, y, "linearised")
+    point = oracle.start()
+    operator = oracle.hessian(point)
+    v = torch.randn(len(point), dtype=torch.float64)
+    first = operator(v)
+    oracle.trial(point + 1.0)
+    assert torch.equal(operator(v), first) and torch.allclose(first, H @ v, atol=1e-12)
+    assert torch.equal(v, v.clone()) and torch.allclose(operator(2 * v), 2 * first, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------- the choice
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Measure however small the loss is, and remember nothing."""
+    monkeypatch.setattr(choice, "SMALL", 0)
+    monkeypatch.setattr(choice, "_chosen", {})
+    return monkeypatch
+
+
+class Clock:
+    """Stands still but for what the operators say they cost."""
+
+    def __init__(self, patch, **costs):
+        self.now = 0.0
+        self.measured = []
+        patch.setattr(choice, "_clock", lambda: self.now)
+        for name, (first, later) in costs.items():
+            mode = name.replace("_", "-")
+            patch.setitem(products.OPERATORS, mode, self.priced(mode, products.OPERATORS[mode], first, later))
+
+    def priced(self, mode, kind, first, later):
+        clock = self
+
+        class Priced(kind):
+            fresh = True
+
+            def product(self, v):
+                clock.measured.append(mode)
+                clock.now += first if self.fresh else later
+                self.fresh = False
+                return super().product(v)
+
+        return Priced
+
+
+COSTS = {"double_backward": (3.0, 3.0), "linearised": (3.0, 2.0), "forward_over_reverse": (2.5, 2.5)}
+
+
+@pytest.mark.parametrize("build", [mlp, cnn, relu_cnn, batch_norm, gru])
+@pytest.mark.parametrize("winner", ["double_backward", "linearised", "forward_over_reverse"])
+def test_auto_agrees_with_the_dense_hessian_whatever_it_takes(measuring, build, winner):
+    Clock(measuring, **{**dict.fromkeys(COSTS, (9.0, 9.0)), winner: (1.0, 1.0)})
+    model, x, y = build()
+    model, x = model.double(), x.double()
+    H, _ = dense_hessian(model, x, y, 0.3)
+    oracle = oracle_for(model, x, y, "auto", 0.3)
+    point = oracle.start()
+    operator = oracle.hessian(point)
+    assert oracle.hvp == winner.replace("_", "-")
+    for _ in range(3):
+        v = torch.randn(len(point), dtype=torch.float64)
+        assert torch.allclose(operator(v), H @ v, atol=1e-10 * max(1.0, float(H.abs().max())))
+
+
+def test_the_measurement_leaves_no_trace(measuring):
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3))
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    oracle = oracle_for(model, x, y, "auto")
+    point, meter = oracle.start(), oracle.meter
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    oracle.hessian(point)
+    assert oracle.hvp != "auto"
+    assert oracle.meter is meter and meter == Meter()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_building_is_shared_by_the_products_of_a_point(measuring):
+    Clock(measuring, double_backward=(3.0, 3.0), linearised=(9.0, 1.0), forward_over_reverse=(5.0, 5.0))
+    model, x, y = mlp()
+    for expected, mode in ((2, "double-backward"), (20, "linearised")):
+        oracle = oracle_for(model, x, y, "auto")
+        oracle.expected = expected
+        oracle.hessian(oracle.start())
+        assert oracle.hvp == mode
+
+
+def test_near_ties_stay_with_double_backward(measuring):
+    Clock(measuring, double_backward=(3.0, 3.0), linearised=(2.95, 2.95), forward_over_reverse=(2.95, 2.95))
+    oracle = oracle_for(*mlp(), "auto")
+    oracle.hessian(oracle.start())
+    assert oracle.hvp == "double-backward"
+
+
+def test_wrong_and_failing_candidates_are_not_taken(measuring):
+    Clock(measuring, double_backward=(9.0, 9.0))
+
+    class Wrong(products.ForwardOverReverse):
+        def product(self, v):
+            return 1.01 * super().product(v)
+
+    class Failing(products.ForwardOverReverse):
+        def product(self, v):
+            raise NotImplementedError("no derivative")
+
+    measuring.setitem(products.OPERATORS, "linearised", Wrong)
+    measuring.setitem(products.OPERATORS, "forward-over-reverse", Failing)
+    oracle = oracle_for(*mlp(), "auto")
+    oracle.hessian(oracle.start())
+    assert oracle.hvp == "double-backward"
+
+
+def test_a_loss_without_forward_mode_gets_double_backward(measuring):
+    model = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.SiLU(), nn.Linear(6, 3))
+    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(lambda: nn.functional.cross_entropy(model(x), y))
+    assert opt.hvp == "double-backward"
+
+
+def test_nothing_is_chosen_where_products_are_not_finite(measuring):
+    p = nn.Parameter(torch.zeros(2))
+    sample = Sample("closure", [(1.0, lambda: p.abs().pow(1.5).sum())], 1, None)
+    oracle = AutogradOracle(Layout([p], [0.0]), sample, sample, sample, hvp="auto", meter=Meter())
+    point = oracle.start()
+    assert not torch.isfinite(oracle.hessian(point)(torch.ones(2))).all()
+    assert oracle.hvp == "auto"
+
+
+def test_a_loss_is_measured_once(measuring):
+    clock = Clock(measuring, **COSTS)
+    model, x, y = mlp()
+    loss = lambda: nn.functional.cross_entropy(model(x), y)
+    first = sanc.SANC(model.parameters(), seed=0)
+    first.step(loss)
+    assert first.hvp == "linearised" and clock.measured.count("forward-over-reverse") > 0
+    clock.measured.clear()
+    again = sanc.SANC(model.parameters(), seed=1)
+    again.step(loss)
+    first.step(loss)
+    assert again.hvp == "linearised" and clock.measured.count("forward-over-reverse") == 0
+    for other in (lambda: loss().exp(), lambda: nn.functional.cross_entropy(model(x[:6]), y[:6])):
+        clock.measured.clear()
+        sanc.SANC(model.parameters(), seed=1).step(other)
+        assert clock.measured.count("forward-over-reverse") > 0
+
+
+def trained(opt, model, data, steps):
+    for rows in data[:steps]:
+        opt.step(sanc.Batch(lambda x, y: nn.functional.cross_entropy(model(x), y), *rows))
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def batches(count):
+    return [(torch.randn(16, 4), torch.randint(0, 3, (16,))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_a_run_is_the_run_of_the_chosen_mode(measuring, preset):
+    Clock(measuring, **COSTS)
+    data, start = batches(6), mlp()[0].state_dict()
+    ends = {}
+    for hvp in ("auto", "linearised"):
+        model = mlp()[0]
+        model.load_state_dict(start)
+        opt = sanc.SANC(model.parameters(), preset=preset, hvp=hvp, seed=0)
+        ends[hvp] = trained(opt, model, data, 6)
+        assert opt.hvp == "linearised"
+    assert torch.allclose(ends["auto"], ends["linearised"], atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_a_resumed_run_keeps_the_mode(measuring, preset):
+    Clock(measuring, **COSTS)
+    data, model = batches(8), mlp()[0]
+    opt = sanc.SANC(model.parameters(), preset=preset, seed=0)
+    trained(opt, model, data, 4)
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    whole = trained(opt, model, data[4:], 4)
+    choice._chosen.clear()
+    Clock(measuring, forward_over_reverse=(0.1, 0.1))
+    other = mlp()[0]
+    other.load_state_dict(saved[0])
+    resumed = sanc.SANC(other.parameters(), preset=preset, seed=9)
+    resumed.load_state_dict(saved[1])
+    assert torch.equal(trained(resumed, other, data[4:], 4), whole)
+    assert resumed.hvp == "linearised" and not choice._chosen
+    assert pickle.loads(pickle.dumps(resumed)).hvp == "linearised"
+
+
+def test_states_of_other_modes_and_of_none():
+    model, data = mlp()[0], batches(2)
+    opt = sanc.SANC(model.parameters(), hvp="linearised", seed=0)
+    trained(opt, model, data, 2)
+    state = opt.state_dict()
+    fixed = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
+    with pytest.warns(UserWarning, match="saved with hvp = 'linearised'"):
+        fixed.load_state_dict(state)
+    assert fixed.hvp == "double-backward"
+    del state["engine"]["hvp"]
+    old = sanc.SANC(model.parameters(), seed=0)
+    old.load_state_dict(state)
+    assert old.hvp == "auto"
+    trained(old, model, data, 1)
+    state["engine"]["hvp"] = "fast"
+    with pytest.raises(sanc.ArgumentError, match="hvp = 'fast'"):
+        old.load_state_dict(state)
+
+
+def test_a_step_that_fails_chooses_nothing(measuring):
+    p = nn.Parameter(torch.full((2,), torch.inf))
+    opt = sanc.SANC([p], preset="paper", seed=0)
+    with pytest.raises(sanc.NonFiniteStartError):
+        opt.step(lambda: (p**2).sum())
+    assert opt.hvp == "auto"
+
+
+def test_small_functions_are_not_measured(monkeypatch):
+    monkeypatch.setattr(choice, "_measured", None)  # it would be called
+    result = sanc.minimize(lambda x: ((x**2 - 1) ** 2).sum(), torch.full((5,), 0.3, dtype=torch.float64))
+    assert result.success and result.hvp == "double-backward"
+    assert sanc.minimize(lambda x: x @ x, np.ones(3), jac=lambda x: 2 * x).hvp == ""
+
+
+def test_a_large_function_is_measured_and_resumed(measuring):
+    Clock(measuring, **COSTS)
+    fun, x0 = lambda x: ((x**2 - 1) ** 2).sum() + x[0] * x[1] + x[2].sin(), torch.linspace(0.2, 2.0, 6).double()
+    states = []
+    whole = sanc.minimize(fun, x0, callback=lambda intermediate_result: states.append(intermediate_result.state))
+    assert whole.success and whole.hvp == "linearised" and len(states) > 3
+    choice._chosen.clear()
+    Clock(measuring, forward_over_reverse=(0.1, 0.1))
+    rest = sanc.minimize(fun, x0, resume=states[2])
+    assert rest.hvp == "linearised" and torch.equal(rest.x, whole.x) and not choice._chosen
+
+
+def test_an_unknown_mode_is_answered_with_the_known_ones():
+    for call in (
+        lambda: sanc.SANC([nn.Parameter(torch.ones(2))], hvp="quick"),
+        lambda: sanc.minimize(lambda x: x @ x, torch.ones(2), hvp="quick"),
+        lambda: sanc.certificate(lambda x: x @ x, torch.ones(2), hvp="quick"),
+    ):
+        with pytest.raises(sanc.ArgumentError, match="hvp = 'quick'") as caught:
+            call()
+        assert all(mode in str(caught.value) for mode in HVP_MODES)

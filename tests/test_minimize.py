@@ -39,6 +39,7 @@ WAYS = {
     "differences": lambda: dict(fun=rosen, x0=X0, jac=rosen_der),
     "both at once": lambda: dict(fun=lambda x: (rosen(x), rosen_der(x)), x0=X0, jac=True, hessp=rosen_hess_prod),
     "torch, forward": lambda: dict(fun=rosen_torch, x0=X0, hvp="forward-over-reverse"),
+    "torch, linearised": lambda: dict(fun=rosen_torch, x0=X0, hvp="linearised"),
     "torch, differences": lambda: dict(fun=rosen_torch, x0=X0, hvp="finite-difference"),
 }
 

@@ -344,7 +344,7 @@ def test_the_seed_comes_from_torch_where_none_is_given():
     assert torch.equal(finals[0], finals[1]) and not torch.equal(finals[0], finals[2])
 
 
-@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised", "finite-difference"])
 def test_batch_norm_moves_once_a_step(hvp):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -556,7 +556,7 @@ def test_at_a_second_order_point_nothing_moves():
     assert opt._engine.at_rest and opt._engine.state.sigma == 1.0
 
 
-@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised"])
 def test_five_hundred_steps_leak_no_memory(hvp):
     """A graph that stayed alive would keep its activations: 500 of them are hundreds of megabytes."""
     resource = pytest.importorskip("resource", reason="the peak memory of a process is read with resource, on Unix")
@@ -709,7 +709,7 @@ def test_sparse_embeddings():
 # ---------------------------------------------------------------------------------------------- micro-batches
 
 
-@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised", "finite-difference"])
 def test_micro_batches_change_nothing_but_memory(hvp):
     finals = []
     for microbatch in (None, 7):

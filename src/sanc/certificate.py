@@ -13,9 +13,9 @@ import numpy as np
 from sanc import cubic
 from sanc.errors import ArgumentError, require_integer, require_number
 from sanc.krylov import Krylov, NonFiniteProductError
-from sanc.oracles.autograd import HvpMode
 from sanc.oracles.base import Oracle
 from sanc.oracles.build import build_oracle
+from sanc.oracles.products import HvpMode, require_mode
 from sanc.vectors import Vector
 
 
@@ -103,7 +103,7 @@ def certificate(
     confidence: float = 0.99,
     max_products: int | None = None,
     seed: int = 0,
-    hvp: HvpMode = "double-backward",
+    hvp: HvpMode = "auto",
 ) -> Certificate:
     """Say whether x is an ε-second-order point: ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
 
@@ -123,8 +123,8 @@ def certificate(
         Most Hessian products to spend. By default the dimension, and fewer where that many vectors are too large.
     seed : int
         Seed of the random start vector.
-    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
-        How a torch function gets its Hessian products.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
+        How a torch function gets its Hessian products, as in `minimize`.
 
     Notes
     -----
@@ -140,6 +140,7 @@ def certificate(
     True
     """
     _check(eps, eps_curvature, confidence, max_products, seed)
+    require_mode(hvp)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     return probe(
         oracle,

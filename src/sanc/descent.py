@@ -135,6 +135,7 @@ class Run:
             "best_gradient": self.best_gradient,
             "reference": self.reference,
             "sizes": list(self.oracle.sizes[:2]),
+            "hvp": self.oracle.hvp,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -153,6 +154,8 @@ class Run:
                 "run that was interrupted, and a state of this version."
             )
         self.x = state["x"]
+        if self.oracle.hvp == "auto":
+            self.oracle.hvp = state.get("hvp", "auto")
         self.engine.restore(state["engine"], state["vectors"])
         self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
         self.reference = state["reference"]

@@ -14,11 +14,11 @@ from sanc.amortised import AmortisedEngine
 from sanc.certificate import probe
 from sanc.descent import Limits, Run, Status
 from sanc.engine import Engine
-from sanc.errors import ArgumentError, nearest, require_integer, require_number
-from sanc.oracles.autograd import HVP_MODES, HvpMode
+from sanc.errors import ArgumentError, require_integer, require_number
 from sanc.oracles.base import Oracle
 from sanc.oracles.build import Restore, build_oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
+from sanc.oracles.products import HvpMode, require_mode
 from sanc.problems import FiniteSum
 from sanc.record import Branch
 from sanc.settings import Method, find_method, make_settings
@@ -48,7 +48,7 @@ def minimize(
     objective_batch_size: int | None = None,
     grow_samples: bool = False,
     seed: int = 0,
-    hvp: HvpMode = "double-backward",
+    hvp: HvpMode = "auto",
     certify: bool = True,
     max_products: int | None = None,
     disp: bool = False,
@@ -94,8 +94,10 @@ def minimize(
         With method "scr": let the samples grow as steps shrink.
     seed : int
         Seed of samples, coin and random starts.
-    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
-        How torch functions get their Hessian products.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
+        How torch functions get their Hessian products. "auto" measures the exact ones where the function is large
+        enough for that to pay, and takes the fastest; a run is then repeated to rounding only. A small one gets
+        "double-backward" at once.
     certify : bool
         Compute the certificate of the final point also where the run ended at a limit.
     max_products : int, optional
@@ -113,8 +115,8 @@ def minimize(
     -------
     scipy.optimize.OptimizeResult
         With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
-        calls, and certificate (None where `certify` is off and the run ended at a limit). The counts leave the
-        certificates out; they have their own.
+        calls, certificate (None where `certify` is off and the run ended at a limit), and hvp (how torch made the
+        products; empty where it did not). The counts leave the certificates out; they have their own.
 
     Examples
     --------
@@ -129,8 +131,7 @@ def minimize(
     chosen = find_method(method)
     names = inspect.signature(minimize).parameters
     tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
-    if hvp not in HVP_MODES:
-        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+    require_mode(hvp)
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     amortised = chosen.amortises(tuned) and not grow_samples and any(size is not None for size in sizes)
@@ -292,6 +293,7 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
         nit=run.iteration,
         history=run.history,
         certificate=run.certificate,
+        hvp=oracle.hvp,
         **counts,
     )
 

@@ -19,9 +19,10 @@ from sanc.data import Batch
 from sanc.deferred import Outcome, Tally
 from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
-from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
+from sanc.oracles.products import HvpMode, require_mode
 from sanc.oracles.replay import derive, own_randomness
 from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
@@ -43,8 +44,10 @@ class CubicOptimizer(Optimizer):
         space serves many steps; with ``refresh=0`` every step builds its own, which pays where the closure is exact.
     weight_decay : float
         Default weight decay of the groups.
-    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
-        How Hessian products are made.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
+        How Hessian products are made. "auto" measures the exact ones on the model and the batch of the first step,
+        where that can pay, and uses the fastest from then on; a run is then repeated bit for bit where the choice falls
+        the same way, and to rounding where it does not: another machine, another load. Name a mode to fix it.
     microbatch : int, optional
         Most rows of a `Batch` that are in memory at a time.
     capture : bool
@@ -62,6 +65,8 @@ class CubicOptimizer(Optimizer):
     ----------
     record : Record or None
         What happened in the last step.
+    hvp : str
+        How Hessian products are made; "auto" until that has chosen.
 
     Notes
     -----
@@ -79,7 +84,7 @@ class CubicOptimizer(Optimizer):
         *,
         preset: str = "robust",
         weight_decay: float = 0.0,
-        hvp: HvpMode = "double-backward",
+        hvp: HvpMode = "auto",
         microbatch: int | None = None,
         capture: bool = False,
         seed: int | None = None,
@@ -97,8 +102,7 @@ class CubicOptimizer(Optimizer):
         self._settings = make_settings(method, preset, options, own)
         if self._settings.krylov_dim is None:
             raise ArgumentError("krylov_dim = None cannot be used here: pass the most Lanczos iterations, such as 5.")
-        if hvp not in HVP_MODES:
-            raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+        require_mode(hvp)
         require_integer("microbatch", microbatch, 1)
         if not isinstance(capture, bool):
             raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
@@ -109,7 +113,8 @@ class CubicOptimizer(Optimizer):
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
         super().__init__(params, {"weight_decay": weight_decay, "frozen": False})
-        self._hvp: HvpMode = hvp
+        self._hvp: HvpMode = hvp  # as it was asked for …
+        self._mode: HvpMode = hvp  # … and as it is
         self._microbatch = microbatch
         self._check = check
         if seed is None:
@@ -142,6 +147,7 @@ class CubicOptimizer(Optimizer):
         own = (
             "_settings",
             "_hvp",
+            "_mode",
             "_microbatch",
             "_check",
             "_engine",
@@ -152,6 +158,10 @@ class CubicOptimizer(Optimizer):
             "_record",
         )
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
+
+    @property
+    def hvp(self) -> str:
+        return self._mode
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
@@ -247,8 +257,9 @@ class CubicOptimizer(Optimizer):
         for role, (name, given) in enumerate((("hessian", hessian), ("objective", objective)), start=1):
             samples.append(gradient if given is None or given is closure else self._sample(name, given, role))
         first = self._engine.state.iteration == 0
-        oracle = AutogradOracle(layout, *samples, hvp=self._hvp, meter=self._meter, exact=METHODS[self.method].exact)
+        oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
         oracle.inspect = first
+        oracle.expected = self._settings.krylov_dim or oracle.expected
         oracle.differentiates = self._differentiates
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
@@ -260,7 +271,7 @@ class CubicOptimizer(Optimizer):
         finally:
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
-        self._differentiates = oracle.differentiates
+        self._differentiates, self._mode = oracle.differentiates, oracle.hvp
         return loss
 
     def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:
@@ -380,6 +391,7 @@ class CubicOptimizer(Optimizer):
                 "settings": asdict(self._settings),
                 "numbers": self._engine.numbers(),
                 "meter": self._meter_counts(),
+                "hvp": self._mode,
             }
         }
 
@@ -407,6 +419,7 @@ class CubicOptimizer(Optimizer):
                 warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
         if self._capture is not None:
             self._capture.forget()
+        self._load_mode(engine.get("hvp", self._hvp))
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         self._known = Layout(saved, [0.0] * len(saved)) if saved else None
@@ -418,6 +431,15 @@ class CubicOptimizer(Optimizer):
         self._engine.restore(engine["numbers"], vectors)
         self._meter = Meter(**engine["meter"])
         self._record = None
+
+    def _load_mode(self, saved: HvpMode) -> None:
+        """Make products as the saved run did, unless this optimiser was told another way."""
+        require_mode(saved)
+        if self._hvp == "auto":
+            self._mode = saved
+        elif saved not in ("auto", self._hvp):
+            text = f"the state was saved with hvp = {saved!r} and this optimiser has {self._hvp!r}"
+            warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=3)
 
 
 class SANC(CubicOptimizer):

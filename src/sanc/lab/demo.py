@@ -174,7 +174,8 @@ class Method:
 
 
 def _family(kind: type[SANC | SCR | CR | NCD], **options: Any) -> Callable[[nn.Module, int], Any]:
-    return lambda model, seed: kind(model.parameters(), weight_decay=WEIGHT_DECAY, seed=seed, **options)
+    same: dict[str, Any] = {"weight_decay": WEIGHT_DECAY, "hvp": "double-backward"}  # so that every run is the same
+    return lambda model, seed: kind(model.parameters(), seed=seed, **same, **options)
 
 
 def _torch(kind: type[torch.optim.SGD | torch.optim.Adam], lr: float) -> Callable[[nn.Module, int], Any]:

@@ -466,7 +466,7 @@ def _optimizer(spec: RunSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
     if spec.method == "sgd":
         return torch.optim.SGD(groups, lr=spec.settings()["lr"])
     kind: type[sanc.SANC] = getattr(sanc, spec.method.upper())
-    return kind(groups, preset=spec.preset, seed=spec.seed, **spec.settings())
+    return kind(groups, preset=spec.preset, seed=spec.seed, hvp="double-backward", **spec.settings())
 
 
 def _step(

@@ -7,24 +7,22 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import operator
-import re
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
-from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.oracles.base import Meter, Operator, Oracle, Recent
+from sanc.oracles.choice import REFERENCE, fastest
+from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, refuse_once_differentiable
 from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
 from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
 
-HvpMode = Literal["double-backward", "forward-over-reverse", "finite-difference"]
-HVP_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse", "finite-difference")
+__all__ = ["HVP_MODES", "AutogradOracle", "Closure", "HvpMode", "Layout", "Sample", "check_loss"]
 
 Closure = Callable[[], Tensor]
 
@@ -141,7 +139,7 @@ class AutogradOracle(Oracle):
         The leaves.
     gradient, hessian, objective : Sample
         The three samples; the same object where two coincide, which saves work.
-    hvp : {"double-backward", "forward-over-reverse", "finite-difference"}
+    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
         How products are made.
     meter : Meter
         Where calls are counted.
@@ -150,6 +148,10 @@ class AutogradOracle(Oracle):
 
     Attributes
     ----------
+    hvp : str
+        How products are made; no longer "auto" once that has chosen.
+    expected : int
+        Products that one point is to have, which share the cost of building what they need.
     inspect : bool
         Whether the next graph of second order is searched for functions that are differentiable once only. Torch
         itself lets some of them pass and answers zero.
@@ -176,7 +178,8 @@ class AutogradOracle(Oracle):
         self.device = leaf.device
         self.meter = meter
         self.exact = exact
-        self.hvp = hvp
+        self.hvp: HvpMode = hvp
+        self.expected = 5
         self._samples = (gradient, hessian, objective)
         self._loaded: Vector | None = None
         self._values = Recent()
@@ -309,19 +312,19 @@ class AutogradOracle(Oracle):
     def _first_order(self, loss: Tensor, *, create_graph: bool) -> Sequence[Tensor | None]:
         if create_graph and self.inspect:
             self.inspect = False
-            _refuse_once_differentiable(loss)
+            refuse_once_differentiable(loss)
         grads: Sequence[Tensor | None] = torch.autograd.grad(
             loss, self.layout.leaves, create_graph=create_graph, allow_unused=True
         )
         return grads
 
     def hessian(self, x: Vector) -> Operator:
-        kinds: dict[str, type[_AutogradOperator]] = {
-            "double-backward": _DoubleBackward,
-            "forward-over-reverse": _ForwardOverReverse,
-            "finite-difference": _FiniteDifference,
-        }
-        return kinds[self.hvp](self, x, self._samples[1])
+        gradient, sample, _ = self._samples
+        mode: HvpMode | None = self.hvp
+        if mode == "auto":
+            mode = fastest(self, x, sample, shared=sample is gradient and len(sample.parts) == 1)
+            self.hvp = mode or self.hvp
+        return OPERATORS[mode or REFERENCE](self, x, sample)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         gradient = self._gradients is not None and self._gradients[0] is x
@@ -349,149 +352,6 @@ class AutogradOracle(Oracle):
         self._values.clear()
 
 
-class _AutogradOperator(Operator):
-    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
-        self.oracle, self.x, self.sample = oracle, x, sample
-
-    def __call__(self, v: Vector) -> Vector:
-        oracle = self.oracle
-        with torch.enable_grad():
-            oracle.load(self.x)
-            try:
-                result = self.product(v)
-            except (RuntimeError, NotImplementedError) as problem:
-                _explain(problem)
-        oracle.meter.count_product(self.sample.size)
-        return oracle.layout.add_decay(result, v)
-
-    @abstractmethod
-    def product(self, v: Vector) -> Vector:
-        """Return the product with the Hessian of the loss, without decay."""
-
-    def gradient(self) -> Vector:
-        oracle = self.oracle
-        if self.sample is oracle._samples[0]:
-            return oracle.gradient(self.x)[1].clone()
-        oracle.load(self.x)
-        with still_buffers(), torch.enable_grad():
-            result = self.first_order()
-        oracle.meter.count_gradient(self.sample.size)
-        return oracle.layout.add_decay(result, self.x)
-
-    def first_order(self) -> Vector:
-        """Gradient of the sample at whatever the leaves hold, without decay."""
-        oracle, result = self.oracle, None
-        oracle.rewind(self.sample)
-        for weight, closure in self.sample.parts:
-            loss = oracle.call(closure, self.sample)
-            part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
-            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
-        return result
-
-
-class _DoubleBackward(_AutogradOperator):
-    """Differentiate the gradient once more; its graph is built once and kept for all products."""
-
-    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
-        super().__init__(oracle, x, sample)
-        self._grads = oracle.take_graph(x)
-
-    def product(self, v: Vector) -> Vector:
-        parts = self.sample.parts
-        if len(parts) == 1:
-            self.prepare()
-            assert self._grads is not None
-            product = self._again(self._grads, v, retain=True)
-            return product if parts[0][0] == 1.0 else product.mul_(parts[0][0])
-        result = torch.zeros_like(v)
-        with still_buffers():
-            self.oracle.rewind(self.sample)
-            for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
-        return result
-
-    def prepare(self) -> None:
-        if self._grads is None and len(self.sample.parts) == 1:
-            with torch.enable_grad(), still_buffers():
-                self.oracle.load(self.x)
-                self.oracle.rewind(self.sample)
-                self._grads = self._graph(self.sample.parts[0][1])
-
-    def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
-        return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)
-
-    def _again(self, grads: Sequence[Tensor | None], v: Vector, *, retain: bool) -> Vector:
-        layout = self.oracle.layout
-        pairs = [
-            (g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None and g.requires_grad
-        ]  # a gradient that requires none is constant, and its Hessian rows are zero
-        if not pairs:
-            return torch.zeros_like(v)
-        outputs, weights = zip(*pairs, strict=True)
-        weights = tuple(w.to(g.dtype) for g, w in pairs)
-        return layout.flatten(
-            torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
-        )
-
-    def release(self) -> None:
-        self._grads = None
-
-
-class _ForwardOverReverse(_AutogradOperator):
-    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
-
-    def product(self, v: Vector) -> Vector:
-        oracle, layout = self.oracle, self.oracle.layout
-        result: Vector | None = None
-        with still_buffers(), forward_ad.dual_level():
-            with torch.no_grad():
-                for leaf, primal, tangent in zip(
-                    layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
-                ):
-                    leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
-            torch.clear_autocast_cache()  # it would hold casts without the tangent
-            oracle.rewind(self.sample)
-            for weight, closure in self.sample.parts:
-                loss = oracle.call(closure, self.sample)
-                grads = oracle._first_order(loss, create_graph=False)
-                tangents = [_tangent(g) for g in grads]
-                part = layout.flatten(tangents)
-                result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
-        torch.clear_autocast_cache()
-        return result
-
-
-def _tangent(g: Tensor | None) -> Tensor | None:
-    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
-    return tangent
-
-
-class _FiniteDifference(_AutogradOperator):
-    """Central difference of gradients, for losses with operators that have no second derivative."""
-
-    def product(self, v: Vector) -> Vector:
-        return self._difference(v, 1.0)
-
-    def error(self, v: Vector) -> float:
-        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
-        with torch.enable_grad():
-            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
-
-    def _difference(self, v: Vector, stretch: float) -> Vector:
-        oracle = self.oracle
-        norm = oracle.space.norm(v)
-        if norm == 0.0:
-            return torch.zeros_like(v)
-        h = stretch * difference_step(oracle.space, self.x) / norm
-        with still_buffers():
-            oracle.load(self.x + h * v)
-            ahead = self.first_order()
-            oracle.load(self.x - h * v)
-            behind = self.first_order()
-        oracle.load(self.x)
-        return (ahead - behind).mul_(0.5 / h)
-
-
 def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
     """Reject what is not a scalar tensor that depends on the parameters."""
     if not isinstance(loss, Tensor):
@@ -511,64 +371,3 @@ def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
             "closure, without torch.no_grad(), detach() or .data."
         )
     return loss.reshape(())
-
-
-_MISSING = re.compile(
-    r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
-    r"|forward AD with (?:aten::)?(\w+) that does not support it"
-    r"|jvp function for (custom autograd\.Function)"
-    r"|(ZeroTensors) are immutable"
-)
-
-
-def _explain(problem: Exception) -> NoReturn:
-    """Turn autograd's complaint about a missing second derivative into one that names operator and remedy."""
-    match = _MISSING.search(str(problem))
-    if match is None:
-        raise problem
-    forward = "forward" in str(problem) or "ZeroTensors" in str(problem)
-    raise _no_second_derivative(next(filter(None, match.groups())), forward=forward) from problem
-
-
-def _refuse_once_differentiable(loss: Tensor) -> None:
-    """Find a torch.autograd.Function in the graph whose backward is marked once_differentiable."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        function = getattr(node, "_forward_cls", None)
-        if function is not None and _once(function.backward):
-            raise _no_second_derivative(f"{function.__name__} (marked once_differentiable)", forward=False)
-        stack.extend(parent for parent, _ in node.next_functions)
-
-
-def _once(backward: Any) -> bool:
-    """Whether torch's once_differentiable is among the wrappers of this function."""
-    while backward is not None:
-        if getattr(backward, "__code__", None) and backward.__code__.co_qualname.startswith("once_differentiable."):
-            return True
-        backward = getattr(backward, "__wrapped__", None)
-    return False
-
-
-def _no_second_derivative(operator: str, *, forward: bool) -> SecondDerivativeError:
-    if operator == "ZeroTensors":  # what torch says where an input of a fused loss carries no tangent
-        operator = "mse_loss or another fused loss"
-    kind = "forward-mode derivative" if forward else "second derivative"
-    remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
-    if forward:
-        remedy = 'Pass hvp="double-backward"; or hvp="finite-difference", which needs first derivatives only'
-    if "attention" in operator:
-        remedy += (
-            "; or compute attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which is differentiable"
-        )
-    if "cudnn_rnn" in operator:
-        remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
-    return SecondDerivativeError(
-        f"the operator {operator} has no {kind} in torch {torch.__version__}, so the loss has no exact Hessian product "
-        f"in this way. {remedy}.",
-        operator,
-    )

@@ -115,11 +115,14 @@ class Oracle(ABC):
         What was asked so far.
     exact : bool
         Whether all three samples are the whole objective in every iteration.
+    hvp : str
+        How torch makes the Hessian products; empty where it does not.
     """
 
     space: Space
     meter: Meter
     exact: bool = False
+    hvp: str = ""
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - an exact oracle draws nothing
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""

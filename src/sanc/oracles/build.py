@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.oracles.autograd import HvpMode
 from sanc.oracles.base import Oracle
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.oracles.functions import CallableOracle, torch_oracle
+from sanc.oracles.products import HvpMode
 from sanc.problems import FiniteSum
 from sanc.settings import Sampling
 from sanc.vectors import Vector
@@ -30,7 +30,7 @@ def build_oracle(
     hess: Callable[..., Any] | None,
     hessp: Callable[..., Any] | None,
     args: tuple[Any, ...],
-    hvp: HvpMode = "double-backward",
+    hvp: HvpMode = "auto",
     sizes: tuple[int | None, int | None, int | None] = (None, None, None),
     seed: int = 0,
     sampling: Sampling = "uniform",

@@ -24,13 +24,14 @@ from torch import Tensor
 from sanc.data import Batch
 from sanc.errors import SancError
 from sanc.lanczos import Recorded, lanczos
-from sanc.oracles.autograd import AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
+from sanc.oracles.products import HvpMode
 from sanc.oracles.replay import watched_buffers
 from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, survey_of
 from sanc.vectors import Floats, Vector
 
-EXACT_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse")
+EXACT_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse", "linearised")
 _WARM_UPS = 2
 _AGREE = {torch.float32: 1e-3, torch.float64: 1e-8}
 """How far, relatively, a recorded gradient may be from an eager one. TF32 and the order of sums stay far below."""

@@ -1,0 +1,297 @@
+"""The ways to make Hessian products of a torch loss, and what is said of a loss that has none."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sanc.errors import ArgumentError, SecondDerivativeError, nearest
+from sanc.oracles.base import Operator, difference_step
+from sanc.oracles.replay import still_buffers
+from sanc.oracles.tape import Tape
+from sanc.vectors import Vector
+
+if TYPE_CHECKING:
+    from sanc.oracles.autograd import AutogradOracle, Closure, Sample
+
+HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"]
+HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")
+
+
+def require_mode(hvp: object) -> None:
+    """Accept the name of a way to make products."""
+    if hvp not in HVP_MODES:
+        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+
+
+class AutogradOperator(Operator):
+    """The Hessian of a sample's loss at a point."""
+
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        self.oracle, self.x, self.sample = oracle, x, sample
+
+    def __call__(self, v: Vector) -> Vector:
+        oracle = self.oracle
+        with torch.enable_grad():
+            oracle.load(self.x)
+            try:
+                result = self.product(v)
+            except (RuntimeError, NotImplementedError) as problem:
+                _explain(problem)
+        oracle.meter.count_product(self.sample.size)
+        return oracle.layout.add_decay(result, v)
+
+    @abstractmethod
+    def product(self, v: Vector) -> Vector:
+        """Return the product with the Hessian of the loss, without decay."""
+
+    def gradient(self) -> Vector:
+        oracle = self.oracle
+        if self.sample is oracle._samples[0]:
+            return oracle.gradient(self.x)[1].clone()
+        oracle.load(self.x)
+        with still_buffers(), torch.enable_grad():
+            result = self.first_order()
+        oracle.meter.count_gradient(self.sample.size)
+        return oracle.layout.add_decay(result, self.x)
+
+    def first_order(self) -> Vector:
+        """Gradient of the sample at whatever the leaves hold, without decay."""
+        oracle, result = self.oracle, None
+        oracle.rewind(self.sample)
+        for weight, closure in self.sample.parts:
+            loss = oracle.call(closure, self.sample)
+            part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
+            result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
+        return result
+
+
+class DoubleBackward(AutogradOperator):
+    """Differentiate the gradient once more; its graph is built once and kept for all products."""
+
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        super().__init__(oracle, x, sample)
+        self._grads = oracle.take_graph(x)
+
+    def product(self, v: Vector) -> Vector:
+        parts = self.sample.parts
+        if len(parts) == 1:
+            self.prepare()
+            assert self._grads is not None
+            return _weighted(self._again(self._grads, v, retain=True), parts[0][0])
+        result = torch.zeros_like(v)
+        with still_buffers():
+            self.oracle.rewind(self.sample)
+            for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
+                result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
+        return result
+
+    def prepare(self) -> None:
+        if self._grads is None and len(self.sample.parts) == 1:
+            self.oracle.load(self.x)
+            with torch.enable_grad(), still_buffers():
+                self.oracle.rewind(self.sample)
+                self._grads = self._graph(self.sample.parts[0][1])
+
+    def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
+        return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)
+
+    def _again(self, grads: Sequence[Tensor | None], v: Vector, *, retain: bool) -> Vector:
+        layout = self.oracle.layout
+        pairs = [
+            (g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None and g.requires_grad
+        ]  # a gradient that requires none is constant, and its Hessian rows are zero
+        if not pairs:
+            return torch.zeros_like(v)
+        outputs, weights = zip(*pairs, strict=True)
+        weights = tuple(w.to(g.dtype) for g, w in pairs)
+        return layout.flatten(
+            torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+        )
+
+    def release(self) -> None:
+        self._grads = None
+
+
+class ForwardOverReverse(AutogradOperator):
+    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
+
+    def product(self, v: Vector) -> Vector:
+        result: Vector | None = None
+        with still_buffers(), self._carrying(v):
+            self.oracle.rewind(self.sample)
+            for weight, closure in self.sample.parts:
+                part = self.oracle.layout.flatten(self._tangents(closure))
+                result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
+        return result
+
+    @contextmanager
+    def _carrying(self, v: Vector) -> Iterator[None]:
+        """Give the leaves the tangent `v` inside the block."""
+        layout = self.oracle.layout
+        pieces = zip(layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True)
+        with forward_ad.dual_level():
+            with torch.no_grad():
+                for leaf, primal, tangent in pieces:
+                    leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
+            torch.clear_autocast_cache()  # it would hold casts without the tangent
+            yield
+        torch.clear_autocast_cache()
+
+    def _tangents(self, closure: Closure) -> list[Tensor | None]:
+        loss = self.oracle.call(closure, self.sample)
+        return [_tangent(g) for g in self.oracle._first_order(loss, create_graph=False)]
+
+
+class Linearised(ForwardOverReverse):
+    """Record the first product, forward over reverse, and replay for the others what the tangent reaches.
+
+    Where that cannot be recorded, or the sample is cut into parts, every product is the first.
+    """
+
+    def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
+        super().__init__(oracle, x, sample)
+        self._tape: Tape | None = None
+        self._recordable = len(sample.parts) == 1
+
+    def product(self, v: Vector) -> Vector:
+        if not self._recordable:
+            return super().product(v)
+        if self._tape is None or not self._tape.valid():
+            return self._record(v)
+        layout = self.oracle.layout
+        with torch.no_grad(), torch.autocast(self.oracle.device.type, enabled=False):
+            return _weighted(layout.flatten(self._tape.replay(layout.split(v))), self.sample.parts[0][0])
+
+    def _record(self, v: Vector) -> Vector:
+        (weight, closure), layout = self.sample.parts[0], self.oracle.layout
+        with still_buffers(), self._carrying(v):
+            tape = Tape([_carried(leaf) for leaf in layout.leaves])
+            self.oracle.rewind(self.sample)
+            with tape:
+                tangents = self._tangents(closure)
+        tape.finish(tangents)
+        self._recordable = not tape.broken
+        self._tape = tape if self._recordable else None
+        return _weighted(layout.flatten(tangents), weight)
+
+    def release(self) -> None:
+        self._tape = None
+
+
+def _tangent(g: Tensor | None) -> Tensor | None:
+    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
+def _carried(leaf: Tensor) -> Tensor:
+    tangent = _tangent(leaf)
+    assert tangent is not None
+    return tangent
+
+
+def _weighted(part: Vector, weight: float) -> Vector:
+    return part if weight == 1.0 else part.mul_(weight)
+
+
+class FiniteDifference(AutogradOperator):
+    """Central difference of gradients, for losses with operators that have no second derivative."""
+
+    def product(self, v: Vector) -> Vector:
+        return self._difference(v, 1.0)
+
+    def error(self, v: Vector) -> float:
+        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
+        with torch.enable_grad():
+            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+
+    def _difference(self, v: Vector, stretch: float) -> Vector:
+        oracle = self.oracle
+        norm = oracle.space.norm(v)
+        if norm == 0.0:
+            return torch.zeros_like(v)
+        h = stretch * difference_step(oracle.space, self.x) / norm
+        with still_buffers():
+            oracle.load(self.x + h * v)
+            ahead = self.first_order()
+            oracle.load(self.x - h * v)
+            behind = self.first_order()
+        oracle.load(self.x)
+        return (ahead - behind).mul_(0.5 / h)
+
+
+# How each mode but "auto", which is one of the others, makes its products.
+OPERATORS: dict[str, type[AutogradOperator]] = {
+    "double-backward": DoubleBackward,
+    "forward-over-reverse": ForwardOverReverse,
+    "linearised": Linearised,
+    "finite-difference": FiniteDifference,
+}
+
+
+_MISSING = re.compile(
+    r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
+    r"|forward AD with (?:aten::)?(\w+) that does not support it"
+    r"|jvp function for (custom autograd\.Function)"
+    r"|(ZeroTensors) are immutable"
+)
+
+
+def _explain(problem: Exception) -> NoReturn:
+    """Turn autograd's complaint about a missing second derivative into one that names operator and remedy."""
+    match = _MISSING.search(str(problem))
+    if match is None:
+        raise problem
+    forward = "forward" in str(problem) or "ZeroTensors" in str(problem)
+    raise _no_second_derivative(next(filter(None, match.groups())), forward=forward) from problem
+
+
+def refuse_once_differentiable(loss: Tensor) -> None:
+    """Find a torch.autograd.Function in the graph whose backward is marked once_differentiable."""
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and _once(function.backward):
+            raise _no_second_derivative(f"{function.__name__} (marked once_differentiable)", forward=False)
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _once(backward: Any) -> bool:
+    """Whether torch's once_differentiable is among the wrappers of this function."""
+    while backward is not None:
+        if getattr(backward, "__code__", None) and backward.__code__.co_qualname.startswith("once_differentiable."):
+            return True
+        backward = getattr(backward, "__wrapped__", None)
+    return False
+
+
+def _no_second_derivative(operator: str, *, forward: bool) -> SecondDerivativeError:
+    if operator == "ZeroTensors":  # what torch says where an input of a fused loss carries no tangent
+        operator = "mse_loss or another fused loss"
+    kind = "forward-mode derivative" if forward else "second derivative"
+    remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
+    if forward:
+        remedy = 'Pass hvp="double-backward"; or hvp="finite-difference", which needs first derivatives only'
+    if "attention" in operator:
+        remedy += (
+            "; or compute attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which is differentiable"
+        )
+    if "cudnn_rnn" in operator:
+        remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
+    return SecondDerivativeError(
+        f"the operator {operator} has no {kind} in torch {torch.__version__}, so the loss has no exact Hessian product "
+        f"in this way. {remedy}.",
+        operator,
+    )
