@@ -147,6 +147,7 @@ class _Linear(FiniteSum):
     X: Any
     y: Array
     penalty: _Penalty
+    _divides = True
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -289,7 +290,7 @@ class _Linear(FiniteSum):
         return self._parts
 
     def _rows_of_a_block(self) -> int:
-        if scipy.sparse.issparse(self.X) or self.X.nbytes <= _LARGE:
+        if scipy.sparse.issparse(self.X) or not self._divides or self.X.nbytes <= _LARGE:
             return self.n
         rows = _BLOCK // (self.X.itemsize * self.features)
         return rows if rows >= _FEW else self.n
@@ -417,6 +418,7 @@ class Softmax(_Linear):
         self.dim = self.classes * self.features
 
     classes: int
+    _divides = False  # a product of matrices is no longer a matter of memory, and BLAS does best with the whole
 
     def _labels(self, y: Array) -> Array:
         if not np.all(np.equal(y, np.round(y))) or y.min() < 0:
@@ -484,8 +486,8 @@ def _sum(terms: Iterable[Array]) -> Array:
 
 def _each(work: Callable[[int], Result], count: int) -> list[Result]:
     """[work(0), work(1), …], by as many threads as torch may use."""
-    helpers = min(torch.get_num_threads(), count) - 1
-    if helpers < 1:
+    helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
+    if helpers == 0:
         return [work(k) for k in range(count)]
     results: dict[int, Result] = {}
     left = deque(range(count))
