@@ -8,10 +8,10 @@ All times are medians of runs made in turns in one process, and each table says 
 
 Race: seconds until a method first evaluates a gradient with ‖g‖₂ ≤ 1e-8 on all rows, from w = (1, …, 1). `sanc` has its
 default options. SciPy's methods get f, gradient and Hessian products from the very same object, which computes the
-scores Xw once for all three at the same w, and are stopped the moment they have such a gradient, as `sanc` is, or after 30 seconds. The row
-"sanc, certified" is `sanc.minimize` as a user calls it: the same run, then the certificate of λ_min, which the others
-do not have (`certify=False` does not leave it out where the gradient is small). torch.optim.LBFGS with a strong Wolfe
-line search differentiates the same loss by autograd, on a dense or a sparse tensor, whichever computes a gradient
+scores Xw once for all three at the same w. All are stopped the moment they have such a gradient, or after 30 seconds.
+The row "sanc, certified" is `sanc.minimize` as a user calls it: the same run, then the certificate of λ_min, which the
+others do not have (`certify=False` does not leave it out where the gradient is small). torch.optim.LBFGS with a strong
+Wolfe line search differentiates the same loss by autograd, on a dense or a sparse tensor, whichever computes a gradient
 faster.
 
 Bandwidth: bytes of X divided by seconds, as a share of what a bare ``X @ v`` of NumPy reaches in the same process. The
