@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 
 import sanc
+from sanc import problems
 from sanc.problems import FiniteSum, Logistic, NonconvexSVM, Softmax
 
 N, D, C = 40, 7, 4
@@ -85,6 +89,176 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     # the mean over a partition is the whole
     halves = [problem.subset(np.arange(N)[k::2]).value_and_gradient(w)[1] for k in (0, 1)]
     assert np.mean(halves, axis=0) == pytest.approx(problem.value_and_gradient(w)[1], abs=1e-13)
+
+
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+def test_rows_of_a_sparse_matrix(X, rng, kind, width):
+    X[3] = X[11] = 0.0
+    sparse = kind(X)
+    sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
+    problem = Logistic(sparse, rng.integers(0, 2, N))
+    for rows in ([3], [11, 3], [39, 0, 3, 39], np.arange(N), rng.choice(N, 20, replace=False)):
+        part = problem.subset(np.array(rows))
+        assert type(part.X) is kind and part.X.dtype == X.dtype
+        assert np.array_equal(part.X.toarray(), X[rows])
+
+
+def three(X, rng, rows=N):
+    """One problem of each kind."""
+    y = rng.integers(0, 2, rows)
+    return [Logistic(X, y, strength=0.2), NonconvexSVM(X, 2 * y - 1), Softmax(X, rng.integers(0, C, rows), C)]
+
+
+def everything(problem, w, v):
+    """Value, gradient and product, each by a call of its own, as one vector."""
+    parts = [problem.value(w)], problem.value_and_gradient(w)[1], problem.hessian(w)(v)
+    return np.concatenate(parts)
+
+
+def fresh(problem, w, v):
+    """The same from a copy that knows nothing yet."""
+    return everything(copy.copy(problem), w, v)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_point_changed_in_place_is_another_point(X, rng, sparse):
+    for problem in three(scipy.sparse.csr_matrix(X) if sparse else X, rng):
+        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+        before = everything(problem, w, v)
+        product = problem.hessian(w)
+        value = problem.value(w)
+        w[-1] += 0.5
+        after = everything(problem, w, v)
+        assert not np.allclose(before, after)
+        assert after == pytest.approx(fresh(problem, w, v), rel=1e-13)
+        for ask in (
+            lambda p, w, v: p.value(w),
+            lambda p, w, v: p.value_and_gradient(w)[1],
+            lambda p, w, v: p.hessian(w)(v),
+        ):
+            w *= 0.9
+            assert ask(problem, w, v) == pytest.approx(ask(copy.copy(problem), w, v), rel=1e-12)
+        w[:] = before[0]  # what was handed out belongs to the point at which it was asked for
+        assert product(v) == pytest.approx(before[-problem.dim :], rel=1e-13) and value == before[0]
+
+
+def test_answers_may_be_changed(X, rng):
+    for problem in three(X, rng):
+        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+        expected = fresh(problem, w, v)
+        product = problem.hessian(w)
+        for _ in range(2):
+            for answer in (problem.value_and_gradient(w)[1], product(v), problem.hessian(w)(v)):
+                answer[:] = np.nan
+        assert everything(problem, w, v) == pytest.approx(expected, rel=1e-13)
+
+
+def test_problems_and_points_do_not_get_mixed_up(X, rng):
+    points = [rng.standard_normal(D) for _ in range(4)]
+    first, second = (Logistic(X, rng.integers(0, 2, N), strength=0.2) for _ in range(2))
+    part = first.subset(np.arange(9))
+    expected = {(p, k): fresh(p, w, w) for p in (first, second, part) for k, w in enumerate(points)}
+    for k in (0, 1, 0, 2, 3, 0, 1, 2):
+        for problem in (first, second, part):
+            assert everything(problem, points[k], points[k]) == pytest.approx(expected[problem, k], rel=1e-13)
+            later = everything(problem.subset(np.arange(5)), points[k], points[k])  # and the whole is known already
+            alone = Logistic(problem.X[:5], problem.y[:5], strength=0.2)
+            assert later == pytest.approx(everything(alone, points[k], points[k]), rel=1e-12)
+    assert not np.allclose(expected[first, 0], expected[part, 0])
+
+
+def test_scores_are_computed_once(X, rng, monkeypatch):
+    for problem in three(X, rng):
+        counts = {"_scores": 0, "_pull": 0, "_bend": 0}
+        for name in counts:
+            method = getattr(problem, name)
+
+            def counted(*arguments, name=name, method=method, counts=counts):
+                counts[name] += 1
+                return method(*arguments)
+
+            monkeypatch.setattr(problem, name, counted)
+        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+        everything(problem, w, v)
+        everything(problem, w.copy(), v)
+        assert counts == {"_scores": 1 + 2, "_pull": 2 + 2, "_bend": 1}  # a product needs scores of its own
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ["C", "F", "mapped"])
+def test_blocks_change_nothing(rng, monkeypatch, tmp_path, threads, dtype, order):
+    rows = 1003
+    X = np.asarray(rng.standard_normal((rows, D)), dtype, order="F" if order == "F" else "C")
+    if order == "mapped":
+        np.save(tmp_path / "X.npy", X)
+        X = np.load(tmp_path / "X.npy", mmap_mode="r")
+    whole, parts = three(X, rng, rows), []
+    monkeypatch.setattr(problems, "_LARGE", 0)
+    monkeypatch.setattr(problems, "_BLOCK", 40 * D * X.itemsize)
+    monkeypatch.setattr(problems, "_PARTS", 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for problem in whole:
+        part = copy.copy(problem)
+        w, v = (rng.standard_normal(problem.dim).astype(dtype) for _ in range(2))
+        blocked = everything(part, w, v)
+        parts.append(len(part._divided()))
+        monkeypatch.setattr(problems, "_LARGE", 1 << 40)
+        assert blocked == pytest.approx(everything(problem, w, v), rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-7)
+        monkeypatch.setattr(problems, "_LARGE", 0)
+        again = copy.copy(problem)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        assert np.array_equal(blocked, everything(again, w, v))  # the number of threads changes nothing at all
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        assert part.value_and_gradient(w)[1].dtype == part.hessian(w)(v).dtype == dtype
+        assert all(np.shares_memory(block.X, X) for some in part._divided() for block in some)
+    assert parts == [5, 5, 1]
+
+
+def test_blocks_without_known_scores_agree(rng, monkeypatch):
+    """The gradient that reads X once has the value and the slopes of two readings."""
+    X, y = rng.standard_normal((900, D)), rng.integers(0, 2, 900)
+    monkeypatch.setattr(problems, "_LARGE", 0)
+    monkeypatch.setattr(problems, "_BLOCK", 40 * D * 8)
+    w = rng.standard_normal(D)
+    once, twice = Logistic(X, y), Logistic(X, y)
+    value = twice.value(w)
+    assert once.value_and_gradient(w)[0] == value
+    assert np.array_equal(once.value_and_gradient(w)[1], twice.value_and_gradient(w)[1])
+    assert once.hessian(w)(w) == pytest.approx(Logistic(scipy.sparse.csr_matrix(X), y).hessian(w)(w), rel=1e-12)
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch):
+    def work(k):
+        if k == 3:
+            raise ZeroDivisionError
+        return k
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert problems._each(lambda k: k * k, 50) == [k * k for k in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        problems._each(work, 50)
+
+
+def test_what_is_known_does_not_travel(X, rng):
+    problem = Logistic(scipy.sparse.csr_matrix(X), rng.integers(0, 2, N))
+    bare = len(pickle.dumps(problem))
+    w = rng.standard_normal(D)
+    expected = everything(problem, w, w)
+    assert len(pickle.dumps(problem)) == bare
+    assert np.array_equal(everything(pickle.loads(pickle.dumps(problem)), w, w), expected)
+
+
+def test_small_residuals_keep_their_digits():
+    """Where all rows are classified well, the slopes are tiny but not rounded to zero."""
+    problem = Logistic(np.array([[50.0], [-60.0]]), [1, 0], strength=0.0)
+    value, g = problem.value_and_gradient(np.ones(1))
+    assert value == pytest.approx((np.exp(-50.0) + np.exp(-60.0)) / 2, rel=1e-12)
+    assert g == pytest.approx([-(50 * np.exp(-50.0) + 60 * np.exp(-60.0)) / 2], rel=1e-12, abs=0.0)
+    assert problem.hessian(np.ones(1))(np.ones(1)) == pytest.approx(
+        [(2500 * np.exp(-50.0) + 3600 * np.exp(-60.0)) / 2], rel=1e-12, abs=0.0
+    )
 
 
 def test_float32_stays_float32(X, rng):

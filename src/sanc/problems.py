@@ -2,18 +2,28 @@
 
 A subset of a sum is again a sum of the same kind, the mean over its own rows with the same penalty; that is all that
 sampling needs.
+
+What costs time is reading X. The scores Xw are therefore computed once for value, gradient and Hessian at the same w,
+and a dense X too large for the cache is gone through in blocks of rows that fit it: a gradient or a product then reads
+X from memory once, not twice. The blocks are shared out to as many threads as torch may use; they are summed in one
+order, so that results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cache
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-from scipy.special import expit, logsumexp, softmax
+import torch
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 
@@ -21,6 +31,18 @@ __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
+Result = TypeVar("Result")
+
+_BLOCK = 1 << 19
+"""Bytes of X in a block: it stays in the cache of a core, and BLAS does not split its products among threads."""
+_LARGE = 1 << 22
+"""Bytes of X above which it is gone through in blocks."""
+_FEW = 32
+"""Rows a block has at least; where they do not fit, X is not divided."""
+_PARTS = 64
+"""Parts, each of them some blocks, that are handed to threads."""
+_POINTS = 2
+"""Points at which a sum remembers its scores: the current one and a trial."""
 
 
 class FiniteSum(ABC):
@@ -89,12 +111,43 @@ class _Penalty:
         return self.strength if self.kind == "l2" else 0.0
 
 
+class _Block:
+    """Some rows of X, not copied where X is dense, and their labels in the form the loss uses."""
+
+    __slots__ = ("X", "_turned", "labels")
+
+    def __init__(self, X: Any, labels: Array) -> None:
+        self.X, self.labels, self._turned = X, labels, None
+
+    @property
+    def turned(self) -> Any:
+        """Xᵀ: the same numbers, read the other way."""
+        if self._turned is None:
+            self._turned = self.X.T
+        return self._turned
+
+
+class _Point:
+    """What is known at one w: the sum of the losses and, for each block, what slopes and curvature are made from."""
+
+    __slots__ = ("bends", "loss", "states", "w")
+
+    def __init__(self, w: Array, loss: float, states: list[list[Any]]) -> None:
+        self.w, self.loss, self.states = w.copy(), loss, states
+        self.bends: list[list[Any]] | None = None
+
+    def belongs(self, w: Array) -> bool:
+        """Whether this is w as it is now, not as it was before someone changed it in place."""
+        return self.w.dtype == w.dtype and self.w.shape == w.shape and bool((self.w == w).all())
+
+
 class _Linear(FiniteSum):
     """A loss of the linear scores Xw, in which row i has its own label."""
 
     X: Any
     y: Array
     penalty: _Penalty
+    _divides = True
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -103,10 +156,7 @@ class _Linear(FiniteSum):
         self.dtype = self.X.dtype
         self.y = self._labels(_vector(y, self.n))
         self.dim = self.features
-
-    @abstractmethod
-    def _labels(self, y: Array) -> Array:
-        """Check the labels and return them in the form the loss uses."""
+        self._forget()
 
     def subset(self, rows: Array) -> _Linear:
         rows = np.asarray(rows)
@@ -115,7 +165,135 @@ class _Linear(FiniteSum):
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part.X, part.y, part.n = self.X[rows], self.y[rows], len(rows)
+        part._forget()
         return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_points": [], "_parts": None}
+
+    def _forget(self) -> None:
+        self._points: list[_Point] = []
+        self._parts: list[list[_Block]] | None = None
+
+    # ------------------------------------------------------------------ the loss of the rows of one block
+
+    @abstractmethod
+    def _labels(self, y: Array) -> Array:
+        """Check the labels and return them in the form that is kept."""
+
+    def _used(self, y: Array) -> Array:
+        """Labels in the form that `_measure` and `_slope` use."""
+        return y
+
+    @abstractmethod
+    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+        """Sum of the losses at the scores z, which are taken over, and what slopes and bends are made from."""
+
+    @abstractmethod
+    def _slope(self, state: Any, labels: Array) -> Array:
+        """First derivatives of the losses by their scores."""
+
+    @abstractmethod
+    def _bend(self, state: Any) -> Array:
+        """Second derivatives, or what `_bent` makes them from."""
+
+    def _bent(self, bend: Array, z: Array) -> Array:
+        """Second derivatives times a change z of the scores, which is taken over."""
+        z *= bend
+        return z
+
+    def _scores(self, block: _Block, w: Array) -> Array:
+        z: Array = block.X @ w
+        return z
+
+    def _pull(self, block: _Block, r: Array) -> Array:
+        """Xᵀr."""
+        g: Array = block.turned @ r
+        return g
+
+    # ------------------------------------------------------------------ the sum
+
+    def value(self, w: Array) -> float:
+        return self._visit(w)[0].loss / self.n + self.penalty.value(w)
+
+    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
+        point, g = self._visit(w, slopes=True)
+        g /= self.n
+        g += self.penalty.gradient(w)
+        return point.loss / self.n + self.penalty.value(w), g
+
+    def hessian(self, w: Array) -> Callable[[Array], Array]:
+        point, parts = self._visit(w)[0], self._divided()
+        if point.bends is None:
+            point.bends = _each(lambda k: [self._bend(state) for state in point.states[k]], len(parts))
+        bends, curvature = point.bends, self.penalty.curvature(w)
+
+        def product(v: Array) -> Array:
+            def partial(k: int) -> Array:
+                return _sum(
+                    self._pull(block, self._bent(bend, self._scores(block, v)))
+                    for block, bend in zip(parts[k], bends[k], strict=True)
+                )
+
+            result = _sum(_each(partial, len(parts)))
+            result /= self.n
+            result += curvature * v
+            return result
+
+        return product
+
+    def _visit(self, w: Array, slopes: bool = False) -> tuple[_Point, Array]:
+        """Return what is known at w and, where `slopes` is set, Xᵀ times the slopes, from one reading of X."""
+        known, parts = self._known(w), self._divided()
+        if known is not None and not slopes:
+            return known, _NOTHING
+
+        def measure(k: int) -> tuple[float, list[Any], Array]:
+            states: list[Any] = [] if known is None else known.states[k]
+            loss, total = 0.0, _NOTHING
+            for place, block in enumerate(parts[k]):
+                if known is None:
+                    part, state = self._measure(self._scores(block, w), block.labels)
+                    loss += part
+                    states.append(state)
+                if slopes:
+                    pulled = self._pull(block, self._slope(states[place], block.labels))
+                    total = pulled if total is _NOTHING else np.add(total, pulled, out=total)
+            return loss, states, total
+
+        done = _each(measure, len(parts))
+        total = _sum(part[2] for part in done) if slopes else _NOTHING
+        if known is None:
+            known = _Point(w, sum(part[0] for part in done), [part[1] for part in done])
+            self._points = [known, *self._points[: _POINTS - 1]]
+        return known, total
+
+    def _known(self, w: Array) -> _Point | None:
+        for place, point in enumerate(self._points):
+            if point.belongs(w):
+                if place:
+                    self._points = [point, *self._points[:place], *self._points[place + 1 :]]
+                return point
+        return None
+
+    def _divided(self) -> list[list[_Block]]:
+        """Return the blocks of X, in parts: one block where X is sparse or fits the cache."""
+        if self._parts is None:
+            labels = self._used(self.y)
+            size = self._rows_of_a_block()
+            if size < self.n:
+                blocks = [_Block(self.X[k : k + size], labels[k : k + size]) for k in range(0, self.n, size)]
+            else:
+                blocks = [_Block(self.X, labels)]
+            length = -(-len(blocks) // _PARTS)
+            self._parts = [blocks[k : k + length] for k in range(0, len(blocks), length)]
+        return self._parts
+
+    def _rows_of_a_block(self) -> int:
+        if scipy.sparse.issparse(self.X) or not self._divides or self.X.nbytes <= _LARGE:
+            return self.n
+        rows = _BLOCK // (self.X.itemsize * self.features)
+        return rows if rows >= _FEW else self.n
 
 
 class Logistic(_Linear):
@@ -147,18 +325,32 @@ class Logistic(_Linear):
     def _labels(self, y: Array) -> Array:
         return _among(y, (0, 1), "(y + 1) / 2 turns −1 and 1 into them").astype(self.dtype)
 
-    def value(self, w: Array) -> float:
-        z = self.X @ w
-        return float(np.mean(np.logaddexp(0, z) - self.y * z)) + self.penalty.value(w)
+    def _used(self, y: Array) -> Array:
+        return 1 - 2 * y  # the loss is log(1 + e^t) with t = z where y = 0 and t = −z where y = 1
 
-    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        z = self.X @ w
-        value = float(np.mean(np.logaddexp(0, z) - self.y * z)) + self.penalty.value(w)
-        return value, self.X.T @ ((expit(z) - self.y) / self.n) + self.penalty.gradient(w)
+    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+        z *= labels
+        e = np.abs(z)
+        np.negative(e, out=e)
+        np.exp(e, out=e)
+        loss = np.log1p(e)
+        loss += np.maximum(z, 0)
+        return float(loss.sum()), (z, e)
 
-    def hessian(self, w: Array) -> Callable[[Array], Array]:
-        p = expit(self.X @ w)
-        return _weighted(self.X, p * (1 - p) / self.n, self.penalty.curvature(w))
+    def _slope(self, state: Any, labels: Array) -> Array:
+        t, e = state
+        slope: Array = (t >= 0).astype(e.dtype)
+        np.maximum(slope, e, out=slope)  # e^t / (1 + e^t), its numerator 1 or e
+        slope /= 1 + e
+        slope *= labels
+        return slope
+
+    def _bend(self, state: Any) -> Array:
+        _, e = state
+        bend: Array = 1 + e
+        bend *= bend
+        np.divide(e, bend, out=bend)
+        return bend
 
 
 class NonconvexSVM(_Linear):
@@ -180,17 +372,23 @@ class NonconvexSVM(_Linear):
     def _labels(self, y: Array) -> Array:
         return _among(y, (-1, 1), "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
 
-    def value(self, w: Array) -> float:
-        return 1.0 - float(np.mean(np.tanh(self.y * (self.X @ w)))) + self.penalty.value(w)
+    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+        z *= labels
+        np.tanh(z, out=z)
+        return len(z) - float(z.sum()), z
 
-    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        t = np.tanh(self.y * (self.X @ w))
-        value = 1.0 - float(np.mean(t)) + self.penalty.value(w)
-        return value, self.X.T @ (self.y * (t * t - 1) / self.n) + self.penalty.gradient(w)
+    def _slope(self, state: Any, labels: Array) -> Array:
+        slope: Array = state * state
+        slope -= 1
+        slope *= labels
+        return slope
 
-    def hessian(self, w: Array) -> Callable[[Array], Array]:
-        t = np.tanh(self.y * (self.X @ w))
-        return _weighted(self.X, 2 * t * (1 - t * t) / self.n, self.penalty.curvature(w))
+    def _bend(self, state: Any) -> Array:
+        bend: Array = state * state
+        bend -= 1
+        bend *= state
+        bend *= -2
+        return bend
 
 
 class Softmax(_Linear):
@@ -220,6 +418,7 @@ class Softmax(_Linear):
         self.dim = self.classes * self.features
 
     classes: int
+    _divides = False  # a product of matrices is no longer a matter of memory, and BLAS does best with the whole
 
     def _labels(self, y: Array) -> Array:
         if not np.all(np.equal(y, np.round(y))) or y.min() < 0:
@@ -235,44 +434,90 @@ class Softmax(_Linear):
             )
         return y.astype(np.intp)
 
-    def _scores(self, w: Array) -> Array:
-        scores: Array = self.X @ w.reshape(self.classes, self.features).T
-        return scores
+    # Scores, slopes and bends have one row for each class, so that all sums over classes are sums of long rows.
 
-    def _loss(self, scores: Array) -> float:
-        return float(np.mean(logsumexp(scores, axis=1) - scores[np.arange(self.n), self.y]))
+    def _scores(self, block: _Block, w: Array) -> Array:
+        W = w.reshape(self.classes, self.features)
+        if scipy.sparse.issparse(block.X):
+            return np.ascontiguousarray((block.X @ W.T).T)
+        z: Array = W @ block.turned
+        return z
 
-    def value(self, w: Array) -> float:
-        return self._loss(self._scores(w)) + self.penalty.value(w)
+    def _pull(self, block: _Block, r: Array) -> Array:
+        if scipy.sparse.issparse(block.X):
+            g: Array = (block.turned @ r.T).T.reshape(-1)
+        else:
+            g = (r @ block.X).reshape(-1)
+        return g
 
-    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        scores = self._scores(w)
-        residual = softmax(scores, axis=1)
-        residual[np.arange(self.n), self.y] -= 1
-        g = (self.X.T @ (residual / self.n)).T.reshape(-1) + self.penalty.gradient(w)
-        return self._loss(scores) + self.penalty.value(w), g
+    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+        z -= z.max(axis=0)
+        own = z[labels, np.arange(len(labels))].sum()
+        np.exp(z, out=z)
+        total = z.sum(axis=0)
+        z /= total
+        return float(np.log(total).sum() - own), z
 
-    def hessian(self, w: Array) -> Callable[[Array], Array]:
-        p = softmax(self._scores(w), axis=1)
-        curvature = self.penalty.curvature(w)
+    def _slope(self, state: Any, labels: Array) -> Array:
+        slope: Array = state.copy()
+        slope[labels, np.arange(len(labels))] -= 1
+        return slope
 
-        def product(v: Array) -> Array:
-            r = p * self._scores(v)
-            r -= p * r.sum(axis=1, keepdims=True)
-            result: Array = (self.X.T @ (r / self.n)).T.reshape(-1) + curvature * v
-            return result
+    def _bend(self, state: Any) -> Array:
+        p: Array = state
+        return p
 
-        return product
+    def _bent(self, bend: Array, z: Array) -> Array:
+        z *= bend
+        z -= bend * z.sum(axis=0)
+        return z
 
 
-def _weighted(X: Any, weights: Array, curvature: Array | float) -> Callable[[Array], Array]:
-    """Return v ↦ Xᵀ diag(weights) X v + curvature · v."""
+_NOTHING: Array = np.empty(0)
 
-    def product(v: Array) -> Array:
-        result: Array = X.T @ (weights * (X @ v)) + curvature * v
-        return result
 
-    return product
+def _sum(terms: Iterable[Array]) -> Array:
+    """Sum the terms in their order, into the first of them."""
+    total: Array | None = None
+    for term in terms:
+        total = term if total is None else np.add(total, term, out=total)
+    return _NOTHING if total is None else total
+
+
+def _each(work: Callable[[int], Result], count: int) -> list[Result]:
+    """[work(0), work(1), …], by as many threads as torch may use."""
+    helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
+    if helpers == 0:
+        return [work(k) for k in range(count)]
+    results: dict[int, Result] = {}
+    left = deque(range(count))
+
+    def drain() -> None:
+        while left:
+            try:
+                k = left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            results[k] = work(k)
+
+    pool = _threads(helpers)
+    others = [pool.submit(copy_context().run, drain) for _ in range(helpers)]
+    try:
+        drain()
+    finally:
+        left.clear()
+    for other in others:
+        other.result()
+    return [results[k] for k in range(count)]
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="sanc")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
 def _matrix(X: Any) -> Any:

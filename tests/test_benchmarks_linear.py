@@ -1,0 +1,71 @@
+"""The benchmark of linear models runs, and its numbers are numbers; what they are is not tested."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from benchmarks import linear
+from benchmarks.common import Budget
+from sanc.problems import Logistic
+
+
+def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear.main(["--quick", "--seconds", "0.05", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "ratio to sanc" in said and "share of X @ v" in said and "by hand" in said
+    document = json.loads((tmp_path / "linear.json").read_text())
+    assert document["missing"] == []
+    numbers = [
+        row[key]
+        for part, keys in (
+            ("race", ("seconds", "ratio", "least")),
+            ("bandwidth", ("seconds", "bytes_per_second", "share")),
+            ("overhead", ("sanc", "by_hand", "ratio")),
+        )
+        for row in document[part]
+        for key in keys
+    ]
+    assert numbers and all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+    assert {row["method"] for row in document["race"]} >= {"sanc", "sanc, certified", *linear.PEERS}
+    assert all(row["reached"] for row in document["race"] if row["method"].startswith("sanc"))
+    assert [row["what"] for row in document["bandwidth"]] == ["X @ v", "value", "gradient", "product"]
+    assert all(row["products"] == 5.0 for row in document["overhead"])
+    assert (tmp_path / "linear.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("penalty", ["nonconvex", "l2"])
+def test_torch_has_the_same_loss(rng: np.random.Generator, penalty: linear.sanc.problems.PenaltyKind) -> None:
+    X = scipy.sparse.random(30, 5, 0.5, format="csr", random_state=1)
+    problem = Logistic(X, rng.integers(0, 2, 30), penalty=penalty, strength=0.2)
+    w = rng.standard_normal(5)
+    value, g = problem.value_and_gradient(w)
+    for sparse in (False, True):
+        variable = torch.from_numpy(w.copy()).requires_grad_()
+        assert linear.torch_gradient(linear.torch_loss(problem, sparse), variable).item() == pytest.approx(value)
+        assert variable.grad is not None
+        assert variable.grad.numpy() == pytest.approx(g)
+
+
+def test_a_small_gradient_ends_a_run(rng: np.random.Generator) -> None:
+    problem = Logistic(rng.standard_normal((30, 3)), rng.integers(0, 2, 30), penalty="l2")
+    watched = linear.Watched(problem, math.inf)
+    with pytest.raises(Budget):
+        linear.run_scipy(watched, "trust-ncg", np.ones(3))
+    assert watched.least <= linear.TOLERANCE
+    assert watched.values and watched.gradients and watched.products
+
+
+def test_generated_rows_are_seeded() -> None:
+    (X, y), (again, _) = linear.generated(200_000), linear.generated(200_000)
+    assert X.shape == (200_000, 28) and X.dtype == np.float32 and set(np.unique(y)) == {0, 1}
+    assert np.array_equal(X, again) and len(np.unique(X[:, 3])) > 100_000
