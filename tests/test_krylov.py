@@ -100,7 +100,7 @@ def test_regenerating_holds_no_basis_and_costs_its_products_again(rng):
     for _ in range(j):
         stored.extend()
         again.extend()
-    assert again._rows is None
+    assert not again._blocks
     before = len(calls)
     u, v = rng.standard_normal(j), rng.standard_normal(j)
     combined = again.combine(u, v)

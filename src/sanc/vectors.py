@@ -40,6 +40,14 @@ class Space(ABC):
         """Subtract ``scale * w`` from `v` in place."""
 
     @abstractmethod
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        """Write ``v / divisor`` into `out`, which may be `v` itself."""
+
+    @abstractmethod
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        """Take the parts along orthonormal rows out of `v` in place, and return how long they were."""
+
+    @abstractmethod
     def normal(self, rng: np.random.Generator) -> Vector:
         """Draw a vector of independent standard normal entries; the host draws, so every device sees the same."""
 
@@ -89,6 +97,14 @@ class NumpySpace(Space):
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         v -= scale * w  # a Python float keeps the type of the array
 
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        np.divide(v, divisor, out=out)
+
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        parts = rows @ v
+        v -= parts @ rows
+        return parts
+
     def normal(self, rng: np.random.Generator) -> Vector:
         return rng.standard_normal(self.dim).astype(self.dtype, copy=False)
 
@@ -122,6 +138,14 @@ class TorchSpace(Space):
 
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         v.sub_(w, alpha=scale)
+
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        torch.div(v, divisor, out=out)
+
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        parts = torch.mv(rows, v)
+        v.addmv_(rows.t(), parts, alpha=-1.0)
+        return parts
 
     def normal(self, rng: np.random.Generator) -> Vector:
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
@@ -80,6 +83,17 @@ class Layout:
         ]
         return torch.cat(pieces)
 
+    def gather(self, tensors: Sequence[Tensor | None], weight: float, into: Tensor | None) -> Tensor:
+        """Add weighted per-leaf tensors to a vector in place; to a new one where there is none yet."""
+        if into is None:
+            joined = self.flatten(tensors)
+            return joined if weight == 1.0 else joined.mul_(weight)
+        pairs = [(part, _dense(t)) for part, t in zip(self.split(into), tensors, strict=True) if t is not None]
+        if pairs:
+            parts, found = zip(*pairs, strict=True)
+            torch._foreach_add_(parts, found, alpha=weight)
+        return into
+
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
         pieces: Sequence[Tensor] = vector.split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
@@ -111,6 +125,31 @@ class Layout:
 def _dense(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()  # an embedding may give sparse gradients
+
+
+def edges(grads: Sequence[Tensor | None]) -> list[GradientEdge | None]:
+    """Keep the graph of gradients, which is all that products need, and not their content.
+
+    A gradient that requires none is constant, and its Hessian rows are zero.
+    """
+    return [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in grads]
+
+
+@contextmanager
+def lent(layout: Layout, vector: Vector, held: Callable[[], list[Any]]) -> Iterator[None]:
+    """Give the memory of a vector away for a while in which per-leaf tensors hold the same numbers."""
+    storage = vector.untyped_storage()
+    size = storage.nbytes()
+    if size != vector.nbytes or not storage.resizable():  # it is part of something larger, or somebody else's
+        yield
+        return
+    storage.resize_(0)
+    try:
+        yield
+    finally:
+        storage.resize_(size)
+        with torch.no_grad():
+            torch._foreach_copy_(layout.split(vector), held())
 
 
 class AutogradOracle(Oracle):
@@ -162,7 +201,7 @@ class AutogradOracle(Oracle):
         self._loaded: Vector | None = None
         self._values = Recent()
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
-        self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
+        self._graph: tuple[Vector, Sequence[GradientEdge | None]] | None = None
         self.raw_loss: Tensor | None = None
         self.inspect = True
         self.differentiates = False
@@ -246,10 +285,10 @@ class AutogradOracle(Oracle):
         for weight, closure in sample.parts:
             loss = self.call(closure, sample)
             grads = self._first_order(loss, create_graph=keep_graph)
+            result = self.layout.gather(grads, weight, result)
             if keep_graph:
-                self._graph = (x, grads)
-            part = self.layout.flatten(grads)
-            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+                self._graph = (x, edges(grads))
+            del grads
             raw = weight * loss.detach() if raw is None else raw + weight * loss.detach()
         assert result is not None
         assert raw is not None
@@ -293,7 +332,7 @@ class AutogradOracle(Oracle):
         gradient = self._gradients is not None and self._gradients[0] is x
         return (self._samples[2], x) in self._values, gradient
 
-    def take_graph(self, x: Vector) -> Sequence[Tensor | None] | None:
+    def take_graph(self, x: Vector) -> Sequence[GradientEdge | None] | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one."""
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x else None
@@ -315,19 +354,39 @@ class _AutogradOperator(Operator):
         self.oracle, self.x, self.sample = oracle, x, sample
 
     def __call__(self, v: Vector) -> Vector:
+        return self._applied(v, None)
+
+    def add(self, v: Vector, into: Vector) -> None:
+        self._applied(v, into)
+
+    def _applied(self, v: Vector, into: Vector | None) -> Vector:
         oracle = self.oracle
         with torch.enable_grad():
             oracle.load(self.x)
             try:
-                result = self.product(v)
+                result = self.product(v, into)
             except (RuntimeError, NotImplementedError) as problem:
                 _explain(problem)
         oracle.meter.count_product(self.sample.size)
         return oracle.layout.add_decay(result, v)
 
     @abstractmethod
-    def product(self, v: Vector) -> Vector:
-        """Return the product with the Hessian of the loss, without decay."""
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
+
+    @contextmanager
+    def short_of_memory(self, into: Vector | None, tangent: Vector | None = None) -> Iterator[None]:
+        """Lend the memory of the point, which the leaves hold too, and of the tangent if they hold that.
+
+        Only where the product is added to something, which is how the engine asks if it keeps no basis either.
+        """
+        layout = self.oracle.layout
+        with ExitStack() as stack:
+            if into is not None:
+                stack.enter_context(lent(layout, self.x, lambda: [leaf.data for leaf in layout.leaves]))
+                if tangent is not None:
+                    stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
+            yield
 
     def gradient(self) -> Vector:
         oracle = self.oracle
@@ -345,8 +404,7 @@ class _AutogradOperator(Operator):
         oracle.rewind(self.sample)
         for weight, closure in self.sample.parts:
             loss = oracle.call(closure, self.sample)
-            part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
-            result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+            result = oracle.layout.gather(oracle._first_order(loss, create_graph=False), weight, result)
         return result
 
 
@@ -357,36 +415,37 @@ class _DoubleBackward(_AutogradOperator):
         super().__init__(oracle, x, sample)
         self._grads = oracle.take_graph(x)
 
-    def product(self, v: Vector) -> Vector:
-        parts = self.sample.parts
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        with self.short_of_memory(into):
+            return self._product(v, into)
+
+    def _product(self, v: Vector, into: Vector | None) -> Vector:
+        gather, parts = self.oracle.layout.gather, self.sample.parts
         if len(parts) == 1:
             if self._grads is None:
                 with still_buffers():
                     self.oracle.rewind(self.sample)
                     self._grads = self._graph(parts[0][1])
-            return self._again(self._grads, v, retain=True).mul_(parts[0][0])
-        result = torch.zeros_like(v)
+            return gather(self._again(self._grads, v, retain=True), parts[0][0], into)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
-        return result
+                into = gather(self._again(self._graph(closure), v, retain=False), weight, into)
+        return into
 
-    def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
-        return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)
+    def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
+        return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
 
-    def _again(self, grads: Sequence[Tensor | None], v: Vector, *, retain: bool) -> Vector:
+    def _again(self, grads: Sequence[GradientEdge | None], v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
         layout = self.oracle.layout
-        pairs = [
-            (g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None and g.requires_grad
-        ]  # a gradient that requires none is constant, and its Hessian rows are zero
+        pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
         if not pairs:
-            return torch.zeros_like(v)
+            return [None] * len(layout.leaves)
         outputs, weights = zip(*pairs, strict=True)
-        weights = tuple(w.to(g.dtype) for g, w in pairs)
-        return layout.flatten(
-            torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+        products: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True
         )
+        return products
 
     def release(self) -> None:
         self._grads = None
@@ -395,25 +454,44 @@ class _DoubleBackward(_AutogradOperator):
 class _ForwardOverReverse(_AutogradOperator):
     """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
 
-    def product(self, v: Vector) -> Vector:
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
         oracle, layout = self.oracle, self.oracle.layout
-        result: Vector | None = None
         with still_buffers(), forward_ad.dual_level():
             with torch.no_grad():
                 for leaf, primal, tangent in zip(
                     layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
                 ):
-                    leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
+                    # Of a view torch would make a tangent as long as all of x.
+                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
             torch.clear_autocast_cache()  # it would hold casts without the tangent
             oracle.rewind(self.sample)
-            for weight, closure in self.sample.parts:
-                loss = oracle.call(closure, self.sample)
-                grads = oracle._first_order(loss, create_graph=False)
-                tangents = [_tangent(g) for g in grads]
-                part = layout.flatten(tangents)
-                result = part.mul_(weight) if result is None else result.add_(part, alpha=weight)
+            with self.short_of_memory(into, v):
+                for weight, closure in self.sample.parts:
+                    into = layout.gather(self._tangents(closure, one_by_one=into is not None), weight, into)
         torch.clear_autocast_cache()
-        return result
+        return into
+
+    def _tangents(self, closure: Closure, *, one_by_one: bool) -> list[Tensor | None]:
+        """Tangents of the gradients; one by one each gradient goes when its tangent is known."""
+        oracle, loss = self.oracle, self.oracle.call(closure, self.sample)
+        if not one_by_one:
+            return [_tangent(g) for g in oracle._first_order(loss, create_graph=False)]
+        tangents: list[Tensor | None] = [None] * len(oracle.layout.leaves)
+
+        def keep(place: int, g: Tensor) -> Tensor:
+            tangents[place] = _tangent(g)
+            return g.new_zeros(()).expand_as(g)
+
+        handles = [
+            leaf.register_hook(partial(keep, place))  # type: ignore[no-untyped-call]
+            for place, leaf in enumerate(oracle.layout.leaves)
+        ]
+        try:
+            oracle._first_order(loss, create_graph=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return tangents
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
@@ -424,8 +502,9 @@ def _tangent(g: Tensor | None) -> Tensor | None:
 class _FiniteDifference(_AutogradOperator):
     """Central difference of gradients, for losses with operators that have no second derivative."""
 
-    def product(self, v: Vector) -> Vector:
-        return self._difference(v, 1.0)
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        product = self._difference(v, 1.0)
+        return product if into is None else into.add_(product)
 
     def error(self, v: Vector) -> float:
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
