@@ -121,6 +121,10 @@ class NumpySpace(Space):
         return np.zeros(self.dim, self.dtype)
 
 
+_PIECE = 2**20
+"""Longer inner products are summed piece by piece: over 10⁹ entries one float32 sum would lose half its digits."""
+
+
 class TorchSpace(Space):
     """Vectors held by torch, on any device."""
 
@@ -129,11 +133,18 @@ class TorchSpace(Space):
         self.dtype = dtype
         self.device = device
         self.eps = float(torch.finfo(dtype).eps)
+        self._least = 1e-280 if dtype == torch.float64 else 1e-30
 
     def dot(self, u: Vector, v: Vector) -> float:
-        return float(torch.dot(u, v))
+        if self.dim <= _PIECE:
+            return float(torch.dot(u, v))
+        pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
+        return float(torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64))
 
     def norm(self, v: Vector) -> float:
+        square = self.dot(v, v)
+        if self._least < square < 1.0 / self._least:
+            return math.sqrt(square)
         return float(torch.linalg.vector_norm(v))
 
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:

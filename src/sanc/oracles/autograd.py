@@ -375,14 +375,14 @@ class _AutogradOperator(Operator):
         """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
 
     @contextmanager
-    def short_of_memory(self, into: Vector | None, tangent: Vector | None = None) -> Iterator[None]:
-        """Lend the memory of the point, which the leaves hold too, and of the tangent if they hold that.
+    def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
+        """Where memory is short lend that of the point, which the leaves hold too, and of the tangent if they hold it.
 
-        Only where the product is added to something, which is how the engine asks if it keeps no basis either.
+        It is where the product is added to something: so the engine asks if it keeps no basis either.
         """
         layout = self.oracle.layout
         with ExitStack() as stack:
-            if into is not None:
+            if short:
                 stack.enter_context(lent(layout, self.x, lambda: [leaf.data for leaf in layout.leaves]))
                 if tangent is not None:
                     stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
@@ -416,7 +416,7 @@ class _DoubleBackward(_AutogradOperator):
         self._grads = oracle.take_graph(x)
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        with self.short_of_memory(into):
+        with self.short_of_memory(into is not None):
             return self._product(v, into)
 
     def _product(self, v: Vector, into: Vector | None) -> Vector:
@@ -455,8 +455,17 @@ class _ForwardOverReverse(_AutogradOperator):
     """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        oracle, layout = self.oracle, self.oracle.layout
-        with still_buffers(), forward_ad.dual_level():
+        short = into is not None
+        with still_buffers():
+            self.oracle.rewind(self.sample)
+            for weight, closure in self.sample.parts:
+                into = self._part(closure, v, weight, into, short=short)
+        return into
+
+    def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
+        """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
+        layout = self.oracle.layout
+        with forward_ad.dual_level():
             with torch.no_grad():
                 for leaf, primal, tangent in zip(
                     layout.leaves, layout.split(self.x), layout.split(v.contiguous()), strict=True
@@ -464,10 +473,8 @@ class _ForwardOverReverse(_AutogradOperator):
                     # Of a view torch would make a tangent as long as all of x.
                     leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
             torch.clear_autocast_cache()  # it would hold casts without the tangent
-            oracle.rewind(self.sample)
-            with self.short_of_memory(into, v):
-                for weight, closure in self.sample.parts:
-                    into = layout.gather(self._tangents(closure, one_by_one=into is not None), weight, into)
+            with self.short_of_memory(short, v):
+                into = layout.gather(self._tangents(closure, one_by_one=short), weight, into)
         torch.clear_autocast_cache()
         return into
 
