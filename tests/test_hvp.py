@@ -370,11 +370,11 @@ class Clock:
         class Priced(kind):
             fresh = True
 
-            def product(self, v):
+            def product(self, v, into=None):
                 clock.measured.append(mode)
                 clock.now += first if self.fresh else later
                 self.fresh = False
-                return super().product(v)
+                return super().product(v, into)
 
         return Priced
 
@@ -435,11 +435,11 @@ def test_wrong_and_failing_candidates_are_not_taken(measuring):
     Clock(measuring, double_backward=(9.0, 9.0))
 
     class Wrong(products.ForwardOverReverse):
-        def product(self, v):
-            return 1.01 * super().product(v)
+        def product(self, v, into=None):
+            return 1.01 * super().product(v, into)
 
     class Failing(products.ForwardOverReverse):
-        def product(self, v):
+        def product(self, v, into=None):
             raise NotImplementedError("no derivative")
 
     measuring.setitem(products.OPERATORS, "linearised", Wrong)

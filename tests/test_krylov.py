@@ -100,7 +100,7 @@ def test_regenerating_holds_no_basis_and_costs_its_products_again(rng):
     for _ in range(j):
         stored.extend()
         again.extend()
-    assert again._rows is None
+    assert not again._blocks
     before = len(calls)
     u, v = rng.standard_normal(j), rng.standard_normal(j)
     combined = again.combine(u, v)
@@ -153,3 +153,62 @@ def test_norm_of_what_is_not_finite_is_not_finite():
     assert not space.finite(np.array([1.0, np.nan]))
     assert not space.finite(np.array([1.0, np.inf]))
     assert space.norm(np.zeros(2)) == 0.0
+
+
+@pytest.mark.parametrize("limit", [None, 10, 100])
+@pytest.mark.parametrize("kind", ["numpy64", "torch64"])
+def test_a_basis_of_several_blocks_is_one_basis(rng, kind, limit):
+    n, j = 150, 100
+    A = symmetric(rng, n)
+    space, make = spaces(n)[kind]
+    B = make(A)
+    krylov = Krylov(lambda v: B @ v, make(rng.standard_normal(n)), space, reorthogonalise=True, limit=limit)
+    while krylov.dim < j and krylov.extend():
+        pass
+    assert krylov.dim == (limit or j)
+    Q = np.asarray(krylov.basis())
+    u = rng.standard_normal(krylov.dim)
+    assert Q @ Q.T == pytest.approx(np.eye(krylov.dim), abs=1e-12)
+    assert np.asarray(krylov.combine(u)[0]) == pytest.approx(u @ Q, abs=1e-12)
+    diagonal, off = krylov.tridiagonal()
+    assert Q @ A @ Q.T == pytest.approx(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1), abs=1e-10)
+
+
+def test_a_limit_is_allocated_to_measure_and_handed_over(rng):
+    A = symmetric(rng, 20)
+    krylov = Krylov(lambda v: A @ v, rng.standard_normal(20), NumpySpace(20, np.float64), limit=7)
+    while krylov.extend():
+        pass
+    (block,) = krylov._blocks
+    assert block.shape == (7, 20)
+    assert krylov.basis() is block
+
+
+def test_without_a_basis_products_are_added_where_that_is_offered(rng):
+    n, j = 30, 6
+    A, g, u = symmetric(rng, n), rng.standard_normal(n), rng.standard_normal(6)
+    added = []
+
+    def add(v, into):
+        added.append(1)
+        into += A @ v
+
+    space = NumpySpace(n, np.float64)
+    stored = Krylov(lambda v: A @ v, g, space)
+    again = Krylov(lambda v: pytest.fail("not asked"), g, space, store=False, add=add)
+    for _ in range(j):
+        assert stored.extend() and again.extend()
+    np.testing.assert_allclose(again.tridiagonal()[0], stored.tridiagonal()[0], atol=1e-12)
+    np.testing.assert_allclose(again.combine(u)[0], stored.combine(u)[0], atol=1e-11)
+    assert len(added) == j + j - 1
+    assert not again.extend()  # what would be needed for it is gone
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_torch_norms_neither_overflow_nor_underflow(kind):
+    dtype = getattr(torch, kind)
+    space = TorchSpace(3, dtype, torch.device("cpu"))
+    for scale in (0.0, 1e-30, 1e-18, 1.0, 1e18):
+        assert space.norm(torch.tensor([3.0, 4.0, 0.0], dtype=dtype) * scale) == pytest.approx(5 * scale, rel=1e-6)
+    assert not space.finite(torch.tensor([1.0, float("nan"), 0.0], dtype=dtype))
+    assert not space.finite(torch.tensor([1.0, float("inf"), 0.0], dtype=dtype))

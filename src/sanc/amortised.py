@@ -416,7 +416,9 @@ class AmortisedEngine:
         def product(v: Vector) -> Vector:
             return operator(v) if scale is None else operator(v * scale) * scale
 
-        krylov = oracle.lanczos(x, start, scale, limit) or Krylov(product, start, oracle.space, reorthogonalise=True)
+        krylov = oracle.lanczos(x, start, scale, limit) or Krylov(
+            product, start, oracle.space, reorthogonalise=True, limit=limit
+        )
         try:
             while krylov.dim < limit and krylov.extend():
                 pass

@@ -233,6 +233,8 @@ class Engine:
             store=s.lanczos == "store",
             reorthogonalise=s.reorthogonalise,
             linear=linear,
+            limit=s.krylov_dim,
+            add=operator.add,
         )
 
     def grow(
@@ -325,9 +327,9 @@ class Engine:
                 draft.note = "the cubic step vanishes in the rounding of x"
                 self.judge.forget()
                 return None
-            (s,) = krylov.combine(step.u)
+            (trial,) = krylov.combine(step.u)
             operator.release()
-            trial = x + s
+            trial += x
             if draft.trials == 0:
                 draft.value = oracle.value(x)
                 if not math.isfinite(draft.value):
@@ -424,8 +426,8 @@ class Engine:
             has_model = self.method.model != "none"
             plan = escape.choose(draft.ritz_value, draft.grad_norm, L1, L2, s, may_stay=has_model)
         if plan.branch is Branch.CURVATURE and krylov is not None and eigen is not None:
-            (v,) = krylov.combine(eigen.leftmost_vector)
-            d = (plan.length * self._curvature_sign(g, v, oracle)) * v
+            (d,) = krylov.combine(eigen.leftmost_vector)
+            d *= plan.length * self._curvature_sign(g, d, oracle)
         elif plan.branch is Branch.GRADIENT:
             on_hessian_sample = operator if s.fallback_sample == "hessian" else None
             d = -plan.length * (g if on_hessian_sample is None else on_hessian_sample.gradient())
@@ -435,7 +437,7 @@ class Engine:
         if operator is not None:
             operator.release()
         if self.method.model == "none":  # there σ measures nothing but how often a step was not finite
-            d = d * (s.sigma0 / self.judge.sigma)
+            d *= s.sigma0 / self.judge.sigma
         return self._checked(x, d, plan.branch, oracle, draft)
 
     def _checked(self, x: Vector, d: Vector, branch: Branch, oracle: Oracle, draft: Draft) -> Vector:
@@ -458,7 +460,8 @@ class Engine:
                 if self.method.acceptance == "always":
                     self.judge.relax()
                 return trial
-            d, norm = 0.5 * d, 0.5 * norm
+            d *= 0.5
+            norm *= 0.5
             if norm <= oracle.space.eps * max(oracle.space.norm(x), 1e-300):
                 break
         if self.method.acceptance == "always":

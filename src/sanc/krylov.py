@@ -31,11 +31,16 @@ class Krylov:
     space : Space
         The vectors' arithmetic.
     store : bool
-        Keep Q. Otherwise `combine` runs the recurrence again, which costs its products once more.
+        Keep Q. Otherwise `combine` runs the recurrence again, which costs its products once more, and nothing can be
+        added to the space afterwards.
     reorthogonalise : bool
         Orthogonalise every new vector against all earlier ones, twice.
     linear : vector, optional
         A vector g whose projections Qᵀg are wanted; by default g is `start` and they are ‖g‖ e₁.
+    limit : int, optional
+        Most Lanczos iterations. It lets Q be allocated to measure.
+    add : callable, optional
+        ``(v, into)`` adds B v to `into`; used where Q is not kept. By default the vector of `product` is added.
 
     Attributes
     ----------
@@ -56,21 +61,28 @@ class Krylov:
         store: bool = True,
         reorthogonalise: bool = False,
         linear: Vector | None = None,
+        limit: int | None = None,
+        add: Callable[[Vector, Vector], None] | None = None,
     ) -> None:
         self._product = product
+        self._add = add
         self._start = start
         self._space = space
-        self._reorthogonalise = reorthogonalise
+        self._store = store
+        self._reorthogonalise = reorthogonalise and store
         self._linear = linear
+        self._asked = limit
+        self._limit = min(limit or space.dim, space.dim)
         self.start_norm = space.norm(start)
         if not (self.start_norm > 0.0 and math.isfinite(self.start_norm)):
             raise ValueError(f"a Krylov space needs a start of positive finite length, not {self.start_norm}")
         self._alpha: list[float] = []
         self._beta: list[float] = []
         self._projections: list[float] = []
-        self._rows: Any = space.rows(6) if store else None
-        self._current: Vector = start / self.start_norm
-        self._previous: Vector | None = None
+        self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
+        self._room = 0
+        self._current: Vector | None = None  # q_j
+        self._next: Vector | None = None  # β_j q_{j+1}
         self._scale = 0.0
 
     @property
@@ -109,70 +121,127 @@ class Krylov:
         return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
 
     def extend(self) -> bool:
-        """Make one Lanczos iteration; False where the space is invariant or fills everything."""
-        space = self._space
-        if self.invariant or self.dim >= space.dim:
+        """Make one Lanczos iteration; False where the space is invariant, full, or of the dimension asked for."""
+        space, j = self._space, self.dim
+        if self.invariant or j >= self._limit:
             return False
-        q = self._current
-        j = self.dim
-        r = self._product(q)
-        alpha = space.dot(q, r)
-        if not math.isfinite(alpha):
-            raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
-        if self._rows is not None:
-            if j == len(self._rows):
-                grown = space.rows(2 * j)
-                grown[:j] = self._rows
-                self._rows = grown
-            self._rows[j] = q
-        space.subtract(r, alpha, q)
-        if self._previous is not None:
-            space.subtract(r, self._beta[-1], self._previous)
-        if self._reorthogonalise and self._rows is not None:
-            kept = self._rows[: j + 1]
-            for _ in range(2):
-                r -= space.combine(kept, space.project(kept, r))
-        beta = space.norm(r)
+        previous, q = self._current, self._advance()
+        if self._reorthogonalise:
+            r = self._product(q)
+            alpha = self._orthogonalise(r)
+        else:
+            r = self._image(q, previous, self.residual)
+            alpha = space.dot(q, r)
+            space.subtract(r, alpha, q)
+        beta = space.norm(r) if math.isfinite(alpha) else alpha
         if not math.isfinite(beta):
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
-        self._alpha.append(alpha)
         self._scale = max(self._scale, abs(alpha) + beta + (self._beta[-1] if self._beta else 0.0))
-        if beta <= 10.0 * space.eps * self._scale or self.dim == space.dim:
+        if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
             beta = 0.0
+        self._alpha.append(alpha)
         self._beta.append(beta)
-        if beta > 0.0:
-            self._previous, self._current = q, r / beta
+        if beta > 0.0 and j + 1 < self._limit:
+            self._current, self._next = q, r
+        else:
+            self._current = self._next = None
         return True
 
+    def _advance(self) -> Vector:
+        """Return q_{j+1}, of length 1: a row of Q, or where Q is not kept a vector of its own."""
+        v, length = (self._start, self.start_norm) if self._next is None else (self._next, self.residual)
+        if self._store:
+            row = self._row()
+            self._space.divide(v, length, out=row)
+        elif self._next is None:
+            row = v / length
+        else:
+            self._space.divide(v, length, out=v)
+            row = v
+        self._next = None
+        return row
+
+    def _row(self) -> Vector:
+        if self.dim == self._room:
+            rows = max(6, self._room) if self._asked is None else 64
+            self._blocks.append(self._space.rows(min(rows, self._limit - self._room)))
+            self._room += len(self._blocks[-1])
+        return self._blocks[-1][self.dim - self._room]
+
+    def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
+        """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""
+        if self._store or self._add is None:
+            r = self._product(q)
+            if previous is not None:
+                self._space.subtract(r, beta, previous)
+            return r
+        if previous is None:
+            previous = self._space.zeros()
+        else:
+            previous *= -beta
+        self._add(q, previous)
+        return previous
+
+    def _orthogonalise(self, r: Vector) -> float:
+        """Take all of Q out of B q, and once more what rounding left of it; return α."""
+        blocks = [*self._blocks[:-1], self._blocks[-1][: self.dim + 1 - self._room + len(self._blocks[-1])]]
+        parts = [self._space.orthogonalise(r, block) for block in blocks]
+        for block in blocks:
+            self._space.orthogonalise(r, block)
+        return float(parts[-1][-1])
+
+    def _kept(self) -> list[Any]:
+        """Return the rows of Q, block by block."""
+        blocks, left = [], self.dim
+        for block in self._blocks:
+            blocks.append(block[:left])
+            left -= len(block)
+        return blocks
+
     def basis(self) -> Any:
-        """Return Q as a block of rows of its own; only where it is stored."""
-        rows = self._space.rows(self.dim)
-        rows[:] = self._rows[: self.dim]
+        """Return Q as one block of rows, which nothing changes any more; only where it is stored."""
+        if len(self._blocks) == 1 and self._room == self.dim:
+            return self._blocks[0]
+        rows, begin = self._space.rows(self.dim), 0
+        for block in self._kept():
+            rows[begin : begin + len(block)] = block
+            begin += len(block)
         return rows
 
     def combine(self, *coefficients: Floats) -> Sequence[Vector]:
-        """Q u for each coefficient vector u; a second pass serves all of them at once."""
-        if self._rows is not None:
-            kept = self._rows[: self.dim]
-            return [self._space.combine(kept, c) for c in coefficients]
-        return self._second_pass(coefficients)
+        """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
+        if not self._store:
+            return self._second_pass(coefficients)
+        totals = []
+        for c in coefficients:
+            total, begin = None, 0
+            for block in self._kept():
+                part = self._space.combine(block, c[begin : begin + len(block)])
+                begin += len(block)
+                if total is None:
+                    total = part
+                else:
+                    total += part
+            totals.append(total)
+        return totals
 
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:
+        self._limit = self.dim
+        self._current = self._next = None  # their memory is needed now
         q: Vector = self._start / self.start_norm
         previous: Vector | None = None
         sums = [q * float(c[0]) for c in coefficients]
         for j in range(self.dim - 1):
-            r = self._product(q)
+            r = self._image(q, previous, self._beta[j - 1])
+            self._space.subtract(r, self._alpha[j], q)
             if not self._space.finite(r):
                 raise NonFiniteProductError(
                     f"the Hessian product of Lanczos iteration {j + 1}, repeated, is not finite"
                 )
-            self._space.subtract(r, self._alpha[j], q)
-            if previous is not None:
-                self._space.subtract(r, self._beta[j - 1], previous)
-            previous, q = q, r / self._beta[j]
+            self._space.divide(r, self._beta[j], out=r)
+            previous, q = q, r
             for total, c in zip(sums, coefficients, strict=True):
                 self._space.subtract(total, -float(c[j + 1]), q)
         return sums

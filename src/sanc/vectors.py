@@ -41,6 +41,14 @@ class Space(ABC):
         """Subtract ``scale * w`` from `v` in place."""
 
     @abstractmethod
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        """Write ``v / divisor`` into `out`, which may be `v` itself."""
+
+    @abstractmethod
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        """Take the parts along orthonormal rows out of `v` in place, and return how long they were."""
+
+    @abstractmethod
     def normal(self, rng: np.random.Generator) -> Vector:
         """Draw a vector of independent standard normal entries; the host draws, so every device sees the same."""
 
@@ -133,6 +141,14 @@ class NumpySpace(Space):
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         v -= scale * w  # a Python float keeps the type of the array
 
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        np.divide(v, divisor, out=out)
+
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        parts = rows @ v
+        v -= parts @ rows
+        return parts
+
     def normal(self, rng: np.random.Generator) -> Vector:
         return rng.standard_normal(self.dim).astype(self.dtype, copy=False)
 
@@ -174,6 +190,10 @@ class NumpySpace(Space):
         return numbers
 
 
+_PIECE = 2**20
+"""Longer inner products are summed piece by piece: over 10⁹ entries one float32 sum would lose half its digits."""
+
+
 class TorchSpace(Space):
     """Vectors held by torch, on any device."""
 
@@ -182,15 +202,30 @@ class TorchSpace(Space):
         self.dtype = dtype
         self.device = device
         self.eps = float(torch.finfo(dtype).eps)
+        self._least = 1e-280 if dtype == torch.float64 else 1e-30
 
     def dot(self, u: Vector, v: Vector) -> float:
-        return float(torch.dot(u, v))
+        if self.dim <= _PIECE:
+            return float(torch.dot(u, v))
+        pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
+        return float(torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64))
 
     def norm(self, v: Vector) -> float:
+        square = self.dot(v, v)
+        if self._least < square < 1.0 / self._least:
+            return math.sqrt(square)
         return float(torch.linalg.vector_norm(v))
 
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         v.sub_(w, alpha=scale)
+
+    def divide(self, v: Vector, divisor: float, out: Vector) -> None:
+        torch.div(v, divisor, out=out)
+
+    def orthogonalise(self, v: Vector, rows: Any) -> Vector:
+        parts = torch.mv(rows, v)
+        v.addmv_(rows.t(), parts, alpha=-1.0)
+        return parts
 
     def normal(self, rng: np.random.Generator) -> Vector:
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.oracles.choice import REFERENCE, fastest
-from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, refuse_once_differentiable
+from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, edges, refuse_once_differentiable
 from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
 from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
@@ -88,6 +89,22 @@ class Layout:
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         ]
         return torch.cat(pieces)
+
+    def gather(self, tensors: Sequence[Tensor | None], weight: float, into: Tensor | None) -> Tensor:
+        """Add weighted per-leaf tensors to a vector in place; to a new one where there is none yet."""
+        if into is None:
+            joined = self.flatten(tensors)
+            return joined if weight == 1.0 else joined.mul_(weight)
+        dtype = self.kind[0]
+        pairs = [
+            (part, _plain(t, dtype).view_as(part))
+            for part, t in zip(self.split(into), tensors, strict=True)
+            if t is not None
+        ]
+        if pairs:
+            parts, found = zip(*pairs, strict=True)
+            torch._foreach_add_(parts, found, alpha=weight)
+        return into
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
@@ -184,7 +201,7 @@ class AutogradOracle(Oracle):
         self._loaded: Vector | None = None
         self._values = Recent()
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
-        self._graph: tuple[Vector, Sequence[Tensor | None]] | None = None
+        self._graph: tuple[Vector, Sequence[GradientEdge | None]] | None = None
         self.raw_loss: Tensor | None = None
         self.inspect = True
         self.differentiates = False
@@ -280,13 +297,11 @@ class AutogradOracle(Oracle):
         for weight, closure in sample.parts:
             loss = self.call(closure, sample)
             grads = self._first_order(loss, create_graph=keep_graph)
+            result = self.layout.gather(grads, weight, result)
             if keep_graph:
-                self._graph = (x, grads)
-            part = self.layout.flatten(grads)
-            value = loss.detach()
-            if len(sample.parts) > 1:
-                part, value = part.mul_(weight), weight * value
-            result = part if result is None else result.add_(part)
+                self._graph = (x, edges(grads))
+            del grads
+            value = loss.detach() if weight == 1.0 else weight * loss.detach()
             raw = value if raw is None else raw + value
         assert result is not None
         assert raw is not None
@@ -330,7 +345,7 @@ class AutogradOracle(Oracle):
         gradient = self._gradients is not None and self._gradients[0] is x
         return (self._samples[2], x) in self._values, gradient
 
-    def take_graph(self, x: Vector) -> Sequence[Tensor | None] | None:
+    def take_graph(self, x: Vector) -> Sequence[GradientEdge | None] | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one."""
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +50,16 @@ class Recent:
     """The last few values, found again by the very objects they belong to; what is asked for stays longest.
 
     The value at the current point is asked for in every iteration, so rejected trials never push it out, and a run that
-    is resumed counts as one that was not interrupted.
+    is resumed counts as one that was not interrupted. Nothing is kept alive for being remembered.
     """
 
     def __init__(self, size: int = 3) -> None:
         self._size = size
-        self._entries: list[tuple[tuple[Any, ...], float]] = []
+        self._entries: list[tuple[tuple[Callable[[], Any], ...], float]] = []
 
     def _place(self, key: tuple[Any, ...]) -> int | None:
         for place, (known, _) in enumerate(self._entries):
-            if all(a is b for a, b in zip(known, key, strict=True)):
+            if all(a() is b for a, b in zip(known, key, strict=True)):
                 return place
         return None
 
@@ -74,12 +76,20 @@ class Recent:
 
     def put(self, value: float, *key: Any) -> float:
         """Remember a value and return it."""
-        self._entries = [*self._entries[1 - self._size :], (key, value)]
+        self._entries = [*self._entries[1 - self._size :], (tuple(map(_reference, key)), value)]
         return value
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    """Refer to something without holding it, if its type allows that."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
 
 
 class Operator(ABC):
@@ -88,6 +98,10 @@ class Operator(ABC):
     @abstractmethod
     def __call__(self, v: Vector) -> Vector:
         """Return the product with `v` as a fresh vector."""
+
+    def add(self, v: Vector, into: Vector) -> None:
+        """Add the product with `v` to another vector, in place; where memory is short that saves a vector."""
+        into += self(v)
 
     @abstractmethod
     def gradient(self) -> Vector:

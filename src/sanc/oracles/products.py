@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
@@ -19,7 +21,7 @@ from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
 
 if TYPE_CHECKING:
-    from sanc.oracles.autograd import AutogradOracle, Closure, Sample
+    from sanc.oracles.autograd import AutogradOracle, Closure, Layout, Sample
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"]
 HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")
@@ -31,6 +33,31 @@ def require_mode(hvp: object) -> None:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
 
 
+def edges(grads: Sequence[Tensor | None]) -> list[GradientEdge | None]:
+    """Keep the graph of gradients, which is all that products need, and not their content.
+
+    A gradient that requires none is constant, and its Hessian rows are zero.
+    """
+    return [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in grads]
+
+
+@contextmanager
+def lent(layout: Layout, vector: Vector, held: Callable[[], list[Any]]) -> Iterator[None]:
+    """Give the memory of a vector away for a while in which per-leaf tensors hold the same numbers."""
+    storage = vector.untyped_storage()
+    size = storage.nbytes()
+    if size != vector.nbytes or not storage.resizable():  # it is part of something larger, or somebody else's
+        yield
+        return
+    storage.resize_(0)
+    try:
+        yield
+    finally:
+        storage.resize_(size)
+        with torch.no_grad():
+            torch._foreach_copy_(layout.split(vector), held())
+
+
 class AutogradOperator(Operator):
     """The Hessian of a sample's loss at a point."""
 
@@ -38,19 +65,39 @@ class AutogradOperator(Operator):
         self.oracle, self.x, self.sample = oracle, x, sample
 
     def __call__(self, v: Vector) -> Vector:
+        return self._applied(v, None)
+
+    def add(self, v: Vector, into: Vector) -> None:
+        self._applied(v, into)
+
+    def _applied(self, v: Vector, into: Vector | None) -> Vector:
         oracle = self.oracle
         with torch.enable_grad():
             oracle.load(self.x)
             try:
-                result = self.product(v)
+                result = self.product(v, into)
             except (RuntimeError, NotImplementedError) as problem:
                 _explain(problem)
         oracle.meter.count_product(self.sample.size)
         return oracle.layout.add_decay(result, v)
 
     @abstractmethod
-    def product(self, v: Vector) -> Vector:
-        """Return the product with the Hessian of the loss, without decay."""
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
+
+    @contextmanager
+    def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
+        """Where memory is short lend that of the point, which the leaves hold too, and of the tangent if they hold it.
+
+        It is where the product is added to something: so the engine asks if it keeps no basis either.
+        """
+        layout = self.oracle.layout
+        with ExitStack() as stack:
+            if short:
+                stack.enter_context(lent(layout, self.x, lambda: [leaf.data for leaf in layout.leaves]))
+                if tangent is not None:
+                    stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
+            yield
 
     def gradient(self) -> Vector:
         oracle = self.oracle
@@ -68,8 +115,7 @@ class AutogradOperator(Operator):
         oracle.rewind(self.sample)
         for weight, closure in self.sample.parts:
             loss = oracle.call(closure, self.sample)
-            part = oracle.layout.flatten(oracle._first_order(loss, create_graph=False))
-            result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
+            result = oracle.layout.gather(oracle._first_order(loss, create_graph=False), weight, result)
         return result
 
 
@@ -80,18 +126,21 @@ class DoubleBackward(AutogradOperator):
         super().__init__(oracle, x, sample)
         self._grads = oracle.take_graph(x)
 
-    def product(self, v: Vector) -> Vector:
-        parts = self.sample.parts
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        with self.short_of_memory(into is not None):
+            return self._product(v, into)
+
+    def _product(self, v: Vector, into: Vector | None) -> Vector:
+        gather, parts = self.oracle.layout.gather, self.sample.parts
         if len(parts) == 1:
             self.prepare()
             assert self._grads is not None
-            return _weighted(self._again(self._grads, v, retain=True), parts[0][0])
-        result = torch.zeros_like(v)
+            return gather(self._again(self._grads, v, retain=True), parts[0][0], into)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                result.add_(self._again(self._graph(closure), v, retain=False), alpha=weight)
-        return result
+                into = gather(self._again(self._graph(closure), v, retain=False), weight, into)
+        return into
 
     def prepare(self) -> None:
         if self._grads is None and len(self.sample.parts) == 1:
@@ -100,21 +149,19 @@ class DoubleBackward(AutogradOperator):
                 self.oracle.rewind(self.sample)
                 self._grads = self._graph(self.sample.parts[0][1])
 
-    def _graph(self, closure: Closure) -> Sequence[Tensor | None]:
-        return self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True)
+    def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
+        return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
 
-    def _again(self, grads: Sequence[Tensor | None], v: Vector, *, retain: bool) -> Vector:
+    def _again(self, grads: Sequence[GradientEdge | None], v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
         layout = self.oracle.layout
-        pairs = [
-            (g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None and g.requires_grad
-        ]  # a gradient that requires none is constant, and its Hessian rows are zero
+        pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
         if not pairs:
-            return torch.zeros_like(v)
+            return [None] * len(layout.leaves)
         outputs, weights = zip(*pairs, strict=True)
-        weights = tuple(w.to(g.dtype) for g, w in pairs)
-        return layout.flatten(
-            torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+        products: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True
         )
+        return products
 
     def release(self) -> None:
         self._grads = None
@@ -123,14 +170,18 @@ class DoubleBackward(AutogradOperator):
 class ForwardOverReverse(AutogradOperator):
     """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
 
-    def product(self, v: Vector) -> Vector:
-        result: Vector | None = None
-        with still_buffers(), self._carrying(v):
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        short = into is not None
+        with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in self.sample.parts:
-                part = self.oracle.layout.flatten(self._tangents(closure))
-                result = _weighted(part, weight) if result is None else result.add_(part, alpha=weight)
-        return result
+                into = self._part(closure, v, weight, into, short=short)
+        return into
+
+    def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
+        """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
+        with self._carrying(v), self.short_of_memory(short, v):
+            return self.oracle.layout.gather(self._tangents(closure, one_by_one=short), weight, into)
 
     @contextmanager
     def _carrying(self, v: Vector) -> Iterator[None]:
@@ -140,20 +191,39 @@ class ForwardOverReverse(AutogradOperator):
         with forward_ad.dual_level():
             with torch.no_grad():
                 for leaf, primal, tangent in pieces:
-                    leaf.copy_(forward_ad.make_dual(primal, tangent))  # type: ignore[no-untyped-call]
+                    # Of a view torch would make a tangent as long as all of x.
+                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
             torch.clear_autocast_cache()  # it would hold casts without the tangent
             yield
         torch.clear_autocast_cache()
 
-    def _tangents(self, closure: Closure) -> list[Tensor | None]:
-        loss = self.oracle.call(closure, self.sample)
-        return [_tangent(g) for g in self.oracle._first_order(loss, create_graph=False)]
+    def _tangents(self, closure: Closure, *, one_by_one: bool = False) -> list[Tensor | None]:
+        """Tangents of the gradients; one by one each gradient goes when its tangent is known."""
+        oracle, loss = self.oracle, self.oracle.call(closure, self.sample)
+        if not one_by_one:
+            return [_tangent(g) for g in oracle._first_order(loss, create_graph=False)]
+        tangents: list[Tensor | None] = [None] * len(oracle.layout.leaves)
+
+        def keep(place: int, g: Tensor) -> Tensor:
+            tangents[place] = _tangent(g)
+            return g.new_zeros(()).expand_as(g)
+
+        handles = [
+            leaf.register_hook(partial(keep, place))  # type: ignore[no-untyped-call]
+            for place, leaf in enumerate(oracle.layout.leaves)
+        ]
+        try:
+            oracle._first_order(loss, create_graph=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return tangents
 
 
 class Linearised(ForwardOverReverse):
     """Record the first product, forward over reverse, and replay for the others what the tangent reaches.
 
-    Where that cannot be recorded, or the sample is cut into parts, every product is the first.
+    Where that cannot be recorded, the sample is cut into parts, or memory is short, every product is the first.
     """
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
@@ -161,14 +231,14 @@ class Linearised(ForwardOverReverse):
         self._tape: Tape | None = None
         self._recordable = len(sample.parts) == 1
 
-    def product(self, v: Vector) -> Vector:
-        if not self._recordable:
-            return super().product(v)
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        if not self._recordable or into is not None:
+            return super().product(v, into)
         if self._tape is None or not self._tape.valid():
             return self._record(v)
         layout = self.oracle.layout
         with torch.no_grad(), torch.autocast(self.oracle.device.type, enabled=False):
-            return _weighted(layout.flatten(self._tape.replay(layout.split(v))), self.sample.parts[0][0])
+            return layout.gather(self._tape.replay(layout.split(v)), self.sample.parts[0][0], None)
 
     def _record(self, v: Vector) -> Vector:
         (weight, closure), layout = self.sample.parts[0], self.oracle.layout
@@ -180,7 +250,7 @@ class Linearised(ForwardOverReverse):
         tape.finish(tangents)
         self._recordable = not tape.broken
         self._tape = tape if self._recordable else None
-        return _weighted(layout.flatten(tangents), weight)
+        return layout.gather(tangents, weight, None)
 
     def release(self) -> None:
         self._tape = None
@@ -197,15 +267,12 @@ def _carried(leaf: Tensor) -> Tensor:
     return tangent
 
 
-def _weighted(part: Vector, weight: float) -> Vector:
-    return part if weight == 1.0 else part.mul_(weight)
-
-
 class FiniteDifference(AutogradOperator):
     """Central difference of gradients, for losses with operators that have no second derivative."""
 
-    def product(self, v: Vector) -> Vector:
-        return self._difference(v, 1.0)
+    def product(self, v: Vector, into: Vector | None = None) -> Vector:
+        product = self._difference(v, 1.0)
+        return product if into is None else into.add_(product)
 
     def error(self, v: Vector) -> float:
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
