@@ -32,7 +32,15 @@ def require_mode(hvp: object) -> None:
 
 
 class AutogradOperator(Operator):
-    """The Hessian of a sample's loss at a point."""
+    """The Hessian of a sample's loss at a point.
+
+    Attributes
+    ----------
+    builds : bool
+        Whether the first product builds what later ones share.
+    """
+
+    builds = False
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
@@ -75,6 +83,8 @@ class AutogradOperator(Operator):
 
 class DoubleBackward(AutogradOperator):
     """Differentiate the gradient once more; its graph is built once and kept for all products."""
+
+    builds = True
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
@@ -150,6 +160,8 @@ class Linearised(ForwardOverReverse):
 
     Where that cannot be recorded, or the sample is cut into parts, every product is the first.
     """
+
+    builds = True
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
