@@ -59,7 +59,15 @@ def lent(layout: Layout, vector: Vector, held: Callable[[], list[Any]]) -> Itera
 
 
 class AutogradOperator(Operator):
-    """The Hessian of a sample's loss at a point."""
+    """The Hessian of a sample's loss at a point.
+
+    Attributes
+    ----------
+    builds : bool
+        Whether the first product builds what later ones share.
+    """
+
+    builds = False
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
@@ -121,6 +129,8 @@ class AutogradOperator(Operator):
 
 class DoubleBackward(AutogradOperator):
     """Differentiate the gradient once more; its graph is built once and kept for all products."""
+
+    builds = True
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
@@ -225,6 +235,8 @@ class Linearised(ForwardOverReverse):
 
     Where that cannot be recorded, the sample is cut into parts, or memory is short, every product is the first.
     """
+
+    builds = True
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
