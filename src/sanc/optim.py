@@ -46,8 +46,9 @@ class CubicOptimizer(Optimizer):
         Default weight decay of the groups.
     hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
         How Hessian products are made. "auto" measures the exact ones on the model and the batch of the first step,
-        where that can pay, and uses the fastest from then on; a run is then repeated bit for bit where the choice falls
-        the same way, and to rounding where it does not: another machine, another load. Name a mode to fix it.
+        where that can pay (and memory is not short, as lanczos="regenerate" says), and uses the fastest from then on;
+        a run is then repeated bit for bit where the choice falls the same way, and to rounding where it does not:
+        another machine, another load. Name a mode to fix it.
     microbatch : int, optional
         Most rows of a `Batch` that are in memory at a time.
     capture : bool
@@ -115,6 +116,8 @@ class CubicOptimizer(Optimizer):
         super().__init__(params, {"weight_decay": weight_decay, "frozen": False})
         self._hvp: HvpMode = hvp  # as it was asked for …
         self._mode: HvpMode = hvp  # … and as it is
+        if hvp == "auto" and self._settings.lanczos == "regenerate":
+            self._mode = "double-backward"  # where memory is short nothing is measured
         self._microbatch = microbatch
         self._check = check
         if seed is None:

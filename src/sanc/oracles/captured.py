@@ -10,6 +10,7 @@ which is what a graph does, only slower: the logic is the same, and can be teste
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -306,6 +307,7 @@ class Programs:
 
     def _build(self) -> None:
         """Make the recordings, and put parameters and buffers back to what they were."""
+        gc.collect()  # an old graph that is still alive would tie the leaves to another stream
         before = [leaf.detach().clone() for leaf in self.layout.leaves]
         with watched_buffers() as buffers:
             try:
