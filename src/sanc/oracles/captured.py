@@ -93,12 +93,17 @@ class Recorder:
         current.wait_stream(self._stream)
         self.synchronise()
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # what it would throw away now, such as an old graph, may not be thrown away while recording
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 outputs = body()
         except BaseException:
             self._recover()
             raise
+        finally:
+            if collecting:
+                gc.enable()
         return Recording(body, outputs, graph)
 
     def _without_waiting(self, body: Callable[[], Any]) -> None:
