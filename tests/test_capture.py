@@ -13,7 +13,7 @@ from torch import nn
 
 import sanc
 from sanc import capture
-from sanc.oracles.captured import identity
+from sanc.oracles.captured import identity, part_from_old_graphs
 
 FIELDS = ("branch", "krylov_dim", "trials", "note", "calls")
 NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrease", "value", "trial_value")
@@ -286,6 +286,17 @@ def test_an_optimiser_can_be_copied_in_the_middle(preset):
     assert not opt.capture_reason and not other.capture_reason
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-9)
+
+
+def test_leaves_part_from_graphs_that_are_kept():
+    leaf = torch.ones(3, requires_grad=True)
+    kept = (leaf * leaf).sum()
+    kept.grad_fn.next_functions[0][0].next_functions[0][0].metadata["old"] = True
+    part_from_old_graphs([leaf])
+    new = (leaf * leaf).sum().grad_fn.next_functions[0][0].next_functions[0][0]
+    assert "old" not in new.metadata
+    kept.backward()
+    assert torch.equal(leaf.grad, 2 * leaf.detach()) and leaf.dtype == torch.float32
 
 
 def test_functions_are_told_apart_by_what_they_do():

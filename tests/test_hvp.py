@@ -582,3 +582,24 @@ def test_an_unknown_mode_is_answered_with_the_known_ones():
         with pytest.raises(sanc.ArgumentError, match="hvp = 'quick'") as caught:
             call()
         assert all(mode in str(caught.value) for mode in HVP_MODES)
+
+
+@pytest.mark.parametrize("mode", ["auto", "double-backward", "forward-over-reverse", "linearised"])
+def test_no_graph_outlives_a_step(measuring, mode):
+    """A graph that is alive keeps the nodes of the leaves, which a later recording on another stream would meet."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    x, y = torch.randn(20, 6), torch.randint(3, (20,))
+
+    def node():
+        return model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]
+
+    def closure():
+        loss = nn.functional.cross_entropy(model(x), y)
+        if torch.is_grad_enabled():
+            node().metadata["seen"] = True
+        return loss
+
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp=mode, seed=0)
+    for _ in range(2):
+        opt.step(closure)
+    assert "seen" not in node().metadata

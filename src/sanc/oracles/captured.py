@@ -118,6 +118,7 @@ class Recorder:
     def _recover(self) -> None:
         """Record nothing: after a recording that failed the random generators still take themselves for recorded."""
         self.synchronise()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one takes itself for recorded too
         scratch = torch.zeros(1, device=self.device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             scratch.add_(1)
@@ -177,6 +178,19 @@ class Letter:
             self._event.synchronize()
         numbers: list[float] = self._view.tolist()
         return numbers
+
+
+def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
+    """Let the next graph give the leaves new nodes.
+
+    As long as any graph of the loss is alive, somebody's who kept a loss, say, its leaves keep the nodes they have there,
+    and these are tied to the stream on which they were made: a recording on another stream would fail. Content of
+    another type, for a moment, makes torch forget them.
+    """
+    for leaf in leaves:
+        own = leaf.data
+        leaf.data = own.new_empty(0, dtype=torch.float32 if own.dtype == torch.float64 else torch.float64)
+        leaf.data = own
 
 
 @contextmanager
@@ -312,7 +326,7 @@ class Programs:
 
     def _build(self) -> None:
         """Make the recordings, and put parameters and buffers back to what they were."""
-        gc.collect()  # an old graph that is still alive would tie the leaves to another stream
+        part_from_old_graphs(self.layout.leaves)
         before = [leaf.detach().clone() for leaf in self.layout.leaves]
         with watched_buffers() as buffers:
             try:
