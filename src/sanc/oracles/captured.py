@@ -183,9 +183,9 @@ class Letter:
 def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
     """Let the next graph give the leaves new nodes.
 
-    As long as any graph of the loss is alive, somebody's who kept a loss, say, its leaves keep the nodes they have there,
-    and these are tied to the stream on which they were made: a recording on another stream would fail. Content of
-    another type, for a moment, makes torch forget them.
+    As long as any graph of the loss is alive, somebody's who kept a loss, say, its leaves keep the nodes they have
+    there, and these are tied to the stream on which they were made: a recording on another stream would fail. Content
+    of another type, for a moment, makes torch forget them.
     """
     for leaf in leaves:
         own = leaf.data
