@@ -58,9 +58,9 @@ _JUMP = 5.0
 """A batch whose loss lies this many standard deviations (and a fiftieth) above the best mean is a jump."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AmortisedState:
-    """All that the engine carries from one iteration to the next."""
+    """All that the engine carries from one iteration to the next; changed within an iteration only."""
 
     seed: int
     iteration: int = 0
@@ -169,7 +169,8 @@ class AmortisedEngine:
     def iterate(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
         clock = time.perf_counter()
-        before = self.state
+        before = self.state  # which is never changed: whoever holds it can go back to it
+        self.state = replace(before)
         self.went_back = False
         try:
             point, entries = self._advance(x, oracle)
@@ -177,7 +178,7 @@ class AmortisedEngine:
             self.state = before
             raise
         seconds = before.seconds + time.perf_counter() - clock
-        self.state = replace(self.state, iteration=before.iteration + 1, seconds=seconds)
+        self._set(iteration=before.iteration + 1, seconds=seconds)
         self._last = point
         calls = oracle.meter.snapshot()
         return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
@@ -239,6 +240,11 @@ class AmortisedEngine:
         vectors = (state.momentum, state.square, state.scale, state.path, state.basis)
         return Memory(averaging, metric_averaging, project, *vectors)
 
+    def _set(self, **changes: Any) -> None:
+        """Change entries of the state of this iteration."""
+        for name, value in changes.items():
+            setattr(self.state, name, value)
+
     def _due(self) -> bool:
         """Whether a new Krylov space is due."""
         state, refresh = self.state, self.settings.refresh
@@ -258,7 +264,7 @@ class AmortisedEngine:
         if not math.isnan(state.reached):
             missed = _MISSED_MEMORY * missed + (1 - _MISSED_MEMORY) * (abs(value - state.reached) > state.gained)
         over = missed > 0.6 or state.iteration >= self.settings.warm_up
-        self.state = replace(state, missed=missed, settled=state.iteration if over else -1)
+        self._set(missed=missed, settled=state.iteration if over else -1)
 
     def _follow_slopes(self, seen: Survey) -> None:
         """Move σ by the slope that this batch sees at the end of the last steps.
@@ -281,7 +287,7 @@ class AmortisedEngine:
         lean = max(-1.0, min(1.0, slope / (1 - _SLOPE_MEMORY**count) / size))
         rate = s.sigma_rate if lean > 0.0 else _GROWTH * s.sigma_rate
         sigma = self._bounded(state.sigma * math.exp(2.0 * rate * lean))
-        self.state = replace(state, slope=slope, slope_square=square, slopes=count, lean=lean, sigma=sigma)
+        self._set(slope=slope, slope_square=square, slopes=count, lean=lean, sigma=sigma)
 
     def _watch_loss(self, x: Vector, value: float, oracle: Oracle) -> None:
         """Keep mean and spread of the loss, the best mean, and a point to go back to."""
@@ -299,7 +305,7 @@ class AmortisedEngine:
         safe = state.safe
         if safe is None or (state.iteration % _SAFE_EVERY == 0 and not rising):
             safe = oracle.keep(x)
-        self.state = replace(state, loss=loss, loss_variance=variance, best=best, safe=safe)
+        self._set(loss=loss, loss_variance=variance, best=best, safe=safe)
 
     def _ceiling(self) -> float:
         """Return the loss above which a batch is taken for the sign of a bad step."""
@@ -314,7 +320,7 @@ class AmortisedEngine:
         The same batch tells, at the last safe point. Where somebody else moved the parameters there is none any more.
         """
         if self._last is not None and oracle.space.norm(self._last - x) > 0.0:
-            self.state = replace(self.state, safe=x)
+            self._set(safe=x)
         safe = self.state.safe
         if safe is None or safe is x:
             return False
@@ -328,7 +334,7 @@ class AmortisedEngine:
         if moved == 0.0:  # it was no step of ours
             return x
         sigma = self._bounded(self.settings.gamma**2 * state.sigma)
-        self.state = replace(state, sigma=sigma, path=None, reached=math.nan)
+        self._set(sigma=sigma, path=None, reached=math.nan)
         entries["step_norm"] = moved
         entries["note"] += ": back to the last safe point"
         self.went_back = True
@@ -341,10 +347,9 @@ class AmortisedEngine:
             momentum = look.momentum
             if momentum is None:  # this is the batch that ended the first phase
                 momentum = oracle.space.blend(None, look.gradient, self.settings.averaging)
-            state = replace(state, momentum=momentum, averaged=state.averaged + 1)
+            self._set(momentum=momentum, averaged=state.averaged + 1)
         if look.square is not None:
-            state = replace(state, square=look.square, squared=state.squared + 1)
-        self.state = state
+            self._set(square=look.square, squared=state.squared + 1)
 
     def _measure(self, oracle: Oracle) -> None:
         """Set the metric: M is the root of the gradient's mean square to the power `metric`."""
@@ -355,7 +360,7 @@ class AmortisedEngine:
         typical = space.norm(root) / math.sqrt(space.dim)
         if typical > 0.0 and math.isfinite(typical):
             scale = (root + 1e-6 * typical) ** (-0.5 * s.metric)
-            self.state = replace(state, scale=scale, stretch=space.largest(scale))
+            self._set(scale=scale, stretch=space.largest(scale))
 
     def _bias(self) -> float:
         """Return what the mean gradient has to be divided by."""
@@ -396,8 +401,7 @@ class AmortisedEngine:
         linear = krylov.linear / bias
         alone = cubic.minimise(cubic.spectrum(diagonal[:1], off_diagonal[:0]), linear[:1], state.sigma)
         whole = cubic.minimise(eigen, linear, state.sigma)
-        self.state = replace(
-            state,
+        self._set(
             refreshed=state.iteration,
             worth=whole.decrease > (1 + krylov.dim) * alone.decrease,
             basis=krylov.basis(),
@@ -480,10 +484,9 @@ class AmortisedEngine:
                 break
             if not judged and step.norm * self.state.stretch < _SAFE_LENGTH:
                 moved = oracle.advance(x, step.move)
-                state = replace(self.state, path=moved.path)
+                self._set(path=moved.path)
                 if moved.momentum is not None:
-                    state = replace(state, momentum=moved.momentum, square=moved.square)
-                self.state = state
+                    self._set(momentum=moved.momentum, square=moved.square)
                 entries |= {"branch": Branch.UNTESTED, "step_norm": moved.length}
                 return moved.point
             vector = vector_of(space, step.move)
@@ -497,15 +500,15 @@ class AmortisedEngine:
             length = space.norm(vector)
             if not math.isfinite(length):
                 entries["note"] = "the step is not finite"
-                self.state = replace(self.state, sigma=self._bounded(s.gamma**2 * self.state.sigma))
+                self._set(sigma=self._bounded(s.gamma**2 * self.state.sigma))
                 break
             entries |= {"branch": branch, "step_norm": length}
             if not first_phase:
                 path = self.state.path
                 path = vector if path is None else space.extended(path, s.averaging, vector)
-                self.state = replace(self.state, path=path)
+                self._set(path=path)
             return point
-        self.state = replace(self.state, path=None, reached=math.nan)
+        self._set(path=None, reached=math.nan)
         if negative and self.method.on_rejection == "escape":
             return self._escape(x, look.gradient, oracle, eigen, entries)
         return x
@@ -547,7 +550,7 @@ class AmortisedEngine:
             grown = s.gamma * state.sigma
             if first_phase:
                 grown = min(max(shown, grown), 100.0 * state.sigma)
-            self.state = replace(state, sigma=self._bounded(grown))
+            self._set(sigma=self._bounded(grown))
             if not finite:
                 entries["note"] = "the trial value is not finite"
             return False
@@ -559,9 +562,7 @@ class AmortisedEngine:
             sigma = min(max(shown, 0.1 * sigma), 10.0 * sigma)
         elif self._young() and first and actual > s.eta2 * promised > 0.0 and state.lean < -0.5:
             sigma = sigma / _BOOST
-        self.state = replace(
-            state, sigma=self._bounded(sigma), curvature=seen, gained=actual, reached=value if first_phase else math.nan
-        )
+        self._set(sigma=self._bounded(sigma), curvature=seen, gained=actual, reached=value if first_phase else math.nan)
         return True
 
     def _escape(self, x: Vector, g: Vector, oracle: Oracle, eigen: cubic.Spectrum, entries: dict[str, Any]) -> Vector:

@@ -104,15 +104,18 @@ def _describe(oracle: AutogradOracle, x: Vector, sample: Sample) -> tuple[tuple[
     shapes: list[tuple[Any, ...]] = []
     numbers = 0
 
-    def note(tensor: Tensor) -> None:
+    held: list[Tensor] = []  # not by the graph: an operation that saves its own result would hold itself for ever
+
+    def note(tensor: Tensor) -> int:
         nonlocal numbers
         numbers += tensor.numel()
         shapes.append((tuple(tensor.shape), tensor.dtype))
-        # Nothing is kept: an operation that saves its own result would hold itself, and the graph, for ever.
+        held.append(tensor)
+        return len(held) - 1
 
     oracle.load(x)
     oracle.rewind(sample)
-    with still_buffers(), torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing):
+    with still_buffers(), torch.autograd.graph.saved_tensors_hooks(note, held.__getitem__):
         loss = oracle.call(sample.parts[0][1], sample)
     leaves = tuple(tuple(leaf.shape) for leaf in oracle.layout.leaves)
     return (leaves, tuple(shapes), _operators(loss)), numbers * len(sample.parts)
