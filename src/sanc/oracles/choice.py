@@ -104,7 +104,7 @@ def _describe(oracle: AutogradOracle, x: Vector, sample: Sample) -> tuple[tuple[
     shapes: list[tuple[Any, ...]] = []
     numbers = 0
 
-    held: list[Tensor] = []  # not by the graph: an operation that saves its own result would hold itself for ever
+    held: list[Tensor] = []  # let go of at the end: an operation that saves its own result holds itself by it
 
     def note(tensor: Tensor) -> int:
         nonlocal numbers
@@ -118,7 +118,9 @@ def _describe(oracle: AutogradOracle, x: Vector, sample: Sample) -> tuple[tuple[
     with still_buffers(), torch.autograd.graph.saved_tensors_hooks(note, held.__getitem__):
         loss = oracle.call(sample.parts[0][1], sample)
     leaves = tuple(tuple(leaf.shape) for leaf in oracle.layout.leaves)
-    return (leaves, tuple(shapes), _operators(loss)), numbers * len(sample.parts)
+    described = (leaves, tuple(shapes), _operators(loss))
+    held.clear()
+    return described, numbers * len(sample.parts)
 
 
 def _operators(loss: Tensor) -> tuple[Any, ...]:
