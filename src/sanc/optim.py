@@ -194,6 +194,9 @@ class CubicOptimizer(Optimizer):
             raise ArgumentError(
                 "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
             )
+        known = self._known
+        if known is not None and known.is_of(leaves, decays):
+            return known
         first = leaves[0]
         if first.dtype not in (torch.float32, torch.float64):
             raise ArgumentTypeError(
@@ -208,9 +211,6 @@ class CubicOptimizer(Optimizer):
                 )
             if p.layout != torch.strided:
                 raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
-        known = self._known
-        if known is not None and known.is_of(leaves, decays):
-            return known
         return Layout(leaves, decays)
 
     def step(  # type: ignore[override]

@@ -72,14 +72,16 @@ class Layout:
 
     def matches(self, other: Layout) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""
+        if self is other:
+            return True
         same = len(self.leaves) == len(other.leaves) and self.kind == other.kind
         return same and all(a is b for a, b in zip(self.leaves, other.leaves, strict=True))
 
     def is_of(self, leaves: Sequence[Tensor], decays: Sequence[float]) -> bool:
         """Whether it is the layout of these very leaves as they are now."""
         same = len(leaves) == len(self.leaves) and all(map(operator.is_, leaves, self.leaves))
-        first = leaves[0]
-        return same and (first.dtype, first.device) == self.kind and list(decays) == self._given
+        dtype, device = self.kind
+        return same and decays == self._given and all(p.dtype == dtype and p.device == device for p in leaves)
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join per-leaf tensors into one new vector; a missing one is zero."""

@@ -229,6 +229,23 @@ class Inputs:
                 samples.append(Sample(name, [(1.0, Batch(batch.loss, *tensors))], len(batch), None))
         self.samples = samples
 
+    def take(self, batches: Sequence[Any]) -> bool:
+        """Whether these batches fit into the same memory, and have the very same loss functions."""
+        for batch, tensors, sample in zip(batches, self._tensors, self.samples, strict=True):
+            if (batch is None) is not (tensors is None):
+                return False
+            if batch is None or tensors is None:
+                continue
+            static = sample.parts[0][1]
+            if type(batch) is not Batch or not isinstance(static, Batch) or batch.loss is not static.loss:
+                return False
+            for new, old in zip(batch.tensors, tensors, strict=False):
+                if new.shape != old.shape or new.dtype != old.dtype or new.device != old.device:
+                    return False
+            if len(batch.tensors) != len(tensors):
+                return False
+        return True
+
     def fill(self, batches: Sequence[Batch | None], roles: Sequence[int] = (0, 1, 2)) -> None:
         """Copy a step's batches in."""
         with torch.no_grad():
@@ -307,9 +324,13 @@ class Programs:
         """Make the recordings."""
         raise NotImplementedError
 
+    def takes(self, batches: Sequence[Any]) -> bool:
+        """Whether a step on these batches is plainly one of those recorded."""
+        return self.inputs.take(batches)
+
     def fits(self, layout: Layout) -> bool:
         """Whether the recordings still speak of these leaves."""
-        same = layout.matches(self.layout) and layout.decays == self.layout.decays
+        same = layout is self.layout or (layout.matches(self.layout) and layout.decays == self.layout.decays)
         return same and [leaf.data_ptr() for leaf in layout.leaves] == self._addresses
 
     def _check_inputs(self) -> None:
