@@ -13,6 +13,7 @@ from torch import nn
 
 import sanc
 from sanc import capture
+from sanc.oracles import products
 from sanc.oracles.captured import identity, part_from_old_graphs
 
 FIELDS = ("branch", "krylov_dim", "trials", "note", "calls")
@@ -45,7 +46,8 @@ def train(model, data, captured, *, cls=sanc.SANC, three=False, look=True, **opt
     def loss(x, y):
         return nn.functional.cross_entropy(model(x), y)
 
-    opt = cls(model.parameters(), seed=3, capture=captured, hvp="double-backward", weight_decay=0.01, **options)
+    options = {"hvp": "double-backward", **options}
+    opt = cls(model.parameters(), seed=3, capture=captured, weight_decay=0.01, **options)
     losses, records, replayed = [], [], []
     for k, (x, y) in enumerate(data):
         more = {}
@@ -286,6 +288,33 @@ def test_an_optimiser_can_be_copied_in_the_middle(preset):
     assert not opt.capture_reason and not other.capture_reason
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("hvp", ["auto", "linearised", "forward-over-reverse"])
+def test_every_exact_product_can_be_recorded(preset, hvp):
+    data = batches(45 if preset == "robust" else 15)
+    runs = []
+    for captured, mode in ((False, "double-backward"), (True, hvp)):
+        model = network()
+        opt, losses, _, _ = train(model, data, captured, preset=preset, hvp=mode)
+        runs.append(losses)
+    assert opt.hvp in ((hvp,) if hvp != "auto" else ("double-backward", "linearised", "forward-over-reverse"))
+    assert not opt.capture_reason
+    assert runs[1] == pytest.approx(runs[0], rel=1e-7)
+
+
+def test_a_product_that_is_wrong_is_not_recorded(monkeypatch):
+    """Of the ways that are compared; the reference is double backward."""
+
+    class Wrong(products.ForwardOverReverse):
+        def product(self, v, into=None):
+            return 1.1 * super().product(v, into)
+
+    for mode in ("forward-over-reverse", "linearised"):
+        monkeypatch.setitem(products.OPERATORS, mode, Wrong)
+    opt, *_ = train(network(), batches(5), True, preset="paper", hvp="auto")
+    assert not opt.capture_reason and opt.hvp == "double-backward"
 
 
 def test_leaves_part_from_graphs_that_are_kept():

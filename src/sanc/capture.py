@@ -13,6 +13,7 @@ from sanc.deferred import Deferred, unsupported
 from sanc.engine import Engine
 from sanc.oracles.autograd import Layout
 from sanc.oracles.captured import NotRecordableError, Programs, Recorder, StepPrograms, SurveyPrograms, signature
+from sanc.oracles.products import HvpMode
 from sanc.record import Record
 
 DEVICES = ("cuda",)
@@ -59,6 +60,11 @@ class Capture:
     def settle(self) -> Record | None:
         """Bring the engine up to date with what the device decided; return the record of that step, once."""
         return None if self.deferred is None else self.deferred.settle()
+
+    @property
+    def hvp_mode(self) -> HvpMode | None:
+        """How the products of the last step were made, if it was replayed."""
+        return None if self.reason or self._last is None else self._last.hvp
 
     def forget(self) -> None:
         """Drop all recordings; the state they speak of is another now."""

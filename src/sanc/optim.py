@@ -164,7 +164,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def hvp(self) -> str:
-        return self._mode
+        return self._mode if self._capture is None else self._capture.hvp_mode or self._mode
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
