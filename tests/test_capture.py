@@ -201,6 +201,43 @@ def test_what_cannot_be_recorded_is_said_and_made_eagerly(options, kind, words):
     assert losses == train(other, data, False, **options)[1]
 
 
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_looking_at_a_loss_leaves_the_randomness_of_the_caller_alone(preset):
+    model = network("dropout")
+    ((x, y),) = batches(1)
+    opt = sanc.SANC(model.parameters(), preset=preset, capture=True, seed=0)
+    batch = sanc.Batch(lambda x, y: nn.functional.cross_entropy(model(x), y), x, y)
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(30):
+            opt.step(batch)
+    assert "random numbers" in opt.capture_reason
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_loss_that_differentiates_inside_is_recorded():
+    ends = []
+    for captured in (False, True):
+        model = network()
+
+        def loss(x, y, model=model):
+            x = x.detach().requires_grad_()
+            out = model(x)
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            return nn.functional.cross_entropy(out, y) + 0.1 * slope.square().mean()
+
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=1, capture=captured, hvp="double-backward")
+        with torch.no_grad():
+            for x, y in batches(8):
+                opt.step(sanc.Batch(loss, x, y))
+        ends.append(model[0].weight.detach().clone())
+    assert not opt.capture_reason
+    assert torch.allclose(*ends, rtol=0, atol=1e-10)
+
+
 def test_a_plain_closure_cannot_be_recorded():
     model = network()
     ((x, y),) = batches(1)

@@ -28,7 +28,7 @@ from sanc.lanczos import Recorded, lanczos
 from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.products import HvpMode
-from sanc.oracles.replay import watched_buffers
+from sanc.oracles.replay import own_randomness, watched_buffers
 from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, survey_of
 from sanc.vectors import Floats, Vector
 
@@ -138,9 +138,12 @@ class Recording:
             self._graph.replay()
         else:
             assert self._body is not None
-            for old, new in zip(self.outputs, self._body(), strict=True):
-                if old is not new:
-                    old.copy_(new)
+            with torch.enable_grad():  # as it was recorded
+                results = self._body()
+            with torch.no_grad():
+                for old, new in zip(self.outputs, results, strict=True):
+                    if old is not new:
+                        old.copy_(new)
         return self.outputs
 
 
@@ -352,7 +355,8 @@ class Programs:
         with watched_buffers() as buffers:
             try:
                 with torch.enable_grad():
-                    self._check_randomness()
+                    with own_randomness(self.layout.kind[1]):
+                        self._look_at_loss()
                     self.make()
             except (RuntimeError, NotImplementedError) as problem:
                 if isinstance(problem, NotRecordableError):
@@ -364,9 +368,12 @@ class Programs:
                     torch._foreach_copy_([leaf.detach() for leaf in self.layout.leaves], before)
                 buffers.put_back()
 
-    def _check_randomness(self) -> None:
+    def _look_at_loss(self) -> None:
+        """Find out what the loss does beside being a number: draw, move buffers, differentiate."""
         before = randomness(self.layout.kind[1])
-        self.gradient(self.start(), graph=False)
+        x = self.start()
+        self.gradient(x, graph=False)
+        self.inner.evaluate(x, self.inner._samples[0])
         if self.inner.moves_buffers:
             self.recorder.parallel = False  # passes that put buffers back must not meet
         if randomness(self.layout.kind[1]) != before:
