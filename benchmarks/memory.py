@@ -184,7 +184,7 @@ def batch_calls(model: nn.Module, batch: sanc.Batch, microbatch: int | None) -> 
 
     def step() -> Any:
         options = {"preset": "paper", "krylov_dim": 2, "check": False, "seed": 0}
-        return sanc.SANC(leaves, microbatch=microbatch, **options).step(batch)
+        return sanc.SANC(leaves, microbatch=microbatch, hvp="double-backward", **options).step(batch)
 
     calls: dict[str, Callable[[], Any]] = {"value": value, "gradient": gradient}
     calls |= {f"product, {hvp}": (lambda hvp=hvp: product(hvp)) for hvp in MODES}
