@@ -119,7 +119,7 @@ class Engine:
         before = self.state
         self._charge(oracle, draft.krylov_dim)
         sigma = self.judge.sigma if sigma is None else sigma
-        self.state = replace(before, iteration=before.iteration + 1, sigma=sigma, seconds=before.seconds + seconds)
+        self.state = EngineState(before.seed, before.iteration + 1, sigma, before.seconds + seconds, before.previous)
         return Record(
             iteration=before.iteration,
             branch=draft.branch,
@@ -264,8 +264,11 @@ class Engine:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
         if self.method.model == "none" or not krylov.from_gradient:
             return False
-        alpha, beta = krylov.coefficients
-        bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
+        if isinstance(krylov, Krylov):
+            bound = krylov.least_last(self.judge.sigma)
+        else:
+            alpha, beta = krylov.coefficients
+            bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
         return krylov.residual * bound > self._tolerance(grad_norm)
 
     def _tolerance(self, grad_norm: float) -> float:

@@ -116,21 +116,33 @@ class Krylov:
         """The entries of T as plain numbers."""
         return self._alpha, self._beta[: self.dim - 1]
 
+    def least_last(self, sigma: float) -> float:
+        """Bound |u_j| of the cubic model's minimiser from below as `cubic.least_last` does, which see."""
+        reach, bound = self._scale, self.start_norm
+        shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * bound))
+        if not 0.0 < shift < math.inf:
+            return 0.0
+        bound /= shift
+        for beta in self._beta[:-1]:
+            bound *= beta / shift
+        return bound
+
     def tridiagonal(self) -> tuple[Floats, Floats]:
         """Diagonal and off-diagonal of T."""
         return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
 
     def extend(self) -> bool:
         """Make one Lanczos iteration; False where the space is invariant, full, or of the dimension asked for."""
-        space, j = self._space, self.dim
-        if self.invariant or j >= self._limit:
+        space, j = self._space, len(self._alpha)
+        last = self._beta[-1] if j else math.nan
+        if last == 0.0 or j >= self._limit:
             return False
         previous, q = self._current, self._advance()
         if self._reorthogonalise:
             r = self._product(q)
             alpha = self._orthogonalise(r)
         else:
-            r = self._image(q, previous, self.residual)
+            r = self._image(q, previous, last)
             alpha = space.dot(q, r)
             space.subtract(r, alpha, q)
         beta = space.norm(r) if math.isfinite(alpha) else alpha
@@ -138,7 +150,7 @@ class Krylov:
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
-        self._scale = max(self._scale, abs(alpha) + beta + (self._beta[-1] if self._beta else 0.0))
+        self._scale = max(self._scale, abs(alpha) + beta + (last if j else 0.0))
         if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
             beta = 0.0
         self._alpha.append(alpha)

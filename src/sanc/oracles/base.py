@@ -59,7 +59,10 @@ class Recent:
 
     def _place(self, key: tuple[Any, ...]) -> int | None:
         for place, (known, _) in enumerate(self._entries):
-            if all(a() is b for a, b in zip(known, key, strict=True)):
+            for a, b in zip(known, key, strict=True):
+                if a() is not b:
+                    break
+            else:
                 return place
         return None
 
