@@ -249,8 +249,7 @@ class Engine:
             test_at = cubic.first_doubt(alpha, beta, krylov.start_norm, self.judge.sigma, tolerance)
         while True:
             krylov.extend()
-            j = krylov.dim
-            draft.krylov_dim = j
+            draft.krylov_dim = j = krylov.dim
             last = j >= limit or krylov.invariant
             if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())

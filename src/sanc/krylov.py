@@ -141,11 +141,13 @@ class Krylov:
         if self._reorthogonalise:
             r = self._product(q)
             alpha = self._orthogonalise(r)
+            beta = space.norm(r) if math.isfinite(alpha) else alpha
+        elif self._store:
+            r = self._product(q)
+            alpha, beta = space.part(r, q, previous, last)
         else:
             r = self._image(q, previous, last)
-            alpha = space.dot(q, r)
-            space.subtract(r, alpha, q)
-        beta = space.norm(r) if math.isfinite(alpha) else alpha
+            alpha, beta = space.part(r, q, None, 0.0)
         if not math.isfinite(beta):
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
         if self._linear is not None:
@@ -176,11 +178,12 @@ class Krylov:
         return row
 
     def _row(self) -> Vector:
-        if self.dim == self._room:
+        j = len(self._alpha)
+        if j == self._room:
             rows = max(6, self._room) if self._asked is None else 64
             self._blocks.append(self._space.rows(min(rows, self._limit - self._room)))
             self._room += len(self._blocks[-1])
-        return self._blocks[-1][self.dim - self._room]
+        return self._blocks[-1][j - self._room]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
         """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
@@ -191,6 +191,7 @@ class _Linear(FiniteSum):
     y: Array
     penalty: _Penalty
     _divides = True
+    _separate = True  # each second derivative is a number, by which `_bent` multiplies
     _sampled: _Mould | None  # that of its samples
     _mould: _Mould | None  # that it came out of itself
 
@@ -311,10 +312,14 @@ class _Linear(FiniteSum):
 
     def _product_of_one(self, block: _Block, bend: Any, curvature: Array | float) -> Callable[[Array], Array]:
         """Return the product where there is one block only."""
+        divisor = self.n
+        if self._separate:
+            bend, divisor = bend / divisor, 1
 
         def product(v: Array) -> Array:
             result = self._pull(block, self._bent(bend, self._scores(block, v)))
-            result /= self.n
+            if divisor != 1:
+                result /= divisor
             result += curvature * v
             return result
 
@@ -326,19 +331,15 @@ class _Linear(FiniteSum):
         if known is not None and not slopes:
             return known, _NOTHING
         parts = self._divided()
-
-        def measure(k: int) -> tuple[float, list[Any], Array]:
-            return self._read(parts[k], w, None if known is None else known.states[k], slopes)
-
+        states: Sequence[list[Any] | None] = [None] * len(parts) if known is None else known.states
         if len(parts) == 1:
-            loss, states, total = measure(0)
-            every = [states]
+            done = [self._read(parts[0], w, states[0], slopes)]
+            total = done[0][2]
         else:
-            done = _each(measure, len(parts))
-            loss, every = sum(part[0] for part in done), [part[1] for part in done]
+            done = _each(lambda k: self._read(parts[k], w, states[k], slopes), len(parts))
             total = _sum(part[2] for part in done) if slopes else _NOTHING
         if known is None:
-            known = _Point(w, loss, every)
+            known = _Point(w, sum([part[0] for part in done]), [part[1] for part in done])
             self._points = [known, *self._points[: _POINTS - 1]]
         return known, total
 
@@ -425,7 +426,7 @@ class Logistic(_Linear):
         np.exp(e, out=e)
         loss = np.log1p(e)
         loss += np.maximum(z, 0.0)
-        return float(loss.sum()), (z, e)
+        return float(np.add.reduce(loss)), (z, e)
 
     def _slope(self, state: Any, labels: Array) -> Array:
         t, e = state
@@ -508,6 +509,7 @@ class Softmax(_Linear):
         self.dim = self.classes * self.features
 
     classes: int
+    _separate = False
     _divides = False  # a product of matrices is no longer a matter of memory, and BLAS does best with the whole
 
     def _labels(self, y: Array) -> Array:

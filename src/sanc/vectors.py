@@ -41,6 +41,14 @@ class Space(ABC):
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         """Subtract ``scale * w`` from `v` in place."""
 
+    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+        """Subtract ``beta * previous`` and then its part α along the unit vector q from r, in place; give α and ‖r‖."""
+        if previous is not None:
+            self.subtract(r, beta, previous)
+        alpha = self.dot(q, r)
+        self.subtract(r, alpha, q)
+        return alpha, self.norm(r) if math.isfinite(alpha) else alpha
+
     @abstractmethod
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
         """Write ``v / divisor`` into `out`, which may be `v` itself."""
@@ -145,6 +153,15 @@ class NumpySpace(Space):
             self._axpy(w, v, a=-scale)
         else:
             v -= scale * w  # a Python float keeps the type of the array
+
+    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+        if r.dtype != self.dtype or not r.flags.c_contiguous:
+            return super().part(r, q, previous, beta)
+        if previous is not None:
+            self._axpy(previous, r, a=-beta)
+        alpha = self._dot(q, r)
+        self._axpy(q, r, a=-alpha)
+        return alpha, self.norm(r)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
         np.divide(v, divisor, out)
