@@ -160,7 +160,8 @@ class Engine:
             return self._refuse(x, draft, f"the {what} of the gradient sample is not finite")
         if not self.method.uses_krylov:
             return self._escape(x, g, None, None, None, oracle, draft)
-
+        if not self.method.momentum:
+            oracle.dismiss("gradient")
         operator = oracle.hessian(x)
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
@@ -331,6 +332,8 @@ class Engine:
                 return None
             (trial,) = krylov.combine(step.u)
             operator.release()
+            if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
+                oracle.dismiss("hessian")
             trial += x
             if draft.trials == 0:
                 draft.value = oracle.value(x)

@@ -144,6 +144,9 @@ class Oracle(ABC):
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - an exact oracle draws nothing
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
 
+    def dismiss(self, role: str) -> None:  # noqa: B027 - most hold nothing of their own for a sample
+        """Let go of the "gradient" or "hessian" sample, for which this iteration is not expected to ask again."""
+
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Components in the gradient, Hessian and objective samples."""

@@ -92,7 +92,11 @@ class FiniteSumOracle(Oracle):
         if self.wanted[2] is not None:
             self._values.clear()
 
-    def _sample(self, role: str) -> FiniteSum:
+    def dismiss(self, role: str) -> None:
+        self._samples[_ROLES[role]] = None  # the next sample gets its memory, which is still in the cache
+
+    def sample(self, role: str) -> FiniteSum:
+        """Return a sample of this iteration: the same whenever it is asked for."""
         index = _ROLES[role]
         sample = self._samples[index]
         if sample is None:
@@ -120,7 +124,7 @@ class FiniteSumOracle(Oracle):
         known = self._values.get(x)
         if known is not None:
             return known
-        sample = self._sample("objective")
+        sample = self.sample("objective")
         self.meter.count_value(sample.n)
         return self._values.put(sample.value(x), x)
 
@@ -131,7 +135,7 @@ class FiniteSumOracle(Oracle):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
             return self._gradient[1], self._gradient[2]
-        sample = self._sample("gradient")
+        sample = self.sample("gradient")
         value, g = sample.value_and_gradient(x)
         self.meter.count_gradient(sample.n)
         self._gradient = (x, value, g)
@@ -140,12 +144,12 @@ class FiniteSumOracle(Oracle):
         return value, g
 
     def trial(self, x: Vector) -> float:
-        sample = self._sample("gradient")
+        sample = self.sample("gradient")
         self.meter.count_value(sample.n)
         return sample.value(x)
 
     def hessian(self, x: Vector) -> Operator:
-        return _SampleHessian(self, self._sample("hessian"), x)
+        return _SampleHessian(self, x)
 
 
 def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -164,19 +168,20 @@ def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[n
 
 
 class _SampleHessian(Operator):
-    def __init__(self, oracle: FiniteSumOracle, sample: FiniteSum, x: Vector) -> None:
-        self.meter, self.sample, self.x = oracle.meter, sample, x
+    def __init__(self, oracle: FiniteSumOracle, x: Vector) -> None:
+        self.oracle, self.x = oracle, x
+        self._size = oracle.sizes[1]
         self._product: Callable[[Vector], Vector] | None = None
 
     def __call__(self, v: Vector) -> Vector:
         if self._product is None:
-            self._product = self.sample.hessian(self.x)
-        self.meter.count_product(self.sample.n)
+            self._product = self.oracle.sample("hessian").hessian(self.x)
+        self.oracle.meter.count_product(self._size)
         return self._product(v)
 
     def gradient(self) -> Vector:
-        self.meter.count_gradient(self.sample.n)
-        return self.sample.value_and_gradient(self.x)[1]
+        self.oracle.meter.count_gradient(self._size)
+        return self.oracle.sample("hessian").value_and_gradient(self.x)[1]
 
     def release(self) -> None:
         self._product = None
