@@ -43,6 +43,15 @@ def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (tmp_path / "linear.png").stat().st_size > 1000
 
 
+def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear.main(["--quick", "--seconds", "0.05", "--parts", "overhead", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "by hand" in said and "ratio to sanc" not in said and "share of X @ v" not in said
+    document = json.loads((tmp_path / "linear.json").read_text())
+    assert document["overhead"] and not document["race"] and not document["bandwidth"]
+    assert not (tmp_path / "linear.png").exists()
+
+
 @pytest.mark.parametrize("penalty", ["nonconvex", "l2"])
 def test_torch_has_the_same_loss(rng: np.random.Generator, penalty: linear.sanc.problems.PenaltyKind) -> None:
     X = scipy.sparse.random(30, 5, 0.5, format="csr", random_state=1)

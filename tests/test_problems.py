@@ -91,6 +91,25 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     assert np.mean(halves, axis=0) == pytest.approx(problem.value_and_gradient(w)[1], abs=1e-13)
 
 
+@pytest.mark.parametrize("entries", [0, 1 << 13])
+def test_later_samples_of_a_sparse_matrix(X, rng, entries, monkeypatch):
+    monkeypatch.setattr(problems, "_FEW_ENTRIES", entries)
+    X[5] = 0.0
+    y, w, v = rng.integers(0, 2, N), rng.standard_normal(D), rng.standard_normal(D)
+    problem, dense = Logistic(scipy.sparse.csr_matrix(X), y), Logistic(X, y)
+    kept = []
+    for size in (9, 9, 9, 4, 9, 1):
+        rows = np.append(rng.choice(N, size - 1, replace=False), 5)
+        kept.append((problem.subset(rows), dense.subset(rows), problem.subset(rows).subset(np.arange(size)[::-1])))
+    for part, alone, again in kept:
+        for one in (part, again, pickle.loads(pickle.dumps(part))):
+            assert one.value(w) == pytest.approx(alone.value(w), rel=1e-13)
+            assert one.value_and_gradient(w)[1] == pytest.approx(alone.value_and_gradient(w)[1], abs=1e-13)
+            assert one.hessian(w)(v) == pytest.approx(alone.hessian(w)(v), abs=1e-13)
+        assert np.array_equal(part.X.toarray(), alone.X)
+        part.X.check_format()
+
+
 @pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
 @pytest.mark.parametrize("width", [np.int32, np.int64])
 def test_rows_of_a_sparse_matrix(X, rng, kind, width):

@@ -119,7 +119,7 @@ class Engine:
         before = self.state
         self._charge(oracle, draft.krylov_dim)
         sigma = self.judge.sigma if sigma is None else sigma
-        self.state = replace(before, iteration=before.iteration + 1, sigma=sigma, seconds=before.seconds + seconds)
+        self.state = EngineState(before.seed, before.iteration + 1, sigma, before.seconds + seconds, before.previous)
         return Record(
             iteration=before.iteration,
             branch=draft.branch,
@@ -160,7 +160,8 @@ class Engine:
             return self._refuse(x, draft, f"the {what} of the gradient sample is not finite")
         if not self.method.uses_krylov:
             return self._escape(x, g, None, None, None, oracle, draft)
-
+        if not self.method.momentum:
+            oracle.dismiss("gradient")
         operator = oracle.hessian(x)
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
@@ -249,8 +250,7 @@ class Engine:
             test_at = cubic.first_doubt(alpha, beta, krylov.start_norm, self.judge.sigma, tolerance)
         while True:
             krylov.extend()
-            j = krylov.dim
-            draft.krylov_dim = j
+            draft.krylov_dim = j = krylov.dim
             last = j >= limit or krylov.invariant
             if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())
@@ -264,8 +264,11 @@ class Engine:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
         if self.method.model == "none" or not krylov.from_gradient:
             return False
-        alpha, beta = krylov.coefficients
-        bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
+        if isinstance(krylov, Krylov):
+            bound = krylov.least_last(self.judge.sigma)
+        else:
+            alpha, beta = krylov.coefficients
+            bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
         return krylov.residual * bound > self._tolerance(grad_norm)
 
     def _tolerance(self, grad_norm: float) -> float:
@@ -329,6 +332,8 @@ class Engine:
                 return None
             (trial,) = krylov.combine(step.u)
             operator.release()
+            if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
+                oracle.dismiss("hessian")
             trial += x
             if draft.trials == 0:
                 draft.value = oracle.value(x)

@@ -116,29 +116,43 @@ class Krylov:
         """The entries of T as plain numbers."""
         return self._alpha, self._beta[: self.dim - 1]
 
+    def least_last(self, sigma: float) -> float:
+        """Bound |u_j| of the cubic model's minimiser from below as `cubic.least_last` does, which see."""
+        reach, bound = self._scale, self.start_norm
+        shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * bound))
+        if not 0.0 < shift < math.inf:
+            return 0.0
+        bound /= shift
+        for beta in self._beta[:-1]:
+            bound *= beta / shift
+        return bound
+
     def tridiagonal(self) -> tuple[Floats, Floats]:
         """Diagonal and off-diagonal of T."""
         return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
 
     def extend(self) -> bool:
         """Make one Lanczos iteration; False where the space is invariant, full, or of the dimension asked for."""
-        space, j = self._space, self.dim
-        if self.invariant or j >= self._limit:
+        space, j = self._space, len(self._alpha)
+        last = self._beta[-1] if j else math.nan
+        if last == 0.0 or j >= self._limit:
             return False
         previous, q = self._current, self._advance()
         if self._reorthogonalise:
             r = self._product(q)
             alpha = self._orthogonalise(r)
+            beta = space.norm(r) if math.isfinite(alpha) else alpha
+        elif self._store:
+            r = self._product(q)
+            alpha, beta = space.part(r, q, previous, last)
         else:
-            r = self._image(q, previous, self.residual)
-            alpha = space.dot(q, r)
-            space.subtract(r, alpha, q)
-        beta = space.norm(r) if math.isfinite(alpha) else alpha
+            r = self._image(q, previous, last)
+            alpha, beta = space.part(r, q, None, 0.0)
         if not math.isfinite(beta):
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
-        self._scale = max(self._scale, abs(alpha) + beta + (self._beta[-1] if self._beta else 0.0))
+        self._scale = max(self._scale, abs(alpha) + beta + (last if j else 0.0))
         if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
             beta = 0.0
         self._alpha.append(alpha)
@@ -164,11 +178,12 @@ class Krylov:
         return row
 
     def _row(self) -> Vector:
-        if self.dim == self._room:
+        j = len(self._alpha)
+        if j == self._room:
             rows = max(6, self._room) if self._asked is None else 64
             self._blocks.append(self._space.rows(min(rows, self._limit - self._room)))
             self._room += len(self._blocks[-1])
-        return self._blocks[-1][self.dim - self._room]
+        return self._blocks[-1][j - self._room]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
         """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""

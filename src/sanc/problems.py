@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from copy import copy
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -41,6 +42,8 @@ _FEW = 32
 """Rows a block has at least; where they do not fit, X is not divided."""
 _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
+_FEW_ENTRIES = 1 << 13
+"""Entries of a sample of sparse rows, about, up to which SciPy's checks take longer than the draw itself."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
 
@@ -93,37 +96,75 @@ class _Penalty:
 
     def value(self, w: Array) -> float:
         if self.kind == "nonconvex":
-            square = w * w
-            return self.strength * float(np.sum(square / (1 + square)))
-        return 0.5 * self.strength * float(w @ w) if self.kind == "l2" else 0.0
+            share = w * w
+            share += 1
+            np.divide(w, share, out=share)
+            return self.strength * float(w.dot(share))
+        return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
-    def gradient(self, w: Array) -> Array | float:
+    def value_and_gradient(self, w: Array) -> tuple[float, Array | float]:
         if self.kind == "nonconvex":
-            slope: Array = 2 * self.strength * w / (1 + w * w) ** 2
-            return slope
-        return self.strength * w if self.kind == "l2" else 0.0
+            total = w * w
+            total += 1
+            slope: Array = w / total
+            value = self.strength * float(w.dot(slope))
+            slope /= total
+            slope *= 2 * self.strength
+            return value, slope
+        return self.value(w), self.strength * w if self.kind == "l2" else 0.0
 
     def curvature(self, w: Array) -> Array | float:
         if self.kind == "nonconvex":
-            square = w * w
-            bend: Array = 2 * self.strength * (1 - 3 * square) / (1 + square) ** 3
+            total = w * w
+            bend: Array = total * -3
+            bend += 1
+            total += 1
+            for _ in range(3):
+                bend /= total
+            bend *= 2 * self.strength
             return bend
         return self.strength if self.kind == "l2" else 0.0
+
+
+class _Mould:
+    """A matrix of a few sparse rows whose copies are filled with others: SciPy takes longer to check a new one."""
+
+    def __init__(self, rows: Any) -> None:
+        self.count, self._rows, self._turned = rows.shape[0], rows, rows.T
+
+    def filled(self, X: Any, rows: Array) -> Any:
+        """Return ``X[rows]``."""
+        begin, length = X.indptr.take(rows), X.indptr.take(rows + 1)
+        length -= begin
+        indptr = np.zeros(self.count + 1, X.indptr.dtype)
+        length.cumsum(out=indptr[1:])
+        begin -= indptr[:-1]
+        places = begin.astype(np.intp).repeat(length)
+        places += np.arange(len(places))
+        part = copy(self._rows)
+        part.data, part.indices, part.indptr = X.data.take(places), X.indices.take(places), indptr
+        return part
+
+    def turned(self, part: Any) -> Any:
+        """Return ``part.T`` of a matrix that was filled."""
+        turned = copy(self._turned)
+        turned.data, turned.indices, turned.indptr = part.data, part.indices, part.indptr
+        return turned
 
 
 class _Block:
     """Some rows of X, not copied where X is dense, and their labels in the form the loss uses."""
 
-    __slots__ = ("X", "_turned", "labels")
+    __slots__ = ("X", "_mould", "_turned", "labels")
 
-    def __init__(self, X: Any, labels: Array) -> None:
-        self.X, self.labels, self._turned = X, labels, None
+    def __init__(self, X: Any, labels: Array, mould: _Mould | None = None) -> None:
+        self.X, self.labels, self._mould, self._turned = X, labels, mould, None
 
     @property
     def turned(self) -> Any:
         """Xᵀ: the same numbers, read the other way."""
         if self._turned is None:
-            self._turned = self.X.T
+            self._turned = self.X.T if self._mould is None else self._mould.turned(self.X)
         return self._turned
 
 
@@ -138,6 +179,8 @@ class _Point:
 
     def belongs(self, w: Array) -> bool:
         """Whether this is w as it is now, not as it was before someone changed it in place."""
+        if self.w.item(0) != w.item(0):
+            return False
         return self.w.dtype == w.dtype and self.w.shape == w.shape and bool((self.w == w).all())
 
 
@@ -148,6 +191,9 @@ class _Linear(FiniteSum):
     y: Array
     penalty: _Penalty
     _divides = True
+    _separate = True  # each second derivative is a number, by which `_bent` multiplies
+    _sampled: _Mould | None  # that of its samples
+    _mould: _Mould | None  # that it came out of itself
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -162,18 +208,37 @@ class _Linear(FiniteSum):
         rows = np.asarray(rows)
         if rows.size == 0 or rows.min() < 0 or rows.max() >= self.n:
             raise ArgumentError(f"rows = {rows!r:.60} cannot be used: pass row numbers from 0 to {self.n - 1}.")
+        return self._part(rows)
+
+    def _part(self, rows: Array) -> _Linear:
+        """Return the mean over rows that are known to be there."""
+        mould = self._mould_of(rows)
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        part.X, part.y, part.n = self.X[rows], self.y[rows], len(rows)
         part._forget()
+        part.n = len(rows)
+        part.X = self.X[rows] if mould is None else mould.filled(self.X, rows)
+        part.y = self.y[rows]
+        part._mould = mould
         return part
 
+    def _mould_of(self, rows: Array) -> _Mould | None:
+        """Return the mould of samples of so many rows, where they are sparse and few."""
+        if isinstance(self.X, np.ndarray) or rows.ndim != 1 or rows.dtype != np.intp:
+            return None
+        if self._sampled is None or self._sampled.count != len(rows):
+            if len(rows) * (self.X.nnz / self.n) > _FEW_ENTRIES:
+                return None
+            self._sampled = _Mould(self.X[rows])
+        return self._sampled
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_points": [], "_parts": None}
+        return self.__dict__ | {"_points": [], "_parts": None, "_sampled": None, "_mould": None}
 
     def _forget(self) -> None:
         self._points: list[_Point] = []
         self._parts: list[list[_Block]] | None = None
+        self._sampled = self._mould = None
 
     # ------------------------------------------------------------------ the loss of the rows of one block
 
@@ -218,15 +283,18 @@ class _Linear(FiniteSum):
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
         point, g = self._visit(w, slopes=True)
+        penalty, slope = self.penalty.value_and_gradient(w)
         g /= self.n
-        g += self.penalty.gradient(w)
-        return point.loss / self.n + self.penalty.value(w), g
+        g += slope
+        return point.loss / self.n + penalty, g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         point, parts = self._visit(w)[0], self._divided()
         if point.bends is None:
             point.bends = _each(lambda k: [self._bend(state) for state in point.states[k]], len(parts))
         bends, curvature = point.bends, self.penalty.curvature(w)
+        if len(parts) == 1 == len(parts[0]):
+            return self._product_of_one(parts[0][0], bends[0][0], curvature)
 
         def product(v: Array) -> Array:
             def partial(k: int) -> Array:
@@ -242,31 +310,54 @@ class _Linear(FiniteSum):
 
         return product
 
+    def _product_of_one(self, block: _Block, bend: Any, curvature: Array | float) -> Callable[[Array], Array]:
+        """Return the product where there is one block only."""
+        divisor = self.n
+        if self._separate:
+            bend, divisor = bend / divisor, 1
+
+        def product(v: Array) -> Array:
+            result = self._pull(block, self._bent(bend, self._scores(block, v)))
+            if divisor != 1:
+                result /= divisor
+            result += curvature * v
+            return result
+
+        return product
+
     def _visit(self, w: Array, slopes: bool = False) -> tuple[_Point, Array]:
         """Return what is known at w and, where `slopes` is set, Xᵀ times the slopes, from one reading of X."""
-        known, parts = self._known(w), self._divided()
+        known = self._known(w)
         if known is not None and not slopes:
             return known, _NOTHING
-
-        def measure(k: int) -> tuple[float, list[Any], Array]:
-            states: list[Any] = [] if known is None else known.states[k]
-            loss, total = 0.0, _NOTHING
-            for place, block in enumerate(parts[k]):
-                if known is None:
-                    part, state = self._measure(self._scores(block, w), block.labels)
-                    loss += part
-                    states.append(state)
-                if slopes:
-                    pulled = self._pull(block, self._slope(states[place], block.labels))
-                    total = pulled if total is _NOTHING else np.add(total, pulled, out=total)
-            return loss, states, total
-
-        done = _each(measure, len(parts))
-        total = _sum(part[2] for part in done) if slopes else _NOTHING
+        parts = self._divided()
+        states: Sequence[list[Any] | None] = [None] * len(parts) if known is None else known.states
+        if len(parts) == 1:
+            done = [self._read(parts[0], w, states[0], slopes)]
+            total = done[0][2]
+        else:
+            done = _each(lambda k: self._read(parts[k], w, states[k], slopes), len(parts))
+            total = _sum(part[2] for part in done) if slopes else _NOTHING
         if known is None:
-            known = _Point(w, sum(part[0] for part in done), [part[1] for part in done])
+            known = _Point(w, sum([part[0] for part in done]), [part[1] for part in done])
             self._points = [known, *self._points[: _POINTS - 1]]
         return known, total
+
+    def _read(
+        self, blocks: list[_Block], w: Array, known: list[Any] | None, slopes: bool
+    ) -> tuple[float, list[Any], Array]:
+        """Go through some blocks: the sum of their losses, their states and, if asked, Xᵀ times their slopes."""
+        states: list[Any] = [] if known is None else known
+        loss, total = 0.0, _NOTHING
+        for place, block in enumerate(blocks):
+            if known is None:
+                part, state = self._measure(self._scores(block, w), block.labels)
+                loss += part
+                states.append(state)
+            if slopes:
+                pulled = self._pull(block, self._slope(states[place], block.labels))
+                total = pulled if total is _NOTHING else np.add(total, pulled, out=total)
+        return loss, states, total
 
     def _known(self, w: Array) -> _Point | None:
         for place, point in enumerate(self._points):
@@ -281,16 +372,16 @@ class _Linear(FiniteSum):
         if self._parts is None:
             labels = self._used(self.y)
             size = self._rows_of_a_block()
-            if size < self.n:
-                blocks = [_Block(self.X[k : k + size], labels[k : k + size]) for k in range(0, self.n, size)]
-            else:
-                blocks = [_Block(self.X, labels)]
+            if size >= self.n:
+                self._parts = [[_Block(self.X, labels, self._mould)]]
+                return self._parts
+            blocks = [_Block(self.X[k : k + size], labels[k : k + size]) for k in range(0, self.n, size)]
             length = -(-len(blocks) // _PARTS)
             self._parts = [blocks[k : k + length] for k in range(0, len(blocks), length)]
         return self._parts
 
     def _rows_of_a_block(self) -> int:
-        if scipy.sparse.issparse(self.X) or not self._divides or self.X.nbytes <= _LARGE:
+        if self._mould is not None or scipy.sparse.issparse(self.X) or not self._divides or self.X.nbytes <= _LARGE:
             return self.n
         rows = _BLOCK // (self.X.itemsize * self.features)
         return rows if rows >= _FEW else self.n
@@ -334,8 +425,8 @@ class Logistic(_Linear):
         np.negative(e, out=e)
         np.exp(e, out=e)
         loss = np.log1p(e)
-        loss += np.maximum(z, 0)
-        return float(loss.sum()), (z, e)
+        loss += np.maximum(z, 0.0)
+        return float(np.add.reduce(loss)), (z, e)
 
     def _slope(self, state: Any, labels: Array) -> Array:
         t, e = state
@@ -418,6 +509,7 @@ class Softmax(_Linear):
         self.dim = self.classes * self.features
 
     classes: int
+    _separate = False
     _divides = False  # a product of matrices is no longer a matter of memory, and BLAS does best with the whole
 
     def _labels(self, y: Array) -> Array:
@@ -471,6 +563,13 @@ class Softmax(_Linear):
         z *= bend
         z -= bend * z.sum(axis=0)
         return z
+
+
+def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
+    """Return `problem.subset` for rows that need no check, where it makes one."""
+    if isinstance(problem, _Linear) and type(problem).subset is _Linear.subset:
+        return problem._part
+    return problem.subset
 
 
 _NOTHING: Array = np.empty(0)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import get_blas_funcs
 
 Vector: TypeAlias = Any
 """A one-dimensional `numpy.ndarray` or `torch.Tensor`; both carry the same arithmetic."""
@@ -39,6 +40,14 @@ class Space(ABC):
     @abstractmethod
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         """Subtract ``scale * w`` from `v` in place."""
+
+    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+        """Subtract ``beta * previous`` and then its part α along the unit vector q from r, in place; give α and ‖r‖."""
+        if previous is not None:
+            self.subtract(r, beta, previous)
+        alpha = self.dot(q, r)
+        self.subtract(r, alpha, q)
+        return alpha, self.norm(r) if math.isfinite(alpha) else alpha
 
     @abstractmethod
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
@@ -123,13 +132,14 @@ class NumpySpace(Space):
         self.dim = dim
         self.dtype = np.dtype(dtype)
         self.eps = float(np.finfo(self.dtype).eps)
+        # They return at once and do not warn of an overflow; on short vectors that is most of the time.
+        self._dot, self._axpy = get_blas_funcs(("dot", "axpy"), dtype=self.dtype)
 
     def dot(self, u: Vector, v: Vector) -> float:
-        return float(u @ v)
+        return float(self._dot(u, v))
 
     def norm(self, v: Vector) -> float:
-        with np.errstate(over="ignore"):
-            square = float(v @ v)
+        square = self._dot(v, v)
         if 1e-280 < square < 1e280:
             return math.sqrt(square)
         largest = float(np.max(np.abs(v), initial=0.0))
@@ -139,10 +149,22 @@ class NumpySpace(Space):
         return largest * math.sqrt(float(scaled @ scaled))
 
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
-        v -= scale * w  # a Python float keeps the type of the array
+        if v.dtype == self.dtype and v.flags.c_contiguous:
+            self._axpy(w, v, a=-scale)
+        else:
+            v -= scale * w  # a Python float keeps the type of the array
+
+    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+        if r.dtype != self.dtype or not r.flags.c_contiguous:
+            return super().part(r, q, previous, beta)
+        if previous is not None:
+            self._axpy(previous, r, a=-beta)
+        alpha = self._dot(q, r)
+        self._axpy(q, r, a=-alpha)
+        return alpha, self.norm(r)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
-        np.divide(v, divisor, out=out)
+        np.divide(v, divisor, out)
 
     def orthogonalise(self, v: Vector, rows: Any) -> Vector:
         parts = rows @ v

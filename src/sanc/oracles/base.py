@@ -59,7 +59,10 @@ class Recent:
 
     def _place(self, key: tuple[Any, ...]) -> int | None:
         for place, (known, _) in enumerate(self._entries):
-            if all(a() is b for a, b in zip(known, key, strict=True)):
+            for a, b in zip(known, key, strict=True):
+                if a() is not b:
+                    break
+            else:
                 return place
         return None
 
@@ -140,6 +143,9 @@ class Oracle(ABC):
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - an exact oracle draws nothing
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
+
+    def dismiss(self, role: str) -> None:  # noqa: B027 - most hold nothing of their own for a sample
+        """Let go of the "gradient" or "hessian" sample, for which this iteration is not expected to ask again."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
-from sanc.problems import FiniteSum
+from sanc.problems import FiniteSum, sampler
 from sanc.settings import Sampling
 from sanc.vectors import NumpySpace, Vector
 
 _ROLES = {"gradient": 0, "hessian": 1, "objective": 2}
+
+
+class Draws:
+    """Independent random streams, one for each (iteration, role), without a new generator for each.
+
+    Philox turns a key and a counter into numbers: the seed makes the key, and each stream has the 2¹²⁸ counters whose
+    upper two words are its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(seed)
+        self._generator = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._counter = self._state["state"]["counter"]
+
+    def at(self, iteration: int, role: int) -> np.random.Generator:
+        """Return the generator at the start of a stream; the next call moves it away from there."""
+        self._counter[2], self._counter[3] = iteration, role
+        self._bits.state = self._state
+        return self._generator
 
 
 class FiniteSumOracle(Oracle):
@@ -43,6 +64,8 @@ class FiniteSumOracle(Oracle):
         self.seed = seed
         self.sampling = sampling
         self.wanted = list(sizes)
+        self._subset = sampler(problem)
+        self._draws = Draws(seed)
         self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
         self._iteration = -1
         self._samples: list[FiniteSum | None] = [None, None, None]
@@ -52,13 +75,12 @@ class FiniteSumOracle(Oracle):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         """Whether all three samples are the whole sum."""
-        return all(size is None for size in self.wanted)
+        return self.wanted == [None, None, None]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        n = self.problem.n
-        g, h, f = (n if size is None else size for size in self.wanted)
-        return g, h, f
+        n, (g, h, f) = self.problem.n, self.wanted
+        return n if g is None else g, n if h is None else h, n if f is None else f
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         if iteration == self._iteration:
@@ -70,7 +92,11 @@ class FiniteSumOracle(Oracle):
         if self.wanted[2] is not None:
             self._values.clear()
 
-    def _sample(self, role: str) -> FiniteSum:
+    def dismiss(self, role: str) -> None:
+        self._samples[_ROLES[role]] = None  # the next sample gets its memory, which is still in the cache
+
+    def sample(self, role: str) -> FiniteSum:
+        """Return a sample of this iteration: the same whenever it is asked for."""
         index = _ROLES[role]
         sample = self._samples[index]
         if sample is None:
@@ -78,7 +104,7 @@ class FiniteSumOracle(Oracle):
             if size is None:
                 sample = self.problem
             else:
-                sample = self.problem.subset(self._draw(index, size))
+                sample = self._subset(self._draw(index, size))
             self._samples[index] = sample
         return sample
 
@@ -86,8 +112,7 @@ class FiniteSumOracle(Oracle):
         """Rows of a sample of this iteration."""
         n = self.problem.n
         if self.sampling == "uniform":
-            rng = np.random.default_rng((self.seed, self._iteration, index))
-            return rng.choice(n, size, replace=False, shuffle=False)
+            return self._draws.at(self._iteration, index).choice(n, size, replace=False, shuffle=False)
         epoch, batch = divmod(self._iteration, n // size)  # a last batch that is not full is left out
         known = self._orders.get(index)
         if known is None or known[0] != (epoch, size):
@@ -99,7 +124,7 @@ class FiniteSumOracle(Oracle):
         known = self._values.get(x)
         if known is not None:
             return known
-        sample = self._sample("objective")
+        sample = self.sample("objective")
         self.meter.count_value(sample.n)
         return self._values.put(sample.value(x), x)
 
@@ -110,7 +135,7 @@ class FiniteSumOracle(Oracle):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
             return self._gradient[1], self._gradient[2]
-        sample = self._sample("gradient")
+        sample = self.sample("gradient")
         value, g = sample.value_and_gradient(x)
         self.meter.count_gradient(sample.n)
         self._gradient = (x, value, g)
@@ -119,12 +144,12 @@ class FiniteSumOracle(Oracle):
         return value, g
 
     def trial(self, x: Vector) -> float:
-        sample = self._sample("gradient")
+        sample = self.sample("gradient")
         self.meter.count_value(sample.n)
         return sample.value(x)
 
     def hessian(self, x: Vector) -> Operator:
-        return _SampleHessian(self, self._sample("hessian"), x)
+        return _SampleHessian(self, x)
 
 
 def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -143,19 +168,20 @@ def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[n
 
 
 class _SampleHessian(Operator):
-    def __init__(self, oracle: FiniteSumOracle, sample: FiniteSum, x: Vector) -> None:
-        self.meter, self.sample, self.x = oracle.meter, sample, x
+    def __init__(self, oracle: FiniteSumOracle, x: Vector) -> None:
+        self.oracle, self.x = oracle, x
+        self._size = oracle.sizes[1]
         self._product: Callable[[Vector], Vector] | None = None
 
     def __call__(self, v: Vector) -> Vector:
         if self._product is None:
-            self._product = self.sample.hessian(self.x)
-        self.meter.count_product(self.sample.n)
+            self._product = self.oracle.sample("hessian").hessian(self.x)
+        self.oracle.meter.count_product(self._size)
         return self._product(v)
 
     def gradient(self) -> Vector:
-        self.meter.count_gradient(self.sample.n)
-        return self.sample.value_and_gradient(self.x)[1]
+        self.oracle.meter.count_gradient(self._size)
+        return self.oracle.sample("hessian").value_and_gradient(self.x)[1]
 
     def release(self) -> None:
         self._product = None
