@@ -178,8 +178,13 @@ class AmortisedEngine:
             self.state = before
             raise
         seconds = before.seconds + time.perf_counter() - clock
+        state = self.state
         self._set(iteration=before.iteration + 1, seconds=seconds)
-        self._last = point
+        if state.momentum is not None:
+            self._set(momentum=oracle.keep(state.momentum))
+        if state.square is not None:
+            self._set(square=oracle.keep(state.square))
+        self._last = oracle.keep(point)
         calls = oracle.meter.snapshot()
         return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
 
@@ -320,7 +325,8 @@ class AmortisedEngine:
         The same batch tells, at the last safe point. Where somebody else moved the parameters there is none any more.
         """
         if self._last is not None and oracle.space.norm(self._last - x) > 0.0:
-            self._set(safe=x)
+            self._set(safe=oracle.keep(x))
+            return False
         safe = self.state.safe
         if safe is None or safe is x:
             return False

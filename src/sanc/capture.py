@@ -12,7 +12,15 @@ from sanc.data import Batch
 from sanc.deferred import Deferred, unsupported
 from sanc.engine import Engine
 from sanc.oracles.autograd import Layout
-from sanc.oracles.captured import NotRecordableError, Programs, Recorder, StepPrograms, SurveyPrograms, signature
+from sanc.oracles.captured import (
+    NotNowError,
+    NotRecordableError,
+    Programs,
+    Recorder,
+    StepPrograms,
+    SurveyPrograms,
+    signature,
+)
 from sanc.oracles.products import HvpMode
 from sanc.record import Record
 
@@ -55,7 +63,7 @@ class Capture:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the recordings behind: they are of this process and its device."""
-        return self.__dict__ | {"_programs": {}, "_last": None, "_recorder": None}
+        return self.__dict__ | {"_programs": {}, "_last": None, "_recorder": None, "_seen": Counter()}
 
     def settle(self) -> Record | None:
         """Bring the engine up to date with what the device decided; return the record of that step, once."""
@@ -111,8 +119,10 @@ class Capture:
         if isinstance(self.engine, Engine):
             return self.engine.state.iteration > 0
         state = self.engine.state
-        measured = state.scale is not None or not self.engine.settings.metric
-        return state.settled >= 0 and state.momentum is not None and state.basis is not None and measured
+        s = self.engine.settings
+        if state.settled < 0 or state.momentum is None or state.basis is None:
+            return False
+        return (state.scale is not None or not s.metric) and len(state.basis) <= (s.krylov_dim or 0)
 
     def _record(self, key: tuple[Any, ...], given: Sequence[Batch | None], layout: Layout) -> Programs | None:
         if len(self._seen) > 100:  # a loss function of its own for every step: nothing is ever seen twice
@@ -129,6 +139,9 @@ class Capture:
             self._recorder = Recorder(layout.kind[1])
         try:
             made = self._make(given, layout, self._recorder)
+        except NotNowError as problem:
+            self.reason = str(problem)
+            return None
         except NotRecordableError as problem:
             self.reason = self._refused = str(problem)
             self._warn()

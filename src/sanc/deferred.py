@@ -90,6 +90,8 @@ class _Step:
     plan: escape.Escape | None = None
     seconds: float = 0.0
     tried: bool = False  # whether f was evaluated at x
+    failed: int = 0  # products that were not finite
+    ahead: int = 0  # steps before it that are not booked yet
 
 
 class Deferred:
@@ -108,12 +110,15 @@ class Deferred:
 
     def settle(self) -> Record | None:
         """Wait for the verdict on the last step, if it is still out; return its record unless that was asked before."""
+        self._read_verdict()
+        record, self._record = self._record, None
+        return record
+
+    def _read_verdict(self) -> None:
         step, self._pending = self._pending, None
         if step is not None:
             _conclude(step, *step.programs.verdict.tolist())
             self._book(step)
-        record, self._record = self._record, None
-        return record
 
     def iterate(self, programs: StepPrograms, oracle: Oracle) -> Outcome:
         """Make one iteration; `oracle` is asked for the sizes of the samples and counts.
@@ -121,6 +126,8 @@ class Deferred:
         While the device waits for its orders the host does only what they need; the books are kept afterwards.
         """
         clock = time.perf_counter()
+        if self._pending is not None and self._pending.programs is not programs:
+            self._read_verdict()  # it lies with other recordings
         engine, last = self.engine, self._pending
         programs.model.replay()
         programs.numbers.sent()
@@ -133,6 +140,7 @@ class Deferred:
             sigma = last.judge.sigma
         draft = Draft(sigma=sigma, value=numbers[0], grad_norm=numbers[3])
         step = _Step(draft, Judge(engine.settings, programs.space.eps, sigma), programs, oracle)
+        step.ahead = int(last is not None)
         engine.judge = step.judge
         try:
             outcome = self._decide(step, numbers, coin)
@@ -140,9 +148,7 @@ class Deferred:
             if last is not None:
                 self._book(last)
         step.seconds = time.perf_counter() - clock
-        if outcome is Outcome.MOVED:
-            self._pending = step
-        elif outcome is Outcome.REFUSED:
+        if outcome is Outcome.REFUSED:
             self._book(step)
         return outcome
 
@@ -161,11 +167,11 @@ class Deferred:
             eigen, found = engine.grow(krylov, space, draft)
             found = found or cubic.minimise(eigen, krylov.linear, draft.sigma)
             if found.hard:
-                found = cubic.minimise(eigen, krylov.linear, draft.sigma, engine.hard_sign(krylov, eigen))
+                found = cubic.minimise(eigen, krylov.linear, draft.sigma, engine.hard_sign(krylov, eigen, step.ahead))
             step.cubic = self._sound(step, found, x_norm)
         except NonFiniteProductError as problem:
             step.judge.reject()
-            draft.note = str(problem)
+            draft.note, step.failed = str(problem), 1
         if step.cubic is not None:
             draft.value, step.tried = before, not step.programs.shares_values
             if not math.isfinite(before):
@@ -207,6 +213,7 @@ class Deferred:
             elif step.plan.branch is Branch.GRADIENT:
                 orders[2 * n] = -step.plan.length
         programs.orders.write(orders)
+        self._pending = step
         programs.step.replay()
 
     def _book(self, step: _Step) -> None:
@@ -214,7 +221,7 @@ class Deferred:
         oracle, draft = step.oracle, step.draft
         size_g, size_b, size_f = oracle.sizes
         oracle.meter.count_gradient(size_g)
-        for _ in range(draft.krylov_dim):
+        for _ in range(draft.krylov_dim + step.failed):
             oracle.meter.count_product(size_b)
         for _ in range(draft.trials + step.tried):
             oracle.meter.count_value(size_f)

@@ -384,13 +384,13 @@ class Engine:
                 return predicted
         return actual
 
-    def hard_sign(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> float:
+    def hard_sign(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, ahead: int = 0) -> float:
         """Sign of the left-most vector in the hard case: both are minimisers of the model."""
         if self.settings.sign == "descent":
             slope = float(eigen.leftmost_vector @ krylov.linear)
             if slope != 0.0:
                 return -math.copysign(1.0, slope)
-        return self._coin(_HARD)
+        return self._coin(_HARD, ahead)
 
     def _momentum(self, x: Vector, trial: Vector, norm: float, oracle: Oracle, draft: Draft) -> Vector:
         """CRM (Wang, Zhou, Liang and Lan 2018): extrapolate beyond the cubic point, keep the better of the two."""

@@ -307,6 +307,17 @@ class CubicOptimizer(Optimizer):
             if not isinstance(sample, Batch) and (sample is not None or name == "closure"):
                 self._sample(name, sample, 0)  # complains of what cannot be used
         self._gather(layout)
+        grads = [p.grad for p in layout.leaves]
+        try:
+            for p in layout.leaves:
+                p.grad = None
+            return self._replay_bare(given, layout)
+        finally:
+            for p, grad in zip(layout.leaves, grads, strict=True):
+                p.grad = grad
+
+    def _replay_bare(self, given: tuple[Any, Any, Any], layout: Layout) -> Tensor | None:
+        assert self._capture is not None
         programs = self._capture.programs(given, layout, self._microbatch)
         if programs is None:
             return None
@@ -318,7 +329,7 @@ class CubicOptimizer(Optimizer):
         programs.inputs.fill(given)
         outcome = self._capture.deferred.iterate(programs, Tally(programs, self._meter))
         if outcome is not Outcome.MOVED:
-            programs.inner.undo_training()
+            programs.undo_training()
         return None if outcome is Outcome.ASK_AGAIN else programs.raw.clone()
 
     def _sample(self, name: str, given: Any, role: int) -> Sample:

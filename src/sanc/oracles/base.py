@@ -174,7 +174,7 @@ class Oracle(ABC):
         return make(self.space, x, move)
 
     def keep(self, x: Vector) -> Vector:
-        """Return `x` as something that stays as it is in later iterations."""
+        """Return a vector as something that stays as it is in later iterations."""
         return x
 
     def lanczos(self, x: Vector, start: Vector, scale: Vector | None, limit: int) -> Recorded | None:

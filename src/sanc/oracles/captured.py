@@ -11,6 +11,7 @@ which is what a graph does, only slower: the logic is the same, and can be teste
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from sanc.lanczos import Recorded, lanczos
 from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.products import HvpMode
-from sanc.oracles.replay import own_randomness, watched_buffers
+from sanc.oracles.replay import Buffers, own_randomness, watched_buffers
 from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, survey_of
 from sanc.vectors import Floats, Vector
 
@@ -40,6 +41,10 @@ _AGREE = {torch.float32: 1e-3, torch.float64: 1e-8}
 
 class NotRecordableError(SancError):
     """The loss cannot be recorded; the message says why."""
+
+
+class NotNowError(NotRecordableError):
+    """The loss cannot be recorded on this batch; another may do."""
 
 
 class Recorder:
@@ -173,7 +178,7 @@ class Letter:
     def sent(self) -> None:
         """Remember that the recording which sends was launched."""
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self.device.device))
 
     def read(self) -> list[float]:
         """Wait for what was sent, and for nothing after it."""
@@ -224,6 +229,8 @@ class Inputs:
         first = batches[0]
         assert first is not None
         self._tensors = [None if batch is None else [t.detach().clone() for t in batch.tensors] for batch in batches]
+        self._losses = [None if batch is None else identity(batch.loss) for batch in batches]
+        self._described = [None if batch is None else described(batch.loss) for batch in batches]  # so that ids stay
         samples: list[Sample] = []
         for name, batch, tensors in zip(("closure", "hessian", "objective"), batches, self._tensors, strict=True):
             if batch is None or tensors is None:
@@ -233,14 +240,13 @@ class Inputs:
         self.samples = samples
 
     def take(self, batches: Sequence[Any]) -> bool:
-        """Whether these batches fit into the same memory, and have the very same loss functions."""
-        for batch, tensors, sample in zip(batches, self._tensors, self.samples, strict=True):
+        """Whether these batches fit into the same memory, and have the same loss functions."""
+        for batch, tensors, loss in zip(batches, self._tensors, self._losses, strict=True):
             if (batch is None) is not (tensors is None):
                 return False
             if batch is None or tensors is None:
                 continue
-            static = sample.parts[0][1]
-            if type(batch) is not Batch or not isinstance(static, Batch) or batch.loss is not static.loss:
+            if type(batch) is not Batch or identity(batch.loss) != loss:
                 return False
             for new, old in zip(batch.tensors, tensors, strict=False):
                 if new.shape != old.shape or new.dtype != old.dtype or new.device != old.device:
@@ -274,11 +280,21 @@ def identity(function: Any) -> tuple[Any, ...]:
     code = getattr(function, "__code__", None)
     if code is None:
         return (id(function),)
+    return (code, *map(id, described(function)))
+
+
+def described(function: Any) -> list[Any]:
+    """Return the objects, beside its code, that make a function what it is."""
+    if hasattr(function, "__func__"):
+        return [function.__self__, *described(function.__func__)]
+    if not hasattr(function, "__code__"):
+        return [function]
     try:
-        cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # a cell that is still empty
-        return (id(function),)
-    return (code, cells, tuple(map(id, function.__defaults__ or ())))
+        cells = [function]
+    named = function.__kwdefaults__ or {}
+    return [*cells, *(function.__defaults__ or ()), *(named[name] for name in sorted(named)), function.__globals__]
 
 
 def randomness(device: torch.device) -> tuple[Any, ...]:
@@ -315,6 +331,7 @@ class Programs:
         self.space = self.inner.space
         self.candidates: tuple[HvpMode, ...] = EXACT_MODES if hvp == "auto" else (hvp,)  # type: ignore[assignment]
         self._addresses = [leaf.data_ptr() for leaf in layout.leaves]
+        self.training: Buffers | None = None  # what the recorded gradient pass met; its memory is the recording's
         self._check_inputs()
         self._build()
 
@@ -326,6 +343,11 @@ class Programs:
     def make(self) -> None:
         """Make the recordings."""
         raise NotImplementedError
+
+    def undo_training(self) -> None:
+        """Put back the buffers that the last replay of the gradient pass moved."""
+        if self.training is not None:
+            self.training.put_back()
 
     def takes(self, batches: Sequence[Any]) -> bool:
         """Whether a step on these batches is plainly one of those recorded."""
@@ -401,12 +423,15 @@ class Programs:
         tolerance = _AGREE[self.layout.kind[0]]
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         far = abs(float(eager) - float(value)) > tolerance * max(1.0, abs(float(eager)))
+        if not (math.isfinite(float(eager)) and math.isfinite(off)):
+            raise NotNowError("the batch on which it was to be recorded is not finite")
         if not off <= tolerance or far:
             raise NotRecordableError(f"the recorded gradient is off by {off:.1e} of its length from the eager one")
 
     def fastest(self, record: Callable[[], Recording], numbers: Callable[[Recording], Tensor]) -> Recording:
         """Record with each way to make products, and keep the fastest of those that agree with the first."""
         kept: dict[HvpMode, Recording] = {}
+        training: dict[HvpMode, Buffers | None] = {}
         reference: Tensor | None = None
         trouble: Exception | None = None
         for mode in self.candidates:
@@ -419,12 +444,14 @@ class Programs:
             recording.replay()
             seen = numbers(recording).clone()
             reference = seen if reference is None else reference
-            if torch.allclose(seen, reference, rtol=_AGREE[self.layout.kind[0]], atol=1e-6):
+            if torch.allclose(seen, reference, rtol=_AGREE[self.layout.kind[0]], atol=1e-6, equal_nan=True):
                 kept[mode] = recording
+                training[mode] = self.training
         if not kept:
             assert trouble is not None
             raise trouble
         self.inner.hvp = self._time(kept) if len(kept) > 1 else next(iter(kept))
+        self.training = training[self.inner.hvp]
         return kept[self.inner.hvp]
 
     def _time(self, recordings: dict[HvpMode, Recording]) -> HvpMode:
@@ -468,6 +495,8 @@ class SurveyPrograms(Programs):
             memory, momentum=memory.momentum.clone(), square=square, scale=scale, path=blank, basis=basis
         )
         self.tried, self.first = torch.zeros_like(blank), torch.zeros_like(blank)
+        # Not results of a recording, whose memory an earlier one may use while it runs.
+        self.point, self.length = torch.zeros_like(blank), blank.new_zeros(())
         self.orders = Letter(1 + limit, blank.device)
         self.numbers = Letter(5 + limit, blank.device)
         super().__init__(layout, batches, hvp, recorder)
@@ -479,7 +508,6 @@ class SurveyPrograms(Programs):
         self.look = Look(g, momentum, None if self.memory.square is None else square, mean)
         self.compare(numbers[0], g)
         self.move_recording = record(self._move)
-        self.point, self.length = self.move_recording.outputs
         self.trial_recording = record(lambda: [self.value(self.tried, 0)])
         self.first.copy_(self.look.gradient)
         self.lanczos_recording = self.fastest(lambda: record(self._lanczos), lambda made: made.outputs[1])
@@ -488,6 +516,7 @@ class SurveyPrograms(Programs):
     def _look(self) -> list[Tensor]:
         x = self.start()
         value, g = self.gradient(x, graph=False)
+        self.training = self.inner._training
         look, numbers = look_at(self.space, value, g, self.memory)
         self.numbers.up(numbers)
         assert self.inner.raw_loss is not None
@@ -502,13 +531,14 @@ class SurveyPrograms(Programs):
         s = torch.addmv(look.mean * orders[0], memory.basis.T, orders[1:])
         if memory.scale is not None:
             s *= memory.scale
-        point = self.x + s
+        torch.add(self.x, s, out=self.point)
         torch.add(s, memory.path, alpha=memory.averaging, out=memory.path)
         memory.momentum.copy_(look.momentum)  # type: ignore[union-attr]
         if memory.square is not None:
             memory.square.copy_(look.square)
-        self.layout.write(point)
-        return [point, torch.linalg.vector_norm(s)]
+        self.layout.write(self.point)
+        self.length.copy_(torch.linalg.vector_norm(s))
+        return []
 
     def _lanczos(self) -> list[Tensor]:
         self.inner._loaded = self.x
@@ -581,7 +611,9 @@ class CapturedOracle(AutogradOracle):
         return Moved(p.point, p.memory.path, p.length, p.memory.momentum, p.memory.square)
 
     def keep(self, x: Vector) -> Vector:
-        return x.clone()
+        p = self.programs
+        changing = (p.x, p.look.gradient, p.look.momentum, p.look.square, p.look.mean)  # by the next replay
+        return x.clone() if any(x is vector for vector in changing) else x
 
     def trial(self, x: Vector) -> float:
         p = self.programs
@@ -603,7 +635,7 @@ class CapturedOracle(AutogradOracle):
         return Recorded(self.space.read(coefficients), rows, self.space)
 
     def undo_training(self) -> None:
-        self.programs.inner.undo_training()
+        self.programs.undo_training()
 
 
 class StepPrograms(Programs):
@@ -663,7 +695,11 @@ class StepPrograms(Programs):
         assert raw is not None
         rows = g.new_empty((self.limit, len(g)))
         coefficients = lanczos(operator, g, rows, reorthogonalise=self._reorthogonalise)
+        torch.nan_to_num(
+            rows, nan=0.0, posinf=0.0, neginf=0.0, out=rows
+        )  # the coefficients tell; no weight is ≠ 0 there
         operator.release()
+        self.training = inner._training
         inner.close()
         seen = torch.stack([value, torch.linalg.vector_norm(x).double(), value if before is None else before()])
         self.numbers.up(torch.cat([seen, coefficients, self.verdict]))
