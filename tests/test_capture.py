@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 import warnings
 
 import pytest
@@ -354,6 +355,103 @@ def test_a_product_that_is_wrong_is_not_recorded(monkeypatch):
     assert not opt.capture_reason and opt.hvp == "double-backward"
 
 
+@pytest.mark.parametrize("bad", range(56, 60))  # after judged and other steps
+def test_a_bad_batch_teaches_nothing(bad):
+    data = batches(75)
+    data[bad] = (data[bad][0] * math.nan, data[bad][1])
+    runs = [train(network(), data, captured, check_every=4) for captured in (False, True)]
+    assert runs[1][3][-1]
+    for a, b in zip(runs[0][2], runs[1][2], strict=True):
+        same(a, b, rel=1e-5)
+    assert "back to the last safe point" in runs[1][2][bad].note
+
+
+def test_kinds_that_take_turns_keep_their_verdicts_apart():
+    """Nobody looks, so that the verdict on a step is still out when a step of the other kind is made."""
+    data = [pair for pairs in zip(batches(20), batches(20, rows=9), strict=True) for pair in pairs]
+    ends = []
+    for captured in (False, True):
+        model = network()
+        opt, *_ = train(model, data, captured, look=False, preset="paper", sigma0=1e-3)
+        ends.append((model[0].weight.detach().clone(), opt.record))
+    assert not opt.capture_reason
+    assert torch.allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-6)
+    same(ends[0][1], ends[1][1], rel=1e-4)
+
+
+def test_what_is_kept_is_not_what_a_replay_changes():
+    opt, *_ = train(network(), batches(70), True, check_every=2)
+    (programs,) = opt._capture._programs.values()
+    changing = {v.data_ptr() for v in (programs.x, *[getattr(programs.look, n) for n in ("gradient", "mean")])}
+    changing |= {programs.look.momentum.data_ptr(), programs.look.square.data_ptr()}
+    for name, vector in opt._engine.vectors().items():
+        assert vector.data_ptr() not in changing, name
+    assert opt._engine._last.data_ptr() not in changing
+
+
+def test_a_product_that_is_not_finite_leaves_the_gradient_step():
+    records = []
+    for captured in (False, True):
+        w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+        b = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def loss(x, w=w, b=b):
+            return ((x @ w + b) ** 2).mean() + (b.abs() ** 1.5).sum()
+
+        opt = sanc.SANC([w, b], preset="paper", seed=3, capture=captured, hvp="double-backward")
+        torch.manual_seed(0)
+        for k in range(6):
+            if k == 4:
+                with torch.no_grad():
+                    b.zero_()  # where the second derivative is infinite
+            opt.step(sanc.Batch(loss, torch.randn(8, 3, dtype=torch.float64)))
+            records.append(opt.record)
+    assert records[4].branch is records[10].branch is sanc.Branch.GRADIENT
+    for a, b in zip(records[:6], records[6:], strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_bad_batch_where_it_is_to_be_recorded_only_puts_it_off(preset):
+    data = batches(60)
+    first = train(network(), data, True, preset=preset)[3].index(True)
+    data[first] = (data[first][0] * math.nan, data[first][1])
+    opt, _, records, replayed = train(network(), data, True, preset=preset)
+    assert "not finite" in records[first].note
+    assert not replayed[first] and replayed[-1] and not opt.capture_reason
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_gradients_left_by_somebody_else_do_not_matter(preset):
+    model = network()
+    left = torch.ones_like(model[0].weight)
+    model[0].weight.grad = left
+    opt, *_ = train(model, batches(50), True, preset=preset)
+    assert not opt.capture_reason and model[0].weight.grad is left
+
+
+def test_a_loss_that_changes_with_its_surroundings_is_not_replayed():
+    ends = []
+    for captured in (False, True):
+        model, weight = network(), 1.0
+
+        def loss(x, y, model=model):
+            return weight * nn.functional.cross_entropy(model(x), y)
+
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=1, capture=captured, hvp="double-backward")
+        for k, (x, y) in enumerate(batches(12)):
+            weight = 1.0 + k // 4
+            opt.step(sanc.Batch(loss, x, y))
+        ends.append(model[0].weight.detach().clone())
+    assert torch.allclose(*ends, rtol=0, atol=1e-10)
+
+
+def test_an_optimiser_in_the_middle_can_be_pickled():
+    opt, *_ = train(network(), batches(5), True, preset="paper")
+    again = pickle.loads(pickle.dumps(opt))
+    assert again.record == opt.record
+
+
 def test_leaves_part_from_graphs_that_are_kept():
     leaf = torch.ones(3, requires_grad=True)
     kept = (leaf * leaf).sum()
@@ -369,6 +467,8 @@ def test_functions_are_told_apart_by_what_they_do():
     a, b = object(), object()
     made = [(lambda x, a=a: x) for _ in range(2)]
     assert identity(made[0]) == identity(made[1])
+    named = [(lambda x, *, a=a: x), (lambda x, *, a=b: x)]
+    assert identity(named[0]) != identity(named[1])
 
     def over(thing):
         return lambda x: (x, thing)
