@@ -328,7 +328,7 @@ def picture(document: dict[str, Any], path: Path) -> None:
     axes.set_xticks(list(places), ticks)
     axes.set_yscale("log")
     axes.set_ylabel("milliseconds a step")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

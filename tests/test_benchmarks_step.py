@@ -1,0 +1,45 @@
+"""The benchmark of a step runs, and compares what it says it compares."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from benchmarks import step
+
+
+def test_step_quick(tmp_path, capsys):
+    assert step.main(["--quick", "--seconds", "0.2", "--out", str(tmp_path)]) == 0
+    document = json.loads((tmp_path / "step.json").read_text())
+    assert [row["samples"] for row in document["paper"]] == [1, 3]
+    for row in document["paper"]:
+        assert row["ratio"] == pytest.approx(row["step"] / row["bare"]) and math.isfinite(row["ratio"])
+        assert row["bare"] == min(value for name, value in row["times"].items() if name.startswith("bare"))
+    assert "| small" in capsys.readouterr().out
+    assert (tmp_path / "step.png").stat().st_size > 5_000
+
+
+def test_bare_calls_are_those_of_a_dense_hessian():
+    task = step.Task("small", torch.device("cpu"), rows=12)
+    x, y = task.batches[0]
+    names = [name for name, _ in task.model.named_parameters()]
+
+    def loss(flat):
+        parts = flat.split([p.numel() for p in task.model.parameters()])
+        values = {n: part.view_as(p) for n, part, p in zip(names, parts, task.model.parameters(), strict=True)}
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(task.model, values, (x,)), y)
+
+    flat = torch.cat([p.detach().reshape(-1) for p in task.model.parameters()])
+    dense = torch.func.hessian(loss)(flat)
+    for mode in ("double-backward", "forward-over-reverse"):
+        bare = step.Bare(task, mode)
+        gradient, product, *_ = bare.products(x, y)
+        assert torch.allclose(gradient, torch.func.grad(loss)(flat), atol=1e-6)
+        assert torch.allclose(product, dense @ bare.v, atol=1e-5)
+    assert len(bare.step(three=False)) == 1 + step.J + 1
+    assert len(bare.step(three=True)) == 1 + (1 + step.J) + 2
