@@ -271,21 +271,27 @@ def test_the_bend_is_that_of_the_dense_matrix(rng, size):
     st.integers(1, 8).flatmap(
         lambda j: st.tuples(
             st.lists(st.floats(-10, 10), min_size=j, max_size=j),
-            st.lists(st.floats(1e-3, 10), min_size=j - 1, max_size=j - 1),
+            st.lists(st.floats(1e-3, 10), min_size=j, max_size=j),
         )
     ),
     st.floats(1e-6, 1e6),
     st.floats(1e-6, 1e6),
+    st.floats(1e-12, 1.0),
 )
-def test_the_bound_on_the_last_entry_holds(coefficients, start, sigma):
-    diagonal, off = coefficients
-    linear = np.zeros(len(diagonal))
-    linear[0] = start
-    step = cubic.minimise(cubic.spectrum(np.array(diagonal), np.array(off)), linear, sigma)
-    bound = cubic.least_last(diagonal, off, start, sigma)
-    assert 0.0 < bound <= abs(step.u[-1]) * (1 + 1e-6) + 1e-13 * step.norm  # what the eigenvectors round away
+def test_what_is_ruled_out_is_not_within_the_tolerance(coefficients, start, sigma, tolerance):
+    diagonal, residuals = coefficients
+    first = cubic.first_doubt(diagonal, residuals, start, sigma, tolerance)
+    assert 1 <= first <= len(diagonal)
+    for j in range(1, first):
+        linear = np.zeros(j)
+        linear[0] = start
+        step = cubic.minimise(cubic.spectrum(np.array(diagonal[:j]), np.array(residuals[: j - 1])), linear, sigma)
+        rounded = 1e-13 * step.norm * residuals[j - 1]  # what the eigenvectors round away
+        assert residuals[j - 1] * abs(step.u[-1]) * (1 + 1e-6) + rounded > tolerance
 
 
-def test_the_bound_is_sharp_for_one_dimension():
+def test_the_bound_is_sharp_enough_to_be_of_use():
+    """One dimension, small σ: the bound is half of the step, so a tolerance of a third of it is ruled out."""
     step = cubic.minimise(cubic.spectrum(np.array([2.0]), np.zeros(0)), np.array([3.0]), 1e-12)
-    assert 0.4 * step.norm <= cubic.least_last([2.0], [], 3.0, 1e-12) <= step.norm
+    assert cubic.first_doubt([2.0, 2.0], [0.1, 0.1], 3.0, 1e-12, 0.1 * step.norm / 3) == 2
+    assert cubic.first_doubt([2.0, 2.0], [0.1, 0.1], 3.0, 1e-12, 0.1 * step.norm) == 1

@@ -132,27 +132,15 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     return CubicStep(u, scale * mu, a * mu, decrease, hard, scale * scale * a * bend, share)
 
 
-def least_last(diagonal: Sequence[float], off_diagonal: Sequence[float], start: float, sigma: float) -> float:
-    """Bound the last entry of the minimiser's u from below, |u_j|, where the linear term is ``start`` e₁.
-
-    By Cramer's rule |u_j| = start · Πβ / det(T + μI), and Gershgorin's circles bound T, with it μ, and the determinant.
-    It takes no eigenvalues, so a Krylov space that is far from its end can be told from it for nothing.
-    """
-    sides = [0.0, *off_diagonal, 0.0]
-    reach = max([abs(a) + left + right for a, left, right in zip(diagonal, sides, sides[1:], strict=False)])
-    shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * start))
-    if not 0.0 < shift < math.inf:
-        return 0.0
-    bound = start / shift
-    for beta in off_diagonal:
-        bound *= beta / shift
-    return bound
-
-
 def first_doubt(
     diagonal: Sequence[float], residuals: Sequence[float], start: float, sigma: float, tolerance: float
 ) -> int:
-    """Return the first j ≥ 1 at which β_j times the bound of `least_last` is not above a tolerance."""
+    """Return the first j ≥ 1 at which ‖∇m‖ = β_j |u_j| may be within a tolerance, u the minimiser in j dimensions.
+
+    The linear term is ``start`` e₁. By Cramer's rule |u_j| = start · Πβ / det(T + μI), and Gershgorin's circles bound
+    T, with it μ, and the determinant. It takes no eigenvalues, so a Krylov space that is far from its end can be told
+    from it for nothing. `Krylov.least_last` is the same bound for a space that grows.
+    """
     reach = left = 0.0
     for j, (alpha, beta) in enumerate(zip(diagonal, residuals, strict=True), start=1):
         reach = max(reach, abs(alpha) + left + beta)

@@ -264,12 +264,9 @@ class Engine:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
         if self.method.model == "none" or not krylov.from_gradient:
             return False
-        if isinstance(krylov, Krylov):
-            bound = krylov.least_last(self.judge.sigma)
-        else:
-            alpha, beta = krylov.coefficients
-            bound = cubic.least_last(alpha, beta, krylov.start_norm, self.judge.sigma)
-        return krylov.residual * bound > self._tolerance(grad_norm)
+        if isinstance(krylov, Recorded):
+            return False  # it was asked about all of its iterations at once
+        return krylov.residual * krylov.least_last(self.judge.sigma) > self._tolerance(grad_norm)
 
     def _tolerance(self, grad_norm: float) -> float:
         """Return what ‖∇m‖ may be at most; "forcing" may ask for less."""

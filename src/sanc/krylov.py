@@ -111,13 +111,8 @@ class Krylov:
         """Whether the space was started at g itself, so that Qᵀg = ‖g‖ e₁."""
         return self._linear is None
 
-    @property
-    def coefficients(self) -> tuple[list[float], list[float]]:
-        """The entries of T as plain numbers."""
-        return self._alpha, self._beta[: self.dim - 1]
-
     def least_last(self, sigma: float) -> float:
-        """Bound |u_j| of the cubic model's minimiser from below as `cubic.least_last` does, which see."""
+        """Bound |u_j| of the cubic model's minimiser from below as `cubic.first_doubt` does, which see."""
         reach, bound = self._scale, self.start_norm
         shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * bound))
         if not 0.0 < shift < math.inf:
