@@ -695,9 +695,7 @@ class StepPrograms(Programs):
         assert raw is not None
         rows = g.new_empty((self.limit, len(g)))
         coefficients = lanczos(operator, g, rows, reorthogonalise=self._reorthogonalise)
-        torch.nan_to_num(
-            rows, nan=0.0, posinf=0.0, neginf=0.0, out=rows
-        )  # the coefficients tell; no weight is ≠ 0 there
+        rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # the coefficients tell; no weight is ≠ 0 there
         operator.release()
         self.training = inner._training
         inner.close()
