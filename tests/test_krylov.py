@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sanc.krylov import Krylov, NonFiniteProductError
+from sanc.lanczos import Recorded, lanczos
 from sanc.vectors import NumpySpace, TorchSpace
 
 
@@ -212,3 +213,28 @@ def test_torch_norms_neither_overflow_nor_underflow(kind):
         assert space.norm(torch.tensor([3.0, 4.0, 0.0], dtype=dtype) * scale) == pytest.approx(5 * scale, rel=1e-6)
     assert not space.finite(torch.tensor([1.0, float("nan"), 0.0], dtype=dtype))
     assert not space.finite(torch.tensor([1.0, float("inf"), 0.0], dtype=dtype))
+
+
+@pytest.mark.parametrize("reorthogonalise", [False, True])
+@pytest.mark.parametrize("dim", [3, 5, 9])
+def test_lanczos_at_once_is_lanczos_step_by_step(rng, reorthogonalise, dim):
+    """Also where the space is full before all iterations are made: three eigenvalues, nine dimensions asked for."""
+    n = 12
+    values = np.array([-1.0, 2.0, 3.5])[np.arange(n) % 3] if dim == 9 else rng.standard_normal(n)
+    Q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+    B = torch.from_numpy(Q @ np.diag(values) @ Q.T)
+    start = torch.from_numpy(rng.standard_normal(n))
+    space = TorchSpace(n, torch.float64, torch.device("cpu"))
+    rows = torch.empty((dim, n), dtype=torch.float64)
+    numbers = lanczos(lambda v: B @ v, start, rows, reorthogonalise=reorthogonalise).tolist()
+    at_once = Recorded(numbers, rows, space)
+    one_by_one = Krylov(lambda v: B @ v, start, space, reorthogonalise=reorthogonalise, limit=dim)
+    while one_by_one.extend():
+        assert at_once.extend()
+        for mine, theirs in zip(at_once.tridiagonal(), one_by_one.tridiagonal(), strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-8, abs=1e-10)
+    assert not at_once.extend()
+    assert at_once.dim == one_by_one.dim == (3 if dim == 9 else dim)
+    assert at_once.invariant == one_by_one.invariant
+    assert at_once.linear == pytest.approx(one_by_one.linear)
+    assert torch.allclose(at_once.basis(), one_by_one.basis(), atol=1e-8)

@@ -107,14 +107,9 @@ class Recorded:
         """All α and all β, also those that are not made known yet."""
         return self._all_alpha, self._all_beta
 
-    @property
-    def coefficients(self) -> tuple[list[float], list[float]]:
-        """The entries of T as plain numbers."""
-        return self._all_alpha[: self.dim], self._beta[: self.dim - 1]
-
     def tridiagonal(self) -> tuple[Floats, Floats]:
         """Diagonal and off-diagonal of T."""
-        alpha, beta = self.coefficients
+        alpha, beta = self._all_alpha[: self.dim], self._beta[: self.dim - 1]
         return np.array(alpha, np.float64), np.array(beta, np.float64)
 
     def extend(self) -> bool:
@@ -134,7 +129,3 @@ class Recorded:
     def basis(self) -> Vector:
         """Return Q as a block of rows of its own."""
         return self._rows[: self.dim].clone()
-
-    def combine(self, *coefficients: Floats) -> Sequence[Vector]:
-        """Q u for each coefficient vector u."""
-        return [self._space.combine(self._rows[: self.dim], c) for c in coefficients]

@@ -70,10 +70,6 @@ class Space(ABC):
         """Sum of the rows weighted by the coefficients."""
 
     @abstractmethod
-    def project(self, rows: Any, v: Vector) -> Floats:
-        """Inner products of every row with `v`."""
-
-    @abstractmethod
     def zeros(self) -> Vector:
         """Return a new zero vector."""
 
@@ -180,9 +176,6 @@ class NumpySpace(Space):
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
         return coefficients.astype(self.dtype, copy=False) @ rows
 
-    def project(self, rows: Any, v: Vector) -> Floats:
-        return np.asarray(rows @ v, np.float64)
-
     def zeros(self) -> Vector:
         return np.zeros(self.dim, self.dtype)
 
@@ -257,10 +250,6 @@ class TorchSpace(Space):
 
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
         return torch.from_numpy(coefficients).to(self.device, self.dtype) @ rows
-
-    def project(self, rows: Any, v: Vector) -> Floats:
-        products: Floats = torch.mv(rows, v).double().cpu().numpy()
-        return products
 
     def zeros(self) -> Vector:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
