@@ -380,3 +380,22 @@ def test_what_a_graph_cannot_hold_is_made_eagerly():
     opt.step(batch)
     with pytest.warns(RuntimeWarning, match="random numbers"):
         opt.step(batch)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_a_bad_batch_leaves_the_buffers_of_a_recorded_step_alone(preset):
+    model, opt, *_ = train(True, "norm", preset=preset, steps=60, look=False)
+    x = torch.full((24, 6), float("nan"), device=CUDA, dtype=torch.float64)
+    y = torch.zeros(24, dtype=torch.int64, device=CUDA)
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    opt.step(sanc.Batch(loss, torch.ones_like(x).normal_(), y))
+    opt.step(sanc.Batch(loss, torch.ones_like(x).normal_(), y))
+    assert opt.capture_reason == ""  # a loss function of its own is recorded when it comes back
+    before = [b.clone() for b in model.buffers()]
+    opt.step(sanc.Batch(loss, x, y))
+    assert opt.capture_reason == "" and "not finite" in opt.record.note
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert torch.isfinite(flat(model)).all()
