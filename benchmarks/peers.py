@@ -511,7 +511,9 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw, for every problem, the times of those that got there as ratios to sanc."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
     groups = [(title, list(mine)) for title, mine in itertools.groupby(rows, key=lambda row: row["problem"])]
     names = list(dict.fromkeys(row["method"] for row in rows))
     across = min(3, len(groups))
@@ -530,6 +532,9 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 panel.text(1.1, place, _outcome(row).split(":")[0], fontsize=6, va="center", color="grey")
         panel.axvline(1.0, color="black", lw=0.8)
         panel.set_xscale("log")
+        panel.set_xlim(min([0.1, *ratios]) / 1.3, max([10.0, *ratios]) * 1.3)
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_title(title, fontsize=9)
         panel.set_yticks(range(len(names)), names, fontsize=7)
         panel.set_ylim(len(names) - 0.4, -0.6)
