@@ -54,6 +54,7 @@ from torch import Tensor, nn
 
 import sanc
 from benchmarks.common import plain_table
+from benchmarks.timing import plain
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import environment, image_shape, load_data
@@ -558,15 +559,6 @@ class Session:
         scratch = path.with_name(path.name + ".tmp")
         scratch.write_text(json.dumps(plain(self.document)) + "\n", encoding="utf-8")
         scratch.replace(path)
-
-
-def plain(content: Any) -> Any:
-    """Return the same with null for what is not finite, which JSON does not know."""
-    if isinstance(content, dict):
-        return {key: plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [plain(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def merged(files: Sequence[Path]) -> dict[str, Any]:

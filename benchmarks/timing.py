@@ -95,12 +95,13 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document as JSON, null for what is not finite, with the command that made it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     full = {"command": " ".join(sys.argv[1:]), **document}
-    path.write_text(json.dumps(_plain(full), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(plain(full), indent=1) + "\n", encoding="utf-8")
 
 
-def _plain(content: Any) -> Any:
+def plain(content: Any) -> Any:
+    """Return the same with null for what is not finite, which JSON does not know."""
     if isinstance(content, Mapping):
-        return {str(key): _plain(value) for key, value in content.items()}
+        return {str(key): plain(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]
+        return [plain(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content

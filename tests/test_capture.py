@@ -15,7 +15,7 @@ from torch import nn
 import sanc
 from sanc import capture
 from sanc.oracles import products
-from sanc.oracles.captured import identity, part_from_old_graphs
+from sanc.oracles.recording import identity, part_from_old_graphs
 
 FIELDS = ("branch", "krylov_dim", "trials", "note", "calls")
 NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrease", "value", "trial_value")
@@ -377,6 +377,20 @@ def test_kinds_that_take_turns_keep_their_verdicts_apart():
     assert not opt.capture_reason
     assert torch.allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-6)
     same(ends[0][1], ends[1][1], rel=1e-4)
+
+
+def test_more_kinds_of_batches_than_are_recorded():
+    """All are made, the last kinds eagerly, with one warning."""
+    data = [pair for _ in range(3) for rows in range(8, 8 + capture.KINDS + 2) for pair in batches(1, rows=rows)]
+    ends = []
+    for captured in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            opt, losses, *_ = train(network(), data, captured, preset="paper")
+        ends.append(losses)
+    assert len(opt._capture._programs) == capture.KINDS and "more than 4 kinds" in opt.capture_reason
+    assert sum("capture = True" in str(w.message) for w in caught) == 1
+    assert ends[1] == pytest.approx(ends[0], rel=1e-8)
 
 
 def test_what_is_kept_is_not_what_a_replay_changes():

@@ -13,7 +13,7 @@ from torch import nn
 import sanc
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
-from sanc.oracles.captured import Letter
+from sanc.oracles.recording import Letter
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

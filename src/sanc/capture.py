@@ -12,16 +12,9 @@ from sanc.data import Batch
 from sanc.deferred import Deferred, unsupported
 from sanc.engine import Engine
 from sanc.oracles.autograd import Layout
-from sanc.oracles.captured import (
-    NotNowError,
-    NotRecordableError,
-    Programs,
-    Recorder,
-    StepPrograms,
-    SurveyPrograms,
-    signature,
-)
+from sanc.oracles.captured import Programs, StepPrograms, SurveyPrograms
 from sanc.oracles.products import HvpMode
+from sanc.oracles.recording import NotNowError, NotRecordableError, Recorder, signature
 from sanc.record import Record
 
 DEVICES = ("cuda",)

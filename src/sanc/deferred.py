@@ -19,11 +19,10 @@ from sanc.engine import Draft, Engine
 from sanc.judge import Judge, Verdict, ratio
 from sanc.krylov import NonFiniteProductError
 from sanc.lanczos import Recorded
-from sanc.oracles.base import Meter, Operator, Oracle
+from sanc.oracles.base import Tally
 from sanc.oracles.captured import StepPrograms
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
-from sanc.vectors import Vector
 
 _FAR = 1e30
 """Points nearer than this to 0 are finite in float32."""
@@ -48,28 +47,6 @@ def unsupported(method: Method, settings: Settings) -> str:
     return ""
 
 
-class Tally(Oracle):
-    """Knows the sizes of the samples and counts; it answers nothing."""
-
-    def __init__(self, programs: StepPrograms, meter: Meter) -> None:
-        self.space = programs.space
-        self.meter = meter
-        self._sizes = programs.inner.sizes
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self._sizes
-
-    def value(self, x: Vector) -> float:
-        raise NotImplementedError
-
-    def gradient(self, x: Vector) -> tuple[float, Vector]:
-        raise NotImplementedError
-
-    def hessian(self, x: Vector) -> Operator:
-        raise NotImplementedError
-
-
 class Outcome(Enum):
     """What became of an iteration on the host's side."""
 
@@ -85,7 +62,7 @@ class _Step:
     draft: Draft
     judge: Judge
     programs: StepPrograms
-    oracle: Oracle
+    tally: Tally
     cubic: cubic.CubicStep | None = None  # None where no cubic step was tried
     plan: escape.Escape | None = None
     seconds: float = 0.0
@@ -120,8 +97,8 @@ class Deferred:
             _conclude(step, *step.programs.verdict.tolist())
             self._book(step)
 
-    def iterate(self, programs: StepPrograms, oracle: Oracle) -> Outcome:
-        """Make one iteration; `oracle` is asked for the sizes of the samples and counts.
+    def iterate(self, programs: StepPrograms, tally: Tally) -> Outcome:
+        """Make one iteration; `tally` knows the sizes of the samples and counts.
 
         While the device waits for its orders the host does only what they need; the books are kept afterwards.
         """
@@ -139,7 +116,7 @@ class Deferred:
             _conclude(last, *numbers[-2:])
             sigma = last.judge.sigma
         draft = Draft(sigma=sigma, value=numbers[0], grad_norm=numbers[3])
-        step = _Step(draft, Judge(engine.settings, programs.space.eps, sigma), programs, oracle)
+        step = _Step(draft, Judge(engine.settings, programs.space.eps, sigma), programs, tally)
         step.ahead = int(last is not None)
         engine.judge = step.judge
         try:
@@ -218,14 +195,14 @@ class Deferred:
 
     def _book(self, step: _Step) -> None:
         """Count the calls of a step and make its record."""
-        oracle, draft = step.oracle, step.draft
-        size_g, size_b, size_f = oracle.sizes
-        oracle.meter.count_gradient(size_g)
+        tally, draft = step.tally, step.draft
+        size_g, size_b, size_f = tally.sizes
+        tally.meter.count_gradient(size_g)
         for _ in range(draft.krylov_dim + step.failed):
-            oracle.meter.count_product(size_b)
+            tally.meter.count_product(size_b)
         for _ in range(draft.trials + step.tried):
-            oracle.meter.count_value(size_f)
-        self._record = self.engine.finish(oracle, draft, step.seconds, step.judge.sigma)
+            tally.meter.count_value(size_f)
+        self._record = self.engine.finish(tally, draft, step.seconds, step.judge.sigma)
 
 
 def _refuse(step: _Step, note: str) -> Outcome:

@@ -20,7 +20,7 @@ from sanc.errors import NonFiniteStartError
 from sanc.judge import Judge, Verdict, ratio
 from sanc.krylov import Krylov, NonFiniteProductError
 from sanc.lanczos import Recorded
-from sanc.oracles.base import Operator, Oracle
+from sanc.oracles.base import Operator, Oracle, Tally
 from sanc.record import Branch, Record
 from sanc.settings import Method, Settings
 from sanc.vectors import Space, Vector
@@ -114,7 +114,7 @@ class Engine:
             raise
         return point, self.finish(oracle, draft, time.perf_counter() - clock)
 
-    def finish(self, oracle: Oracle, draft: Draft, seconds: float, sigma: float | None = None) -> Record:
+    def finish(self, oracle: Tally, draft: Draft, seconds: float, sigma: float | None = None) -> Record:
         """End an iteration: charge its calls, and keep σ (by default the judge's), the time and the number."""
         before = self.state
         self._charge(oracle, draft.krylov_dim)
@@ -139,7 +139,7 @@ class Engine:
             note=draft.note,
         )
 
-    def _charge(self, oracle: Oracle, krylov_dim: int) -> None:
+    def _charge(self, oracle: Tally, krylov_dim: int) -> None:
         """Count as the paper's program does: |S_g| + J·|S_B|, whether or not Lanczos stopped before J.
 
         A Krylov space whose length follows need is charged for what it used.

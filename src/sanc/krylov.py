@@ -19,7 +19,66 @@ class NonFiniteProductError(ArithmeticError):
     """A Hessian product held something that is not finite."""
 
 
-class Krylov:
+class Tridiagonal:
+    """T as Lanczos finds it, one column after another: what every Krylov space knows of itself.
+
+    Attributes
+    ----------
+    start_norm : float
+        Length of the vector it was started at.
+    dim : int
+        Lanczos iterations made, j.
+    residual : float
+        β_j: the part of B q_j that left the space. 0 when the space is invariant.
+    invariant : bool
+        Whether the process broke down: B maps the space into itself and nothing can be added.
+    linear : ndarray
+        Qᵀ·start.
+    """
+
+    def __init__(self, start_norm: float, space: Space) -> None:
+        self.start_norm = start_norm
+        self._space = space
+        self._alpha: list[float] = []
+        self._beta: list[float] = []
+        self._scale = 0.0
+
+    @property
+    def dim(self) -> int:
+        return len(self._alpha)
+
+    @property
+    def residual(self) -> float:
+        return self._beta[-1] if self._beta else math.nan
+
+    @property
+    def invariant(self) -> bool:
+        return bool(self._beta) and self._beta[-1] == 0.0
+
+    @property
+    def linear(self) -> Floats:
+        c = np.zeros(self.dim)
+        c[0] = self.start_norm
+        return c
+
+    def tridiagonal(self) -> tuple[Floats, Floats]:
+        """Diagonal and off-diagonal of T."""
+        return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
+
+    def _append(self, alpha: float, beta: float) -> float:
+        """Add a column; return β_j, 0 where it is rounding or nothing can follow."""
+        j = len(self._alpha)
+        if not (math.isfinite(alpha) and math.isfinite(beta)):
+            raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
+        self._scale = max(self._scale, abs(alpha) + beta + (self._beta[-1] if j else 0.0))
+        if beta <= 10.0 * self._space.eps * self._scale or j + 1 == self._space.dim:
+            beta = 0.0
+        self._alpha.append(alpha)
+        self._beta.append(beta)
+        return beta
+
+
+class Krylov(Tridiagonal):
     """A growing Krylov space of a symmetric operator.
 
     Parameters
@@ -41,15 +100,6 @@ class Krylov:
         Most Lanczos iterations. It lets Q be allocated to measure.
     add : callable, optional
         ``(v, into)`` adds B v to `into`; used where Q is not kept. By default the vector of `product` is added.
-
-    Attributes
-    ----------
-    dim : int
-        Lanczos iterations made, j.
-    residual : float
-        β_j: the part of B q_j that left the space. 0 when the space is invariant.
-    invariant : bool
-        Whether the process broke down: B maps the space into itself and nothing can be added.
     """
 
     def __init__(
@@ -64,47 +114,27 @@ class Krylov:
         limit: int | None = None,
         add: Callable[[Vector, Vector], None] | None = None,
     ) -> None:
+        super().__init__(space.norm(start), space)
         self._product = product
         self._add = add
         self._start = start
-        self._space = space
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._linear = linear
         self._asked = limit
         self._limit = min(limit or space.dim, space.dim)
-        self.start_norm = space.norm(start)
         if not (self.start_norm > 0.0 and math.isfinite(self.start_norm)):
             raise ValueError(f"a Krylov space needs a start of positive finite length, not {self.start_norm}")
-        self._alpha: list[float] = []
-        self._beta: list[float] = []
         self._projections: list[float] = []
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
         self._room = 0
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
-        self._scale = 0.0
-
-    @property
-    def dim(self) -> int:
-        return len(self._alpha)
-
-    @property
-    def residual(self) -> float:
-        return self._beta[-1] if self._beta else math.nan
-
-    @property
-    def invariant(self) -> bool:
-        return bool(self._beta) and self._beta[-1] == 0.0
 
     @property
     def linear(self) -> Floats:
         """Qᵀg: the linear term of the cubic model in this basis."""
-        if self._linear is not None:
-            return np.array(self._projections, np.float64)
-        c = np.zeros(self.dim)
-        c[0] = self.start_norm
-        return c
+        return super().linear if self._linear is None else np.array(self._projections, np.float64)
 
     @property
     def from_gradient(self) -> bool:
@@ -121,10 +151,6 @@ class Krylov:
         for beta in self._beta[:-1]:
             bound *= beta / shift
         return bound
-
-    def tridiagonal(self) -> tuple[Floats, Floats]:
-        """Diagonal and off-diagonal of T."""
-        return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
 
     def extend(self) -> bool:
         """Make one Lanczos iteration; False where the space is invariant, full, or of the dimension asked for."""
@@ -143,15 +169,9 @@ class Krylov:
         else:
             r = self._image(q, previous, last)
             alpha, beta = space.part(r, q, None, 0.0)
-        if not math.isfinite(beta):
-            raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
+        beta = self._append(alpha, beta)
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
-        self._scale = max(self._scale, abs(alpha) + beta + (last if j else 0.0))
-        if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
-            beta = 0.0
-        self._alpha.append(alpha)
-        self._beta.append(beta)
         if beta > 0.0 and j + 1 < self._limit:
             self._current, self._next = q, r
         else:

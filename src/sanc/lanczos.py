@@ -6,15 +6,13 @@ turns out invariant, what comes after is zero, and the host, which reads the coe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.krylov import NonFiniteProductError
-from sanc.vectors import Floats, Space, Vector
+from sanc.krylov import Tridiagonal
+from sanc.vectors import Space, Vector
 
 _TINY = 1e-30
 """What a vector without length is divided by: it stays zero."""
@@ -60,7 +58,7 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *,
     return torch.stack([length, *diagonal, *residuals]).double()
 
 
-class Recorded:
+class Recorded(Tridiagonal):
     """A Krylov space that was built at once; it grows as `Krylov` does, but knows the answers already.
 
     Parameters
@@ -71,59 +69,27 @@ class Recorded:
         The basis.
     space : Space
         The vectors' arithmetic.
+
+    Attributes
+    ----------
+    everything : tuple of two lists
+        All α and all β, also those that are not made known yet.
     """
 
     from_gradient = True
 
     def __init__(self, numbers: Sequence[float], rows: Vector, space: Space) -> None:
+        super().__init__(numbers[0], space)
         count = (len(numbers) - 1) // 2
-        self.start_norm = numbers[0]
-        self._all_alpha, self._all_beta = list(numbers[1 : count + 1]), list(numbers[count + 1 :])
+        self.everything = list(numbers[1 : count + 1]), list(numbers[count + 1 :])
         self._rows = rows
-        self._space = space
-        self._scale = 0.0
-        self.dim = 0
-        self._beta: list[float] = []
-
-    @property
-    def residual(self) -> float:
-        """β_j: the part of B q_j that left the space; 0 when the space is invariant."""
-        return self._beta[-1] if self._beta else math.nan
-
-    @property
-    def invariant(self) -> bool:
-        """Whether nothing can be added."""
-        return bool(self._beta) and self._beta[-1] == 0.0
-
-    @property
-    def linear(self) -> Floats:
-        """Qᵀ·start."""
-        c = np.zeros(self.dim)
-        c[0] = self.start_norm
-        return c
-
-    @property
-    def everything(self) -> tuple[list[float], list[float]]:
-        """All α and all β, also those that are not made known yet."""
-        return self._all_alpha, self._all_beta
-
-    def tridiagonal(self) -> tuple[Floats, Floats]:
-        """Diagonal and off-diagonal of T."""
-        alpha, beta = self._all_alpha[: self.dim], self._beta[: self.dim - 1]
-        return np.array(alpha, np.float64), np.array(beta, np.float64)
 
     def extend(self) -> bool:
         """Make the next iteration known; False where there is none."""
-        j = self.dim
-        if self.invariant or j >= len(self._all_alpha):
+        alpha, beta = self.everything
+        if self.invariant or self.dim >= len(alpha):
             return False
-        alpha, beta = self._all_alpha[j], self._all_beta[j]
-        if not (math.isfinite(alpha) and math.isfinite(beta)):
-            raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
-        self._scale = max(self._scale, abs(alpha) + beta + (self._beta[-1] if self._beta else 0.0))
-        self.dim = j + 1
-        last = beta <= 10.0 * self._space.eps * self._scale or self.dim == self._space.dim
-        self._beta.append(0.0 if last else beta)
+        self._append(alpha[self.dim], beta[self.dim])
         return True
 
     def basis(self) -> Vector:

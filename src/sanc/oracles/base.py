@@ -121,36 +121,45 @@ class Operator(ABC):
         """Let go of whatever the products needed; a later product builds it anew."""
 
 
-class Oracle(ABC):
-    """Answers f, g and Hv at a point, on the samples of the current iteration.
+class Tally:
+    """What an iteration is charged to.
 
     Attributes
     ----------
     space : Space
-        The vectors it speaks in.
+        The vectors that are spoken in.
     meter : Meter
         What was asked so far.
+    """
+
+    space: Space
+    meter: Meter
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Components in the gradient, Hessian and objective samples."""
+        return 1, 1, 1
+
+
+class Oracle(Tally, ABC):
+    """Answers f, g and Hv at a point, on the samples of the current iteration.
+
+    Attributes
+    ----------
     exact : bool
         Whether all three samples are the whole objective in every iteration.
     hvp : str
         How torch makes the Hessian products; empty where it does not.
     """
 
-    space: Space
-    meter: Meter
     exact: bool = False
     hvp: str = ""
 
-    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - an exact oracle draws nothing
+    def begin(self, iteration: int, *, products: bool = True) -> None:
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
 
-    def dismiss(self, role: str) -> None:  # noqa: B027 - most hold nothing of their own for a sample
+    def dismiss(self, role: str) -> None:
         """Let go of the "gradient" or "hessian" sample, for which this iteration is not expected to ask again."""
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Components in the gradient, Hessian and objective samples."""
-        return 1, 1, 1
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         """Whether value and gradient at `x` are remembered for the next iteration."""

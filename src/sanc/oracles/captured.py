@@ -1,21 +1,16 @@
-"""Oracle calls recorded as CUDA graphs: the host launches a graph instead of a thousand kernels.
+"""The recordings of an iteration: the host launches a graph instead of a thousand kernels.
 
 A graph repeats the same kernels on the same memory. So everything that changes from step to step lies in static
 memory: batches are copied into it, parameters are read from and written to the leaves, and the few numbers that the
 host decides are uploaded. What cannot be recorded is said in a `NotRecordableError`, and the caller goes on without.
-
-On a device without graphs a `Recording` runs its function again and copies the results to where the first ones were,
-which is what a graph does, only slower: the logic is the same, and can be tested anywhere.
 """
 
 from __future__ import annotations
 
-import gc
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,290 +19,28 @@ import torch
 from torch import Tensor
 
 from sanc.data import Batch
-from sanc.errors import SancError
 from sanc.lanczos import Recorded, lanczos
-from sanc.oracles.autograd import AutogradOracle, Layout, Sample
-from sanc.oracles.base import Meter
+from sanc.oracles.autograd import AutogradOracle, Layout
+from sanc.oracles.base import Meter, Tally
+from sanc.oracles.choice import CANDIDATES, REFERENCE, TOLERANCE
 from sanc.oracles.products import HvpMode
+from sanc.oracles.recording import (
+    Inputs,
+    Letter,
+    NotNowError,
+    NotRecordableError,
+    Recorder,
+    Recording,
+    part_from_old_graphs,
+    pointing,
+    randomness,
+)
 from sanc.oracles.replay import Buffers, own_randomness, watched_buffers
 from sanc.survey import Look, Memory, Move, Moved, Survey, look_at, survey_of
-from sanc.vectors import Floats, Vector
-
-EXACT_MODES: tuple[HvpMode, ...] = ("double-backward", "forward-over-reverse", "linearised")
-_WARM_UPS = 2
-_AGREE = {torch.float32: 1e-3, torch.float64: 1e-8}
-"""How far, relatively, a recorded gradient may be from an eager one. TF32 and the order of sums stay far below."""
+from sanc.vectors import Vector
 
 
-class NotRecordableError(SancError):
-    """The loss cannot be recorded; the message says why."""
-
-
-class NotNowError(NotRecordableError):
-    """The loss cannot be recorded on this batch; another may do."""
-
-
-class Recorder:
-    """Makes recordings that share one memory pool and their streams.
-
-    Attributes
-    ----------
-    parallel : bool
-        Whether `aside` may run things at the same time.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cuda = device.type == "cuda"
-        self.parallel = self.cuda
-        if self.cuda:
-            self._stream, self._side = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
-
-    def synchronise(self) -> None:
-        """Wait for the device."""
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
-
-    def aside(self, body: Callable[[], Any]) -> Callable[[], Any]:
-        """Run a part of a recording beside what follows; call what is returned for its result."""
-        if not self.parallel:
-            result = body()
-            return lambda: result
-        current = torch.cuda.current_stream(self.device)
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            result = body()
-
-        def join() -> Any:
-            current.wait_stream(self._side)
-            return result
-
-        return join
-
-    def record(self, body: Callable[[], Sequence[Tensor]]) -> Recording:
-        """Run a function a few times, then record it."""
-        if not self.cuda:
-            return Recording(body, body(), None)
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                body()
-            self._without_waiting(body)
-        current.wait_stream(self._stream)
-        self.synchronise()
-        graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()  # what it would throw away now, such as an old graph, may not be thrown away while recording
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                outputs = body()
-        except BaseException:
-            self._recover()
-            raise
-        finally:
-            if collecting:
-                gc.enable()
-        return Recording(body, outputs, graph)
-
-    def _without_waiting(self, body: Callable[[], Any]) -> None:
-        """Run a function and fail where the host waits for the device, before that spoils a recording."""
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            body()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-
-    def _recover(self) -> None:
-        """Record nothing: after a recording that failed the random generators still take themselves for recorded."""
-        self.synchronise()
-        self._pool = torch.cuda.graph_pool_handle()  # the old one takes itself for recorded too
-        scratch = torch.zeros(1, device=self.device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
-            scratch.add_(1)
-
-
-class Recording:
-    """A function on static memory; `outputs` is where its results lie."""
-
-    def __init__(self, body: Callable[[], Sequence[Tensor]], outputs: Sequence[Tensor], graph: Any) -> None:
-        self._body = body if graph is None else None  # the graph needs it no longer
-        self._graph = graph
-        self.outputs = outputs
-
-    def replay(self) -> Sequence[Tensor]:
-        """Do it again."""
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            assert self._body is not None
-            with torch.enable_grad():  # as it was recorded
-                results = self._body()
-            with torch.no_grad():
-                for old, new in zip(self.outputs, results, strict=True):
-                    if old is not new:
-                        old.copy_(new)
-        return self.outputs
-
-
-class Letter:
-    """A few numbers between host and device, in pinned memory, so that a recording itself can send them."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._host = torch.zeros(count, dtype=torch.float64, pin_memory=self._cuda)
-        self._view = self._host.numpy()
-        self._event = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
-        self.device = torch.zeros(count, dtype=torch.float64, device=device)
-
-    def write(self, numbers: Floats) -> None:
-        """Note numbers on the host, zeros after them; the device must have taken those before."""
-        self._view[: len(numbers)] = numbers
-        self._view[len(numbers) :] = 0.0
-
-    def down(self) -> Tensor:
-        """Send from the host to the device; a line of a recording."""
-        return self.device.copy_(self._host, non_blocking=True)
-
-    def up(self, numbers: Tensor) -> None:
-        """Send from the device to the host; a line of a recording."""
-        self._host.copy_(numbers, non_blocking=True)
-
-    def sent(self) -> None:
-        """Remember that the recording which sends was launched."""
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self.device.device))
-
-    def read(self) -> list[float]:
-        """Wait for what was sent, and for nothing after it."""
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[float] = self._view.tolist()
-        return numbers
-
-
-def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
-    """Let the next graph give the leaves new nodes.
-
-    As long as any graph of the loss is alive, somebody's who kept a loss, say, its leaves keep the nodes they have
-    there, and these are tied to the stream on which they were made: a recording on another stream would fail. Content
-    of another type, for a moment, makes torch forget them.
-    """
-    for leaf in leaves:
-        own = leaf.data
-        leaf.data = own.new_empty(0, dtype=torch.float32 if own.dtype == torch.float64 else torch.float64)
-        leaf.data = own
-
-
-@contextmanager
-def pointing(leaves: Sequence[Tensor], views: Sequence[Tensor]) -> Iterator[None]:
-    """Let leaves be other memory for a while, so that what is recorded reads it without a copy."""
-    own = [leaf.data for leaf in leaves]
-    try:
-        for leaf, view in zip(leaves, views, strict=True):
-            leaf.data = view
-        torch.clear_autocast_cache()
-        yield
-    finally:
-        for leaf, data in zip(leaves, own, strict=True):
-            leaf.data = data
-        torch.clear_autocast_cache()
-
-
-class Inputs:
-    """The samples of a step in static memory.
-
-    Parameters
-    ----------
-    batches : sequence of (Batch or None)
-        For the gradient, the Hessian and the objective; None where it is the gradient's.
-    """
-
-    def __init__(self, batches: Sequence[Batch | None]) -> None:
-        first = batches[0]
-        assert first is not None
-        self._tensors = [None if batch is None else [t.detach().clone() for t in batch.tensors] for batch in batches]
-        self._losses = [None if batch is None else identity(batch.loss) for batch in batches]
-        self._described = [None if batch is None else described(batch.loss) for batch in batches]  # so that ids stay
-        samples: list[Sample] = []
-        for name, batch, tensors in zip(("closure", "hessian", "objective"), batches, self._tensors, strict=True):
-            if batch is None or tensors is None:
-                samples.append(samples[0])
-            else:
-                samples.append(Sample(name, [(1.0, Batch(batch.loss, *tensors))], len(batch), None))
-        self.samples = samples
-
-    def take(self, batches: Sequence[Any]) -> bool:
-        """Whether these batches fit into the same memory, and have the same loss functions."""
-        for batch, tensors, loss in zip(batches, self._tensors, self._losses, strict=True):
-            if (batch is None) is not (tensors is None):
-                return False
-            if batch is None or tensors is None:
-                continue
-            if type(batch) is not Batch or identity(batch.loss) != loss:
-                return False
-            for new, old in zip(batch.tensors, tensors, strict=False):
-                if new.shape != old.shape or new.dtype != old.dtype or new.device != old.device:
-                    return False
-            if len(batch.tensors) != len(tensors):
-                return False
-        return True
-
-    def fill(self, batches: Sequence[Batch | None], roles: Sequence[int] = (0, 1, 2)) -> None:
-        """Copy a step's batches in."""
-        with torch.no_grad():
-            for role in roles:
-                tensors, batch = self._tensors[role], batches[role]
-                if tensors is not None and batch is not None:
-                    for old, new in zip(tensors, batch.tensors, strict=True):
-                        old.copy_(new, non_blocking=True)
-
-
-def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
-    """Return what two steps must share to share their recordings: the losses, and shapes and types of the batches."""
-    return tuple(
-        None if b is None else (identity(b.loss), *((t.shape, t.dtype, t.device, t.stride()) for t in b.tensors))
-        for b in batches
-    )
-
-
-def identity(function: Any) -> tuple[Any, ...]:
-    """Tell functions apart as far as a recording can see: two lambdas of one line over the same objects are one."""
-    if hasattr(function, "__func__"):
-        return (id(function.__self__), *identity(function.__func__))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return (id(function),)
-    return (code, *map(id, described(function)))
-
-
-def described(function: Any) -> list[Any]:
-    """Return the objects, beside its code, that make a function what it is."""
-    if hasattr(function, "__func__"):
-        return [function.__self__, *described(function.__func__)]
-    if not hasattr(function, "__code__"):
-        return [function]
-    try:
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a cell that is still empty
-        cells = [function]
-    named = function.__kwdefaults__ or {}
-    return [*cells, *(function.__defaults__ or ()), *(named[name] for name in sorted(named)), function.__globals__]
-
-
-def randomness(device: torch.device) -> tuple[Any, ...]:
-    """Return the global random states, to see whether a loss draws from them."""
-    states: list[Any] = [random.getstate(), np.random.get_state()[1].tobytes()]  # type: ignore[index]  # noqa: NPY002
-    states.append(np.random.get_state()[2])  # type: ignore[index]  # noqa: NPY002
-    states.append(torch.default_generator.get_state().numpy().tobytes())
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return tuple(states)
-
-
-class Programs:
+class Programs(ABC):
     """What the recordings of one kind of step share: static batches, an oracle on them, and a way to leave no trace.
 
     Parameters
@@ -329,7 +62,7 @@ class Programs:
         self.inner = AutogradOracle(layout, *self.inputs.samples, hvp="double-backward", meter=Meter())
         self.inner.inspect = False
         self.space = self.inner.space
-        self.candidates: tuple[HvpMode, ...] = EXACT_MODES if hvp == "auto" else (hvp,)  # type: ignore[assignment]
+        self.candidates: tuple[HvpMode, ...] = (REFERENCE, *CANDIDATES) if hvp == "auto" else (hvp,)  # type: ignore[assignment]
         self._addresses = [leaf.data_ptr() for leaf in layout.leaves]
         self.training: Buffers | None = None  # what the recorded gradient pass met; its memory is the recording's
         self._check_inputs()
@@ -340,9 +73,13 @@ class Programs:
         """How products are made."""
         return self.inner.hvp
 
+    @abstractmethod
     def make(self) -> None:
         """Make the recordings."""
-        raise NotImplementedError
+
+    def tally(self, meter: Meter) -> Tally:
+        """Return what an iteration is charged to."""
+        return _Tally(self.inner, meter)
 
     def undo_training(self) -> None:
         """Put back the buffers that the last replay of the gradient pass moved."""
@@ -420,7 +157,7 @@ class Programs:
     def compare(self, value: Tensor, g: Tensor) -> None:
         """Make sure that a recorded (f, ∇f) is what an eager pass over the same batch gives."""
         eager, slope = self.gradient(self.start(), graph=False)
-        tolerance = _AGREE[self.layout.kind[0]]
+        tolerance = TOLERANCE[self.layout.kind[0]]
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         far = abs(float(eager) - float(value)) > tolerance * max(1.0, abs(float(eager)))
         if not (math.isfinite(float(eager)) and math.isfinite(off)):
@@ -444,7 +181,7 @@ class Programs:
             recording.replay()
             seen = numbers(recording).clone()
             reference = seen if reference is None else reference
-            if torch.allclose(seen, reference, rtol=_AGREE[self.layout.kind[0]], atol=1e-6, equal_nan=True):
+            if torch.allclose(seen, reference, rtol=TOLERANCE[self.layout.kind[0]], atol=1e-6, equal_nan=True):
                 kept[mode] = recording
                 training[mode] = self.training
         if not kept:
@@ -464,6 +201,17 @@ class Programs:
                 self.recorder.synchronise()
                 best[mode] = min(best[mode], time.perf_counter() - clock)
         return min(best, key=best.__getitem__)
+
+
+class _Tally(Tally):
+    """Knows the sizes of the samples and counts."""
+
+    def __init__(self, like: AutogradOracle, meter: Meter) -> None:
+        self.space, self.meter, self._sizes = like.space, meter, like.sizes
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self._sizes
 
 
 class SurveyPrograms(Programs):

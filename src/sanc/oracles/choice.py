@@ -30,7 +30,7 @@ SMALL = 2**20
 """On a CPU a loss that saves fewer numbers than this for its gradient is not measured: to load torch's forward mode
 alone takes a second or two, which products of milliseconds never bring back."""
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative difference from the reference above which a product is taken for wrong. Two right ones differ by the
 rounding of sums of many terms, 1e-13 and 1e-5 in deep networks; a missing term of a derivative is worth per cents."""
 _ROUNDING = 10.0  # times what the reference itself is off: TF32 and autocast round more than the type says
@@ -145,7 +145,7 @@ def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -
     if not all(oracle.space.finite(product) for product in right):
         return None
     off = stand.difference(right[2], right[0] + right[1])
-    tolerance = min(max(_TOLERANCE[x.dtype], _ROUNDING * off), _LOOSEST)
+    tolerance = min(max(TOLERANCE[x.dtype], _ROUNDING * off), _LOOSEST)
     for mode in CANDIDATES:
         try:
             answers = stand.products(mode)
