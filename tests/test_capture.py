@@ -425,6 +425,35 @@ def test_a_product_that_is_not_finite_leaves_the_gradient_step():
         same(a, b)
 
 
+@pytest.mark.parametrize("look", [True, False])
+def test_a_gradient_that_vanishes_is_for_the_host_in_the_next_step(look):
+    """On a plateau the device stays; at a saddle the step after it finds the way down, eagerly."""
+    w = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+    bowl = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    saddle = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+
+    def loss(curvature):
+        return 0.5 * (curvature * w * w).sum() + 0.25 * (w**4).sum()
+
+    opt = sanc.SANC([w], preset="paper", seed=3, capture=True, hvp="double-backward")
+    for _ in range(3):
+        opt.step(sanc.Batch(loss, bowl))
+    assert not opt.capture_reason
+    with torch.no_grad():
+        w.zero_()
+    value = opt.step(sanc.Batch(loss, saddle))
+    assert not opt.capture_reason and float(value) == 0.0 and not w.detach().any()
+    if look:
+        assert opt.record.branch is sanc.Branch.STAYED and "gradient vanishes" in opt.record.note
+        assert opt.record.iteration == 3
+    opt.step(sanc.Batch(loss, saddle))
+    assert "vanished" in opt.capture_reason and opt.record.iteration == 4
+    assert float(loss(saddle)) < -0.01
+    for _ in range(25):
+        opt.step(sanc.Batch(loss, saddle))
+    assert not opt.capture_reason and float(loss(saddle)) == pytest.approx(-0.25, abs=1e-6)
+
+
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 def test_a_bad_batch_where_it_is_to_be_recorded_only_puts_it_off(preset):
     data = batches(60)

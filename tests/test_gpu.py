@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 
 import numpy as np
@@ -11,9 +12,13 @@ import torch
 from torch import nn
 
 import sanc
+from sanc.decisions import Desk
+from sanc.engine import Engine
+from sanc.kernels import DeviceDesk
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
-from sanc.oracles.recording import Letter
+from sanc.oracles.recording import Letter, Post
+from sanc.settings import find_method, make_settings
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -242,7 +247,7 @@ def test_samples_arrive_on_the_device():
 # ---------------------------------------------------------------------------------------------- recorded steps
 
 
-def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=False, **options):
+def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=False, recorded=True, **options):
     torch.manual_seed(0)
     if kind == "cnn":
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
@@ -267,7 +272,7 @@ def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=Fal
         losses.append(opt.step(sanc.Batch(loss, x, y), **more))
         if look:
             records.append(opt.record)
-    if captured:
+    if captured and recorded:
         assert opt.capture_reason == ""
     return model, opt, [float(value) for value in losses], records
 
@@ -297,16 +302,20 @@ def test_a_graph_in_float32_stays_near_the_eager_step(preset):
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 def test_the_host_waits_once_in_a_recorded_step(preset, monkeypatch):
-    """Torch warns of every wait but that for an event; a judged step or a new Krylov space has waits of its own."""
-    reads = 0
-    read = Letter.read
+    """Torch warns of every wait but that for an event; a judged step or a new Krylov space has waits of its own.
 
-    def counted(self):
+    Preset "paper" waits for the step before only.
+    """
+    reads = 0
+    letters = Post if preset == "paper" else Letter
+    read = letters.read
+
+    def counted(self, *arguments):
         nonlocal reads
         reads += 1
-        return read(self)
+        assert preset != "paper" or arguments == (True,)
+        return read(self, *arguments)
 
-    monkeypatch.setattr(Letter, "read", counted)
     model, opt, *_ = train(True, "mlp", preset=preset, steps=60, look=False)
     x, y = torch.randn(24, 6, device=CUDA, dtype=torch.float64), torch.randint(0, 3, (24,), device=CUDA)
     assert opt.capture_reason == ""
@@ -319,6 +328,7 @@ def test_the_host_waits_once_in_a_recorded_step(preset, monkeypatch):
     for _ in range(4):
         opt.step(batch)  # a loss function of its own is recorded anew
     assert opt.capture_reason == ""
+    monkeypatch.setattr(letters, "read", counted)
     for _ in range(20):
         reads = 0
         torch.cuda.set_sync_debug_mode("warn")
@@ -358,6 +368,130 @@ def test_a_resumed_recorded_run_goes_on(preset):
             opt.step(sanc.Batch(loss, x, y))
         ends.append(flat(model))
     assert torch.allclose(*ends, rtol=0, atol=1e-9)
+
+
+def desks(dim=2000, dtype=torch.float64, leaves=None, **options):
+    """Make a desk on the device and one on the host, by the same rules."""
+    method = find_method("sanc")
+    engine = Engine(method, make_settings(method, "paper", options), 0)
+    leaves = leaves or [torch.zeros(7, dtype=dtype), torch.zeros(dim - 7, dtype=dtype)]
+    host = Layout([leaf.clone() for leaf in leaves], [0.0] * len(leaves))
+    there = Layout([leaf.to(CUDA) for leaf in leaves], [0.0] * len(leaves))
+    limit = engine.settings.krylov_dim
+    return DeviceDesk(engine, there, limit, True), Desk(engine, host, limit, True)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 17, 40])
+@pytest.mark.parametrize("rule", ["paper", "interpolate"])
+def test_the_device_decides_as_the_host_does(limit, rule):
+    device, host = desks(krylov_dim=limit, sigma_rule=rule, L2=0.3)
+    rng = np.random.default_rng(limit)
+    seen = set()
+    for turn in range(60):
+        slope, scale, sigma = 10.0 ** rng.uniform(-3, 3, 3)
+        numbers = [slope, *(scale * rng.standard_normal(limit)), *(scale * rng.random(limit))]
+        if turn % 10 == 3:
+            numbers[-1] = math.nan
+        value, before = rng.standard_normal(2)
+        reached = before - rng.choice([-1.0, 0.0, 1.0]) * 10.0 ** rng.uniform(-6, 6)
+        given = [value, math.inf if turn % 10 == 5 else before, 1.0]
+        results = []
+        for desk in (device, host):
+            where = desk.orders.device
+
+            def scalar(number, where=where):
+                return torch.tensor(number, dtype=torch.float64, device=where)
+
+            desk.orders.copy_(scalar([rng.choice([1.0, -1.0]) if desk is device else 1.0, 1.0, sigma]))
+            if desk is host:
+                desk.orders.copy_(device.orders)
+            desk.decide(*map(scalar, given), scalar(numbers))
+            weights = desk.weights.cpu().clone()
+            x = torch.zeros(desk.space.dim, dtype=torch.float64, device=where)
+            desk.conclude(x, x + 1, x + 2, scalar(reached), scalar(0.3))
+            written = torch.cat([leaf.cpu() for leaf in desk.layout.leaves]).unique().tolist()
+            results.append((desk.report.cpu(), weights, desk.state.cpu(), written))
+        mine, theirs = results
+        assert torch.allclose(mine[0], theirs[0], rtol=1e-8, atol=1e-12, equal_nan=True), (mine[0], theirs[0])
+        assert torch.allclose(mine[1], theirs[1], rtol=0, atol=1e-7 * float(theirs[1].norm()))
+        assert torch.allclose(mine[2], theirs[2], rtol=1e-8) and mine[3] == theirs[3] and len(mine[3]) == 1
+        seen.add(mine[3][0])
+    assert seen == {0.0, 1.0, 2.0}
+
+
+@pytest.mark.parametrize("reorthogonalise", [False, True])
+@pytest.mark.parametrize(("dtype", "dim", "limit"), [(torch.float64, 3001, 12), (torch.float32, 500_000, 5)])
+def test_lanczos_by_kernels_is_that_of_torch(dtype, dim, limit, reorthogonalise):
+    device, _ = desks(dim, dtype, krylov_dim=limit)
+    torch.manual_seed(0)
+    spectrum = torch.linspace(-1, 3, dim, dtype=dtype, device=CUDA)
+    start = torch.randn(dim, dtype=dtype, device=CUDA)
+    kept = start.clone()
+    found = []
+    for method in (device.lanczos, lambda *a: Desk.lanczos(device, *a)):
+        rows = torch.full((limit, dim), math.nan, dtype=dtype, device=CUDA)
+        found.append((rows, method(lambda v: spectrum * v, start, rows, reorthogonalise)))
+    rel = 1e-9 if dtype == torch.float64 else 1e-3
+    assert torch.allclose(found[0][1], found[1][1], rtol=rel)
+    assert torch.allclose(found[0][0], found[1][0], rtol=0, atol=rel)
+    assert torch.equal(start, kept)
+    rows = found[0][0].double()
+    assert torch.allclose(rows @ rows.T, torch.eye(limit, dtype=torch.float64, device=CUDA), atol=rel)
+    assert float(device.norm(start)) == pytest.approx(float(start.double().norm()), rel=1e-6)
+
+
+def test_points_by_kernels_are_those_of_torch():
+    device, host = desks(1234, krylov_dim=6)
+    torch.manual_seed(0)
+    x, g, rows, weights = (torch.randn(*shape, dtype=torch.float64) for shape in ((1234,), (1234,), (6, 1234), (13,)))
+    device.weights.copy_(weights)
+    host.weights.copy_(weights)
+    for a, b in zip(device.combine(x.to(CUDA), g.to(CUDA), rows.to(CUDA)), host.combine(x, g, rows), strict=True):
+        assert torch.allclose(a.cpu(), b, rtol=1e-12)
+
+
+def test_leaves_that_lie_in_another_order_are_written_right():
+    """Such as the weights of a convolution with channels last."""
+    leaves = [torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last), torch.zeros(5)]
+    device, _ = desks(leaves=leaves)
+    device.orders[2] = 1.0
+    x = torch.arange(53.0, device=CUDA)
+    one = torch.ones((), dtype=torch.float64, device=CUDA)
+    device.decide(one, one, one, torch.zeros(11, dtype=torch.float64, device=CUDA))  # a gradient that vanishes: x stays
+    device.conclude(x, x + 1, x + 2, one, one)
+    assert torch.equal(device.layout.leaves[0].reshape(-1).cpu(), torch.arange(48.0))
+    assert torch.equal(device.layout.leaves[1].cpu(), torch.arange(48.0, 53.0))
+
+
+def test_a_space_too_large_for_the_device_is_made_eagerly():
+    with pytest.warns(RuntimeWarning, match="krylov_dim = 65 is above 64"):
+        _, opt, *_ = train(True, "mlp", preset="paper", krylov_dim=65, steps=3, recorded=False)
+    assert "krylov_dim = 65" in opt.capture_reason
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_a_gradient_that_vanishes_on_the_device_is_for_the_host(look):
+    w = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64, device=CUDA))
+    bowl = torch.tensor([[1.0, 2.0]], dtype=torch.float64, device=CUDA)
+    saddle = torch.tensor([[1.0, -1.0]], dtype=torch.float64, device=CUDA)
+
+    def loss(curvature):
+        return 0.5 * (curvature * w * w).sum() + 0.25 * (w**4).sum()
+
+    opt = sanc.SANC([w], preset="paper", seed=3, capture=True, hvp="double-backward")
+    for _ in range(3):
+        opt.step(sanc.Batch(loss, bowl))
+    assert not opt.capture_reason
+    with torch.no_grad():
+        w.zero_()
+    opt.step(sanc.Batch(loss, saddle))
+    assert not opt.capture_reason and not w.detach().any()
+    assert not look or "gradient vanishes" in opt.record.note
+    opt.step(sanc.Batch(loss, saddle))
+    assert "vanished" in opt.capture_reason
+    for _ in range(25):
+        opt.step(sanc.Batch(loss, saddle))
+    assert not opt.capture_reason and float(loss(saddle)) == pytest.approx(-0.25, abs=1e-6)
 
 
 def test_what_a_graph_cannot_hold_is_made_eagerly():

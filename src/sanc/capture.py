@@ -11,6 +11,7 @@ from sanc.amortised import AmortisedEngine
 from sanc.data import Batch
 from sanc.deferred import Deferred, unsupported
 from sanc.engine import Engine
+from sanc.kernels import desk_on
 from sanc.oracles.autograd import Layout
 from sanc.oracles.captured import Programs, StepPrograms, SurveyPrograms
 from sanc.oracles.products import HvpMode
@@ -148,10 +149,8 @@ class Capture:
         limit = min(s.krylov_dim, layout.dim)
         if isinstance(engine, AmortisedEngine):
             return SurveyPrograms(layout, given, self.hvp, recorder, engine.memory(project=True), limit)
-        escapes = engine.method.on_rejection == "escape"
-        return StepPrograms(
-            layout, given, self.hvp, recorder, limit=limit, escapes=escapes, reorthogonalise=s.reorthogonalise
-        )
+        desk = desk_on(layout.kind[1])(engine, layout, limit, engine.method.on_rejection == "escape")
+        return StepPrograms(layout, given, self.hvp, recorder, desk)
 
     def _warn(self) -> None:
         if not self._warned:

@@ -37,9 +37,21 @@ class Spectrum:
 
     @property
     def leftmost_vector(self) -> Floats:
-        """The eigenvector of the smallest eigenvalue, of length 1."""
-        vector: Floats = self.vectors[:, 0]
+        """The eigenvector of the smallest eigenvalue, of length 1, with its largest entry positive."""
+        vector: Floats = self.orientation * self.vectors[:, 0]
         return vector
+
+    @property
+    def orientation(self) -> float:
+        """Sign of the largest entry of the first eigenvector, the first of those that are equal but for rounding.
+
+        Which of ±v a routine returns is its own affair; a coin that is tossed for a sign needs one that is not.
+        """
+        largest = 0.0
+        for entry in self.vectors[:, 0].tolist():
+            if abs(entry) > (1.0 + 1e-8) * abs(largest):
+                largest = entry
+        return math.copysign(1.0, largest)
 
 
 def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
@@ -100,7 +112,7 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     sigma : float
         The cubic coefficient, positive.
     sign : float
-        In the hard case both signs of the left-most eigenvector are minimisers; this one is taken.
+        In the hard case both signs of `leftmost_vector` are minimisers; this one is taken.
 
     Returns
     -------
@@ -117,6 +129,8 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     values = [entry / a for entry in values]
     base = max(0.0, -values[0])  # μ̂ = base + t with t ≥ 0
     t, y, hard = _secular(c, [max(entry + base, 0.0) for entry in values], base, sign)
+    if hard:
+        y[0] *= eigen.orientation
     scale, mu = a / sigma, base + t
     u = eigen.vectors @ np.array([scale * entry for entry in y])
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (σ/6)‖u‖³: two terms, neither negative.

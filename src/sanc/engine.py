@@ -279,7 +279,7 @@ class Engine:
     ) -> tuple[bool, cubic.CubicStep | None]:
         s = self.settings
         if s.krylov_stop == "paper":
-            ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
+            ritz_residual = krylov.residual * abs(eigen.vectors[-1, 0])
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
                 return False, None
         tolerance = self._tolerance(grad_norm)
@@ -381,13 +381,13 @@ class Engine:
                 return predicted
         return actual
 
-    def hard_sign(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, ahead: int = 0) -> float:
-        """Sign of the left-most vector in the hard case: both are minimisers of the model."""
+    def hard_sign(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, coin: float | None = None) -> float:
+        """Sign of the left-most vector in the hard case: both are minimisers of the model. `coin` was tossed before."""
         if self.settings.sign == "descent":
             slope = float(eigen.leftmost_vector @ krylov.linear)
             if slope != 0.0:
                 return -math.copysign(1.0, slope)
-        return self._coin(_HARD, ahead)
+        return self._coin(_HARD) if coin is None else coin
 
     def _momentum(self, x: Vector, trial: Vector, norm: float, oracle: Oracle, draft: Draft) -> Vector:
         """CRM (Wang, Zhou, Liang and Lan 2018): extrapolate beyond the cubic point, keep the better of the two."""
@@ -483,11 +483,11 @@ class Engine:
             slope = oracle.space.dot(g, v)
             if slope != 0.0:
                 return -math.copysign(1.0, slope)
-        return self.curvature_coin()
+        return -self._coin(_COIN)
 
-    def curvature_coin(self, ahead: int = 0) -> float:
-        """Toss the coin for the sign of a curvature step, of this iteration or one that lies ahead."""
-        return -self._coin(_COIN, ahead)
+    def coins(self, ahead: int = 0) -> tuple[float, float]:
+        """Toss the coins of an iteration that may lie ahead: the sign of a curvature step and that of a hard case."""
+        return -self._coin(_COIN, ahead), self._coin(_HARD, ahead)
 
     def _rest(self, oracle: Oracle, draft: Draft) -> None:
         """Note whether staying here is the paper's ending: d = 0 and ‖s‖ ≤ ε_s."""

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from sanc.amortised import KRYLOV_DIM, AmortisedEngine
 from sanc.capture import Capture, as_batches
 from sanc.data import Batch
-from sanc.deferred import Outcome
 from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.oracles.autograd import AutogradOracle, Layout, Sample
@@ -327,10 +326,10 @@ class CubicOptimizer(Optimizer):
         assert isinstance(programs, StepPrograms)
         assert self._capture.deferred is not None
         programs.inputs.fill(given)
-        outcome = self._capture.deferred.iterate(programs, programs.tally(self._meter))
-        if outcome is not Outcome.MOVED:
-            programs.undo_training()
-        return None if outcome is Outcome.ASK_AGAIN else programs.raw.clone()
+        if self._capture.deferred.iterate(programs, programs.tally(self._meter)):
+            return programs.raw.clone()
+        self._capture.reason = "the gradient of the step before vanished"
+        return None
 
     def _sample(self, name: str, given: Any, role: int) -> Sample:
         if not callable(given):

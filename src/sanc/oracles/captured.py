@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sanc.data import Batch
+from sanc.decisions import Desk, Orders, Outcome, Report
 from sanc.lanczos import Recorded, lanczos
 from sanc.oracles.autograd import AutogradOracle, Layout
 from sanc.oracles.base import Meter, Tally
@@ -29,6 +30,7 @@ from sanc.oracles.recording import (
     Letter,
     NotNowError,
     NotRecordableError,
+    Post,
     Recorder,
     Recording,
     part_from_old_graphs,
@@ -387,49 +389,42 @@ class CapturedOracle(AutogradOracle):
 
 
 class StepPrograms(Programs):
-    """The recordings of an iteration with a Krylov space of its own: all that leads to the step, and the step.
-
-    The second recording decides on the device whether the cubic step is taken, from the numbers that the host worked
-    out, and what is taken instead where it is not; the host hears of it when it reads the numbers of the next step.
+    """The recording of a whole iteration with a Krylov space of its own, decisions included.
 
     Parameters
     ----------
-    limit : int
-        Dimension of the Krylov space.
-    escapes : bool
-        Whether a rejected step is replaced by another.
-    reorthogonalise : bool
-        Orthogonalise the basis fully.
+    desk : Desk
+        Decides on the device.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        batches: Sequence[Batch | None],
-        hvp: str,
-        recorder: Recorder,
-        *,
-        limit: int,
-        escapes: bool,
-        reorthogonalise: bool,
+        self, layout: Layout, batches: Sequence[Batch | None], hvp: str, recorder: Recorder, desk: Desk
     ) -> None:
-        self.limit, self.escapes, self._reorthogonalise = limit, escapes, reorthogonalise
+        self.desk = desk
         self.shares_values = batches[2] is None  # the objective is the gradient's sample
         self._shares_graph = batches[1] is None
-        self.verdict = torch.zeros(2, dtype=torch.float64, device=layout.kind[1])
-        self.orders = Letter(2 * limit + 2, layout.kind[1])
-        self.numbers = Letter(2 * limit + 6, layout.kind[1])
+        self._orders = Post(len(Orders._fields), layout.kind[1])
+        self._reports = Post(len(Report._fields), layout.kind[1])
         super().__init__(layout, batches, hvp, recorder)
 
     def make(self) -> None:
-        record = self.recorder.record
-        self.model = self.fastest(lambda: record(self._model), lambda made: made.outputs[-1])
-        self.x, self.raw, self.g, self.rows, self.seen, _ = self.model.replay()
-        self.compare(self.seen[0], self.g)
-        self.step = record(self._step)
+        """Record; the desk is frozen until it gets its first orders, so that nothing moves here."""
+        self.whole = self.fastest(lambda: self.recorder.record(self._step), lambda made: made.outputs[-1])
+        value, self.raw, g, _ = self.whole.replay()
+        self.compare(value, g)
 
-    def _model(self) -> list[Tensor]:
-        x, inner = self.start(), self.inner
+    def launch(self, orders: Orders) -> None:
+        """Make a step."""
+        self._orders.down(orders, self.desk.orders)
+        self.whole.replay()
+        self._reports.up(self.desk.report)
+
+    def read(self, *, before_last: bool = False) -> Report:
+        """Return the report on the last step, or on the one before; waits for that step only."""
+        return Report(*self._reports.read(before_last))
+
+    def _step(self) -> list[Tensor]:
+        x, inner, desk = self.start(), self.inner, self.desk
         before = None if self.shares_values else self.recorder.aside(lambda: self.value(x, 2))
         if self._shares_graph:
             value, g = self.gradient(x, graph=True)
@@ -439,39 +434,20 @@ class StepPrograms(Programs):
             operator = inner.hessian(x)
             operator.prepare()
             value, g = gradient()
-        raw = inner.raw_loss
+        raw, training = inner.raw_loss, inner._training
         assert raw is not None
-        rows = g.new_empty((self.limit, len(g)))
-        coefficients = lanczos(operator, g, rows, reorthogonalise=self._reorthogonalise)
-        rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # the coefficients tell; no weight is ≠ 0 there
+        assert training is not None
+        x_norm = desk.norm(x)
+        rows = g.new_empty((desk.limit, len(g)))
+        coefficients = desk.lanczos(operator, g, rows, desk.engine.settings.reorthogonalise)
         operator.release()
-        self.training = inner._training
         inner.close()
-        seen = torch.stack([value, torch.linalg.vector_norm(x).double(), value if before is None else before()])
-        self.numbers.up(torch.cat([seen, coefficients, self.verdict]))
-        return [x, raw, g, rows, seen, coefficients]
-
-    def _step(self) -> list[Tensor]:
-        """Take the cubic step if f falls enough, else the other one if f is finite there, else stay."""
-        n, x = self.limit, self.x
-        orders = self.orders.down()
-        weights = orders.to(x.dtype)
-        before = self.seen[2]
-        there = None
-        if self.escapes:
-            other = torch.addmv(torch.addcmul(x, self.g, weights[2 * n]), self.rows.T, weights[n : 2 * n])
-            there = self.recorder.aside(lambda: self.value(other, 2))
-        trial = torch.addmv(x, self.rows.T, weights[:n])
+        desk.decide(value, value if before is None else before(), x_norm, coefficients)
+        trial, other = desk.combine(x, g, rows)
+        there = self.recorder.aside(lambda: self.value(other, 2)) if desk.escapes else None
         reached = self.value(trial, 2)
-        gained = before - reached
-        taken = (gained >= orders[-1]) & torch.isfinite(gained)
-        if there is None:
-            point = torch.where(taken, trial, x)
-            value = reached
-        else:
-            value = there()
-            point = torch.where(taken, trial, torch.where(torch.isfinite(before + value), other, x))
-        self.layout.write(point)
-        self.inner._loaded = None
-        torch.stack([reached, value], out=self.verdict)
-        return [point]
+        desk.conclude(x, trial, other, reached, reached if there is None else there())
+        inner._loaded = None
+        if training.some:
+            training.put_back(unless=desk.report[Report._fields.index("outcome")] == Outcome.MOVED)
+        return [value, raw, g, coefficients]

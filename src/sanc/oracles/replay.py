@@ -76,9 +76,11 @@ class Buffers:
         """Whether there were any."""
         return bool(self._saved)
 
-    def put_back(self) -> None:
-        """Restore everything that was remembered."""
+    def put_back(self, unless: torch.Tensor | None = None) -> None:
+        """Restore everything that was remembered; with `unless`, a truth on the device, only where that is false."""
         for module, name, buffer, content in self._saved.values():
+            if unless is not None:
+                content = torch.where(unless, buffer, content)
             # Written through .data: fused kernels move buffers without raising their version, and a graph that is
             # kept for more products must not take the old content for a change.
             buffer.data.copy_(content)

@@ -1,0 +1,164 @@
+"""The decisions of a recorded step on a GPU, by kernels of our own: a step then never waits for the host.
+
+They stand in step.cu and are compiled when the first step is recorded, by the compiler that comes with torch. Where
+there is none, a `NotRecordableError` says so, and steps are made eagerly.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.decisions import FAR, PLANS, Desk, Note, Orders, Outcome, Product, Report
+from sanc.engine import Engine
+from sanc.judge import Judge
+from sanc.oracles.autograd import Layout
+from sanc.oracles.recording import NotRecordableError
+
+MOST = 64
+"""Largest Krylov space whose model is minimised on the device."""
+
+_THREADS, _BLOCKS, _AT_ONCE = 256, 1024, 4
+
+
+def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) -> dict[str, float]:
+    """Return the settings of an iteration as the numbers that step.cu reads, by name."""
+    s = engine.settings
+    return {
+        "eta1": s.eta1,
+        "eta2": s.eta2,
+        "gamma": s.gamma,
+        "floor": Judge(s, eps).floor,
+        "ceiling": s.sigma_ceiling,
+        "reject_ceiling": max(s.sigma_ceiling, s.sigma0),
+        "interpolates": s.sigma_rule == "interpolate",
+        "l1": s.L1,
+        "l2": s.L2,
+        "eps": eps,
+        "epsilon": s.epsilon,
+        "tolerance": s.gradient_tolerance,
+        "forcing": s.krylov_stop == "forcing",
+        "guard": -s.epsilon if s.curvature_guard == "epsilon" else 0.0,
+        "slack": s.gradient_tolerance**s.gradient_tolerance_power,
+        "stays": s.otherwise == "stay",
+        "descends": s.sign == "descent",
+        "escapes": escapes,
+        "limit": limit,
+        "dim": dim,
+    }
+
+
+def source(most: int, real: str, names: list[str]) -> str:
+    """Return step.cu with the names of all entries defined; `names` are those of the rules, in their order."""
+    defined = {"MOST": most, "RULE_FAR": FAR}
+    defined |= {f"RULE_{name.upper()}": k for k, name in enumerate(names)}
+    defined |= {f"ORDER_{name.upper()}": k for k, name in enumerate(Orders._fields)}
+    defined |= {f"REPORT_{name.upper()}": k for k, name in enumerate(Report._fields)}
+    defined |= {f"OUTCOME_{entry.name}": entry.value for entry in Outcome}
+    defined |= {f"NOTE_{entry.name}": entry.value for entry in Note}
+    defined |= {f"PLAN_{branch.name}": k for k, branch in enumerate(PLANS)}
+    lines = [f"#define {name} {value}" for name, value in defined.items()]
+    text = files("sanc").joinpath("step.cu").read_text(encoding="utf-8")
+    return "\n".join([*lines, f"typedef {real} real;", text])
+
+
+@cache
+def _compiled(text: str, index: int) -> dict[str, Any]:
+    """Compile the kernels for a device."""
+    compiler = getattr(torch.cuda, "_compile_kernel", None)
+    if compiler is None:
+        raise NotRecordableError(
+            f"torch {torch.__version__} does not offer its compiler for kernels; update torch (2.9 or later has it)"
+        )
+    names = ("decide", "combine", "conclude", "dots", "take_out", "normalise")
+    try:
+        with torch.cuda.device(index):
+            return {name: compiler(text, name, nvcc_options=["--fmad=false"]) for name in names}
+    except (RuntimeError, OSError) as problem:
+        raise NotRecordableError(f"the kernels that decide on a step cannot be compiled ({problem})") from problem
+
+
+class DeviceDesk(Desk):
+    """A `Desk` whose numbers lie on a GPU and are dealt with there."""
+
+    def __init__(self, engine: Engine, layout: Layout, limit: int, escapes: bool) -> None:
+        if limit > MOST:
+            raise NotRecordableError(f"krylov_dim = {limit} is above {MOST}, the most that is decided on the device")
+        if layout.dim >= 2**31:
+            raise NotRecordableError(f"{layout.dim} parameters are more than the kernels can count")
+        super().__init__(engine, layout, limit, escapes)
+        dtype, device = layout.kind
+        rules = rules_of(engine, self.space.eps, limit, layout.dim, escapes)
+        text = source(limit, "double" if dtype == torch.float64 else "float", list(rules))
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._kernels = _compiled(text, index)
+        self._rules = torch.tensor(list(rules.values()), dtype=torch.float64, device=device)
+        self._grid = min(_BLOCKS, -(-layout.dim // _THREADS))
+        self._partial = torch.zeros(_AT_ONCE * self._grid, dtype=torch.float64, device=device)
+        self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
+        self._parts = torch.zeros(limit + 1, dtype=torch.float64, device=device)
+        leaves, begin = [leaf.detach() for leaf in layout.leaves], 0
+        table = []
+        # Leaves that do not lie in order are written by torch, from one that does.
+        self._point = None if all(leaf.is_contiguous() for leaf in leaves) else leaves[0].new_empty(layout.dim)
+        for leaf in leaves if self._point is None else [self._point]:
+            table.append([leaf.data_ptr(), begin, leaf.numel()])
+            begin += leaf.numel()
+        self._table = torch.tensor(table, dtype=torch.int64, device=device)
+
+    def _launch(self, name: str, *arguments: Tensor | int, grid: tuple[int, int, int], threads: int = _THREADS) -> None:
+        self._kernels[name](grid=grid, block=(threads, 1, 1), args=list(arguments))
+
+    def _sweep(self, name: str, *arguments: Tensor | int) -> None:
+        """Launch a kernel that passes once over the parameters."""
+        self._launch(name, *arguments, grid=(self._grid, 1, 1))
+
+    def norm(self, x: Tensor) -> Tensor:
+        length = torch.empty(1, dtype=torch.float64, device=x.device)
+        self._sweep("take_out", x, x, 0, len(x), self._parts, length, self._partial, self._tickets)
+        return length
+
+    def lanczos(self, product: Product, start: Tensor, rows: Tensor, reorthogonalise: bool) -> Tensor:
+        n, d = rows.shape
+        found = torch.empty(2 * n + 1, dtype=torch.float64, device=rows.device)
+        self._sweep("take_out", start, start, 0, d, self._parts, found[0:], self._partial, self._tickets)
+        self._sweep("normalise", start, d, found[0:], rows[0])
+        for j in range(n):
+            r = product(rows[j]).contiguous()
+            first = 0 if reorthogonalise else max(j - 1, 0)
+            for again in range(1 + reorthogonalise):
+                diagonal = self._parts[n:] if again else found[1 + j :]
+                for k in range(first, j + 1, _AT_ONCE):
+                    count = min(_AT_ONCE, j + 1 - k)
+                    parts = self._parts[k - first :]
+                    self._sweep("dots", r, rows[k:], count, d, parts, diagonal, self._partial, self._tickets)
+                count, beta = j + 1 - first, found[1 + n + j :]
+                self._sweep("take_out", r, rows[first:], count, d, self._parts, beta, self._partial, self._tickets)
+            if j + 1 < n:
+                self._sweep("normalise", r, d, found[1 + n + j :], rows[j + 1])
+        return found
+
+    def decide(self, value: Tensor, before: Tensor, x_norm: Tensor, coefficients: Tensor) -> None:
+        tensors = (self._rules, self.orders, self.state, value, before, x_norm, coefficients, self.weights, self.report)
+        self._launch("decide", *tensors, grid=(1, 1, 1), threads=32)
+
+    def combine(self, x: Tensor, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        trial, other = torch.empty_like(x), torch.empty_like(x)
+        self._sweep("combine", self.weights, x, g, rows, self.limit, len(x), trial, other)
+        return trial, other
+
+    def conclude(self, x: Tensor, trial: Tensor, other: Tensor, reached: Tensor, there: Tensor) -> None:
+        tensors = (self._rules, self.state, self.report, reached, there, x, trial, other, self._table)
+        self._launch("conclude", *tensors, grid=(self._grid, len(self._table), 1))
+        if self._point is not None:
+            self.layout.write(self._point)
+        torch.clear_autocast_cache()
+
+
+def desk_on(device: torch.device) -> type[Desk]:
+    """Return the kind of desk for a device."""
+    return DeviceDesk if device.type == "cuda" else Desk

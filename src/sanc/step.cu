@@ -1,0 +1,508 @@
+// The decisions of a recorded step, and the passes over vectors around them, for a GPU.
+//
+// decide and conclude are sanc/decisions.py again, with sanc/cubic.py, judge.py and escape.py: float64, one warp, whose
+// lanes share the rows of the eigenvectors and otherwise all compute the same. With HOST defined a C++ compiler takes
+// them for a plain machine, which is how they are tested where there is no GPU. The names of entries (RULE_*, REPORT_*,
+// NOTE_*, ...), the type `real` of the parameters and MOST, the largest Krylov space, are defined by sanc/kernels.py.
+
+#ifdef HOST
+#include <math.h>
+#define FUNCTION static
+#define KERNEL extern "C" void
+#define SHARED
+#define LANE 0
+#define LANES 1
+#define SYNC
+#else
+#define FUNCTION __device__
+#define KERNEL extern "C" __global__ void
+#define SHARED __shared__
+#define LANE ((int)threadIdx.x)
+#define LANES 32
+#define SYNC __syncwarp()
+#ifndef NAN
+#define NAN __longlong_as_double(0x7ff8000000000000LL)
+#endif
+#endif
+
+FUNCTION double larger(double a, double b) { return b > a ? b : a; }
+FUNCTION double smaller(double a, double b) { return b < a ? b : a; }
+FUNCTION bool finite_number(double a) { return fabs(a) <= 1.7976931348623157e308; }
+
+FUNCTION double length_of(int n, const double* y) {
+  double most = 0.0, sum = 0.0;
+  for (int i = 0; i < n; ++i) most = larger(most, fabs(y[i]));
+  if (most == 0.0 || !finite_number(most)) return most;
+  for (int i = 0; i < n; ++i) sum += (y[i] / most) * (y[i] / most);
+  return most * sqrt(sum);
+}
+
+// Eigenpairs of the symmetric tridiagonal matrix, ascending, by QL with implicit shifts. Column i of `vectors` (rows of
+// MOST) belongs to values[i]; every lane keeps its own copy of values and `off`, and turns the rows that are its own.
+// The largest entry of the first column is positive.
+FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* values, double* off, double* vectors) {
+  for (int i = 0; i < n; ++i) {
+    values[i] = alpha[i];
+    off[i] = i + 1 < n ? beta[i] : 0.0;
+  }
+  for (int row = LANE; row < n; row += LANES)
+    for (int i = 0; i < n; ++i) vectors[row * MOST + i] = row == i;
+  for (int top = 0; top < n; ++top) {
+    for (int turn = 0; turn < 60; ++turn) {
+      int end = top;  // the block from `top` to `end` has no zero beside its diagonal
+      while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
+      if (end == top) break;
+      double half = (values[top + 1] - values[top]) / (2.0 * off[top]);
+      double shift = off[top] / (half + copysign(hypot(half, 1.0), half));  // Wilkinson's
+      double g = values[end] - values[top] + shift, s = 1.0, c = 1.0, moved = 0.0;
+      int i = end - 1;
+      for (; i >= top; --i) {
+        double f = s * off[i], b = c * off[i], r = hypot(f, g);
+        off[i + 1] = r;
+        if (r == 0.0) {  // the block falls apart here
+          values[i + 1] -= moved;
+          off[end] = 0.0;
+          break;
+        }
+        s = f / r;
+        c = g / r;
+        g = values[i + 1] - moved;
+        r = (values[i] - g) * s + 2.0 * c * b;
+        moved = s * r;
+        values[i + 1] = g + moved;
+        g = c * r - b;
+        for (int row = LANE; row < n; row += LANES) {
+          double* own = vectors + row * MOST + i;
+          double right = own[1];
+          own[1] = s * own[0] + c * right;
+          own[0] = c * own[0] - s * right;
+        }
+      }
+      if (i >= top) continue;
+      values[top] -= moved;
+      off[top] = g;
+      off[end] = 0.0;
+    }
+  }
+  for (int i = 0; i + 1 < n; ++i) {
+    int least = i;
+    for (int k = i + 1; k < n; ++k)
+      if (values[k] < values[least]) least = k;
+    if (least == i) continue;
+    double value = values[i];
+    values[i] = values[least];
+    values[least] = value;
+    for (int row = LANE; row < n; row += LANES) {
+      double* own = vectors + row * MOST;
+      double entry = own[i];
+      own[i] = own[least];
+      own[least] = entry;
+    }
+  }
+  SYNC;
+  int most = 0;
+  for (int row = 1; row < n; ++row)
+    if (fabs(vectors[row * MOST]) > (1.0 + 1e-8) * fabs(vectors[most * MOST])) most = row;
+  const bool turn = vectors[most * MOST] < 0.0;
+  SYNC;
+  for (int row = LANE; turn && row < n; row += LANES) vectors[row * MOST] = -vectors[row * MOST];
+  SYNC;
+}
+
+FUNCTION double quadratic_root(double size, double gap, double base) {
+  double excess = size - base * gap, total = base + gap;
+  return excess <= 0.0 ? 0.0 : 2.0 * excess / (total + sqrt(total * total + 4.0 * excess));
+}
+
+// Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t); returns t, and whether the case was hard.
+FUNCTION double secular(int n, const double* c, const double* gaps, double base, double sign, double* y) {
+  double lower = 0.0, least = gaps[0];
+  for (int i = 0; i < n; ++i) {
+    lower = larger(lower, quadratic_root(fabs(c[i]), gaps[i], base));
+    least = smaller(least, gaps[i]);
+  }
+  if (lower == 0.0) {
+    bool some = false;
+    for (int i = 0; i < n; ++i) {
+      some = some || c[i] != 0.0;
+      y[i] = c[i] != 0.0 ? -c[i] / gaps[i] : 0.0;
+    }
+    if (base == 0.0 && !some) return 0.0;
+    double rest = length_of(n, y);
+    if (rest <= base) {
+      y[0] = sign * sqrt((base - rest) * (base + rest));
+      return 0.0;
+    }
+  }
+  double upper = quadratic_root(length_of(n, c), least, base) * (1.0 + 1e-12);
+  upper = larger(larger(upper, lower), 4.9406564584124654e-324);
+  double t = lower > 0.0 ? lower : 0.5 * upper;
+  for (int turn = 0; turn < 200; ++turn) {
+    for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
+    double norm = length_of(n, y), excess = (base + t) / norm - 1.0, pull = 0.0;
+    if (excess > 0.0) upper = t; else lower = t;
+    if (fabs(excess) <= 4e-16 || upper - lower <= 4e-16 * upper) break;
+    for (int i = 0; i < n; ++i) pull += (y[i] / norm) * ((y[i] / norm) / (gaps[i] + t));
+    double next = t - excess * norm / (1.0 + (base + t) * pull);
+    if (!(lower < next && next < upper)) next = lower > 0.0 ? sqrt(lower * upper) : 0.5 * upper;
+    if (next == t) break;
+    t = next;
+  }
+  for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
+  double others = length_of(n - 1, y + 1), mu = base + t;
+  if (base > 0.0 && fabs(y[0]) > 0.5 * mu && others < mu) y[0] = copysign(sqrt((mu - others) * (mu + others)), y[0]);
+  return t;
+}
+
+struct Cubic {
+  double norm, decrease, share, last;
+};
+
+// The global minimiser of the cubic model; `y` is it in the basis of the eigenvectors.
+FUNCTION Cubic minimise(int n, const double* values, const double* vectors, double start, double sigma, double sign,
+                        double* y) {
+  double c[MOST], gaps[MOST], scaled[MOST];
+  for (int i = 0; i < n; ++i) c[i] = start * vectors[i];
+  double a = larger(larger(-values[0], values[n - 1]), sqrt(sigma) * sqrt(length_of(n, c)));
+  Cubic found = {0.0, 0.0, NAN, 0.0};
+  if (a == 0.0) {
+    for (int i = 0; i < n; ++i) y[i] = 0.0;
+    return found;
+  }
+  double base = larger(0.0, -values[0] / a);
+  for (int i = 0; i < n; ++i) {
+    c[i] = (c[i] / a) * (sigma / a);
+    scaled[i] = values[i] / a;
+    gaps[i] = larger(scaled[i] + base, 0.0);
+  }
+  double t = secular(n, c, gaps, base, sign, y);
+  double scale = a / sigma, mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
+  for (int i = 0; i < n; ++i) {
+    double bent = scaled[i] * y[i] * y[i];
+    slope += c[i] * y[i];
+    bend += bent;
+    if (scaled[i] < 0.0) negative += -c[i] * y[i] - 0.5 * bent;
+  }
+  found.norm = scale * mu;
+  found.decrease = scale * scale * a * (0.5 * fabs(slope) + mu * mu * mu / 6.0);
+  if (-slope - 0.5 * bend > 0.0) found.share = negative / (-slope - 0.5 * bend);
+  for (int i = 0; i < n; ++i) {
+    y[i] *= scale;
+    found.last += vectors[(n - 1) * MOST + i] * y[i];
+  }
+  return found;
+}
+
+FUNCTION int first_doubt(int n, const double* alpha, const double* beta, double start, double sigma, double tolerance) {
+  double reach = 0.0, left = 0.0;
+  for (int j = 1; j <= n; ++j) {
+    reach = larger(reach, fabs(alpha[j - 1]) + left + beta[j - 1]);
+    double shift = reach + 0.5 * (reach + sqrt(reach * reach + 4.0 * sigma * start)), bound = start;
+    if (!(0.0 < shift && finite_number(shift))) return j;
+    for (int i = 0; i < j; ++i) bound *= beta[i] / shift;
+    if (!(bound > tolerance)) return j;
+    left = beta[j - 1];
+  }
+  return n;
+}
+
+FUNCTION double bounded(double sigma, const double* rules) {
+  return larger(rules[RULE_FLOOR], smaller(sigma, rules[RULE_CEILING]));
+}
+
+FUNCTION double rejected(double sigma, const double* rules) {
+  return smaller(sigma * rules[RULE_GAMMA], rules[RULE_REJECT_CEILING]);
+}
+
+KERNEL decide(const double* rules, const double* orders, double* state, const double* value, const double* before,
+              const double* x_norm, const double* coefficients, double* weights, double* report) {
+  SHARED double vectors[MOST * MOST];
+  double values[MOST], off[MOST], beta[MOST], y[MOST];
+  const int limit = (int)rules[RULE_LIMIT];
+  const double start = coefficients[0], eps = rules[RULE_EPS], *alpha = coefficients + 1, *found_beta = alpha + limit;
+  const bool told = orders[ORDER_SIGMA] == orders[ORDER_SIGMA];
+  const double sigma = told ? orders[ORDER_SIGMA] : state[0], frozen = told ? 0.0 : state[1];
+  double next = sigma, ritz = NAN, length = 0.0;
+  int outcome = OUTCOME_MOVED, note = NOTE_NOTHING, dim = 0, plan = PLAN_STAYED;
+  bool tried = false, spanned = false;
+  Cubic step = {0.0, NAN, NAN, 0.0};
+  SYNC;  // everybody has read the state
+  if (frozen != 0.0) {
+    outcome = OUTCOME_FROZEN;
+  } else if (start == 0.0) {
+    outcome = OUTCOME_VANISHED;
+  } else if (!finite_number(*value) || !finite_number(start)) {
+    outcome = OUTCOME_REFUSED;
+    note = finite_number(*value) ? NOTE_GRADIENT : NOTE_LOSS;
+  } else {
+    const bool forcing = rules[RULE_FORCING] != 0.0;
+    double tolerance = forcing ? smaller(0.1, sqrt(start)) * start : rules[RULE_TOLERANCE];
+    int test_at = first_doubt(limit, alpha, found_beta, start, sigma, tolerance);
+    double scale = 0.0, sign = orders[ORDER_HARD];
+    bool known = false;
+    for (bool last = false; !last && !known && note == NOTE_NOTHING;) {
+      double a = alpha[dim], b = found_beta[dim];
+      if (!finite_number(a) || !finite_number(b)) {
+        note = NOTE_PRODUCT;
+        break;
+      }
+      scale = larger(scale, fabs(a) + b + (dim ? beta[dim - 1] : 0.0));
+      if (b <= 10.0 * eps * scale || dim + 1 == (int)rules[RULE_DIM]) b = 0.0;
+      beta[dim++] = b;
+      last = dim >= limit || b == 0.0;
+      if (!last && dim < test_at) continue;
+      spectrum(dim, alpha, beta, values, off, vectors);
+      if (rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0) sign = -copysign(1.0, vectors[0]);
+      if (!last && !forcing && b * fabs(vectors[(dim - 1) * MOST]) > 0.5 * larger(rules[RULE_EPSILON], start)) {
+        test_at = dim + 1 + (dim >= 10 ? dim / 5 - 1 : 0);
+        SYNC;
+        continue;
+      }
+      step = minimise(dim, values, vectors, start, sigma, sign, y);
+      known = b * fabs(step.last) <= (forcing ? smaller(tolerance, step.norm * start) : tolerance);
+      test_at = dim + 1 + (dim >= 10 ? dim / 5 - 1 : 0);
+      SYNC;  // the next spectrum overwrites what others may still read
+    }
+    if (note == NOTE_PRODUCT) {
+      step.norm = 0.0;
+      step.decrease = step.share = NAN;
+      next = rejected(sigma, rules);
+    } else {
+      spanned = true;
+      ritz = values[0];
+      if (step.norm <= eps * *x_norm) {
+        note = NOTE_ROUNDING;
+        next = bounded(sigma / (rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
+      } else if (!(*x_norm + step.norm < RULE_FAR)) {
+        note = NOTE_TRIAL;
+        next = rejected(sigma, rules);
+      } else {
+        tried = true;
+        if (!finite_number(*before)) {
+          outcome = OUTCOME_REFUSED;
+          note = NOTE_OBJECTIVE;
+        }
+      }
+    }
+  }
+  if (outcome == OUTCOME_REFUSED) next = rejected(sigma, rules);
+  const bool moves = outcome == OUTCOME_MOVED;
+  if (moves && rules[RULE_ESCAPES] != 0.0) {
+    plan = PLAN_GRADIENT;
+    if (spanned && ritz < rules[RULE_GUARD]) {
+      double ratio = ritz / rules[RULE_L2];
+      double curvature = ratio * ratio * (-2.0 * ritz / 3.0 - rules[RULE_EPSILON] / 6.0);
+      if (curvature > (start * start / 4.0 - rules[RULE_SLACK]) / rules[RULE_L1]) plan = PLAN_CURVATURE;
+    } else if (spanned && rules[RULE_STAYS] != 0.0) {
+      plan = PLAN_STAYED;
+    }
+    length = plan == PLAN_CURVATURE ? -2.0 * ritz / rules[RULE_L2] : plan == PLAN_GRADIENT ? 1.0 / rules[RULE_L1] : 0.0;
+  }
+  double along = 0.0;
+  if (plan == PLAN_CURVATURE) {
+    bool slopes = rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0;
+    along = length * (slopes ? -copysign(1.0, vectors[0]) : orders[ORDER_COIN]);
+  }
+  for (int row = LANE; row < limit; row += LANES) {
+    double u = 0.0;
+    if (moves && tried && row < dim)
+      for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * y[i];
+    weights[row] = u;
+    weights[limit + row] = plan == PLAN_CURVATURE && row < dim ? along * vectors[row * MOST] : 0.0;
+  }
+  if (LANE != 0) return;
+  weights[2 * limit] = plan == PLAN_GRADIENT ? -length : 0.0;
+  state[0] = sigma;
+  state[1] = frozen;
+  report[REPORT_OUTCOME] = outcome;
+  report[REPORT_NOTE] = note;
+  report[REPORT_SIGMA] = sigma;
+  report[REPORT_NEXT_SIGMA] = next;
+  report[REPORT_VALUE] = *value;
+  report[REPORT_BEFORE] = *before;
+  report[REPORT_GRAD_NORM] = start;
+  report[REPORT_X_NORM] = *x_norm;
+  report[REPORT_DIM] = dim;
+  report[REPORT_RITZ_VALUE] = ritz;
+  report[REPORT_DECREASE] = step.decrease;
+  report[REPORT_NORM] = step.norm;
+  report[REPORT_SHARE] = step.share;
+  report[REPORT_TRIED] = tried;
+  report[REPORT_PLAN] = plan;
+  report[REPORT_LENGTH] = length;
+  report[REPORT_VERDICT] = 0.0;
+}
+
+// 0, 1 or 2 for a step that failed, succeeded or succeeded very well.
+FUNCTION int verdict_on(const double* rules, double actual, double predicted) {
+  if (!finite_number(actual) || !finite_number(predicted) || predicted <= 0.0) return 0;
+  return actual > rules[RULE_ETA2] * predicted ? 2 : actual >= rules[RULE_ETA1] * predicted;
+}
+
+FUNCTION double scaled_sigma(double sigma, double t, double pull) {
+  return sigma * larger((t + (1.0 - t) * pull) / (t * t), 1e-3);
+}
+
+FUNCTION double judged_sigma(const double* rules, const double* report, double actual, int verdict) {
+  const double sigma = report[REPORT_SIGMA], norm = report[REPORT_NORM], predicted = report[REPORT_DECREASE];
+  if (rules[RULE_INTERPOLATES] == 0.0) {
+    if (verdict == 2) return larger(smaller(sigma, report[REPORT_GRAD_NORM]), rules[RULE_FLOOR]);
+    return verdict == 0 ? rejected(sigma, rules) : sigma;
+  }
+  const double cube = norm * norm * norm;
+  if (sigma * cube <= 0.0) return verdict == 0 ? rejected(sigma, rules) : sigma;
+  const double pull = larger(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0);
+  if (!finite_number(actual)) return bounded(scaled_sigma(sigma, 0.1, pull), rules);
+  const double seen = predicted <= 0.0 ? sigma : sigma + 3.0 * (predicted - actual) / cube;
+  if (verdict == 0)
+    return bounded(smaller(larger(seen, scaled_sigma(sigma, 0.5, pull)), scaled_sigma(sigma, 0.1, pull)), rules);
+  return verdict == 2 ? bounded(smaller(larger(seen, scaled_sigma(sigma, 3.0, pull)), sigma), rules) : sigma;
+}
+
+// Which point is taken: 0 for x, 1 for the cubic step, 2 for the other.
+FUNCTION int choice_of(const double* rules, const double* report, double reached, double there) {
+  if (report[REPORT_OUTCOME] != OUTCOME_MOVED) return 0;
+  const bool tried = report[REPORT_TRIED] != 0.0;
+  const double at = tried ? report[REPORT_BEFORE] : report[REPORT_VALUE];
+  if (tried && verdict_on(rules, at - reached, report[REPORT_DECREASE])) return 1;
+  return rules[RULE_ESCAPES] != 0.0 && finite_number(at + there) ? 2 : 0;
+}
+
+// Write down what became of the step.
+FUNCTION void close_books(const double* rules, double* state, double* report, double reached, double there) {
+  const int outcome = (int)report[REPORT_OUTCOME];
+  if (outcome == OUTCOME_MOVED && report[REPORT_TRIED] != 0.0) {
+    const double actual = report[REPORT_BEFORE] - reached;
+    const int verdict = verdict_on(rules, actual, report[REPORT_DECREASE]);
+    report[REPORT_NEXT_SIGMA] = judged_sigma(rules, report, actual, verdict);
+    report[REPORT_VERDICT] = verdict;
+  }
+  report[REPORT_REACHED] = reached;
+  report[REPORT_THERE] = there;
+  if (outcome == OUTCOME_MOVED || outcome == OUTCOME_REFUSED) state[0] = report[REPORT_NEXT_SIGMA];
+  if (outcome == OUTCOME_VANISHED) state[1] = 1.0;
+}
+
+#ifdef HOST
+KERNEL conclude(const double* rules, double* state, double* report, const double* reached, const double* there,
+                int* choice) {
+  *choice = choice_of(rules, report, *reached, *there);
+  close_books(rules, state, report, *reached, *there);
+}
+#else
+
+typedef unsigned long long address;
+typedef long long place;
+
+#define FIRST ((place)blockIdx.x * blockDim.x + threadIdx.x)
+#define STRIDE ((place)gridDim.x * blockDim.x)
+
+// The chosen point, leaf by leaf: blockIdx.y is the leaf; `table` has its address, where it begins and its size.
+KERNEL conclude(const double* rules, double* state, double* report, const double* reached, const double* there,
+                const real* x, const real* trial, const real* other, const place* table) {
+  const int choice = choice_of(rules, report, *reached, *there);
+  const place* leaf = table + 3 * blockIdx.y;
+  const real* from = (choice == 1 ? trial : choice == 2 ? other : x) + leaf[1];
+  real* into = (real*)(address)leaf[0];
+  for (place i = FIRST; i < leaf[2]; i += STRIDE) into[i] = from[i];
+  // The entries that other blocks read for their choice stay as they are.
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) close_books(rules, state, report, *reached, *there);
+}
+
+// Both points in one pass over the basis.
+KERNEL combine(const double* weights, const real* x, const real* g, const real* rows, int limit, int d, real* trial,
+               real* other) {
+  for (place i = FIRST; i < d; i += STRIDE) {
+    real here = x[i], there = here + (real)weights[2 * limit] * g[i];
+    for (int k = 0; k < limit; ++k) {
+      real q = rows[(place)k * d + i];
+      here += (real)weights[k] * q;
+      there += (real)weights[limit + k] * q;
+    }
+    trial[i] = here;
+    other[i] = there;
+  }
+}
+
+// Add up what the threads of all blocks hold, `count` sums at once, in an order that never changes; the block that
+// comes last returns true with the sums in `partial[0 ... count)`. `tickets` is 0 before and after.
+FUNCTION bool add_up(double* own, int count, double* partial, unsigned int* tickets) {
+  __shared__ double sums[32];
+  __shared__ bool last;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  for (int k = 0; k < count; ++k) {
+    double sum = own[k];
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    __syncthreads();
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      sum = 0.0;
+      for (int w = 0; w < warps; ++w) sum += sums[w];
+      partial[(place)k * gridDim.x + blockIdx.x] = sum;
+    }
+  }
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(tickets, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!last) return false;
+  __threadfence();
+  for (int k = 0; k < count; ++k) {
+    double sum = 0.0;
+    for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) sum += ((volatile double*)partial)[(place)k * gridDim.x + b];
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    __syncthreads();
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      sum = 0.0;
+      for (int w = 0; w < warps; ++w) sum += sums[w];
+      own[k] = sum;
+    }
+  }
+  if (threadIdx.x == 0) *tickets = 0;
+  return true;
+}
+
+#define AT_ONCE 4
+
+// Inner products of r with `count` rows, at most AT_ONCE; `last` is that with the last of them once more.
+KERNEL dots(const real* r, const real* rows, int count, int d, double* results, double* last, double* partial,
+            unsigned int* tickets) {
+  double own[AT_ONCE] = {0.0, 0.0, 0.0, 0.0};
+  for (place i = FIRST; i < d; i += STRIDE) {
+    double entry = r[i];
+    for (int k = 0; k < AT_ONCE; ++k)
+      if (k < count) own[k] += entry * (double)rows[(place)k * d + i];
+  }
+  if (!add_up(own, count, partial, tickets) || threadIdx.x != 0) return;
+  for (int k = 0; k < count; ++k) results[k] = own[k];
+  *last = own[count - 1];
+}
+
+// Take `count` rows out of r, with these coefficients; `length`: its length afterwards.
+KERNEL take_out(real* r, const real* rows, int count, int d, const double* coefficients, double* length, double* partial,
+                unsigned int* tickets) {
+  double own[1] = {0.0};
+  for (place i = FIRST; i < d; i += STRIDE) {
+    double entry = r[i];
+    if (count) {
+      for (int k = 0; k < count; ++k) entry -= coefficients[k] * (double)rows[(place)k * d + i];
+      r[i] = (real)entry;
+    }
+    own[0] += entry * entry;
+  }
+  if (add_up(own, 1, partial, tickets) && threadIdx.x == 0) *length = sqrt(own[0]);
+}
+
+// row = r / length, with zeros where that is not finite: the coefficients tell, and no weight is not zero there.
+KERNEL normalise(const real* r, int d, const double* length, real* row) {
+  const double by = larger(*length, 1e-30);
+  for (place i = FIRST; i < d; i += STRIDE) {
+    double entry = r[i] / by;
+    row[i] = finite_number((double)(real)entry) ? (real)entry : (real)0.0;
+  }
+}
+#endif
