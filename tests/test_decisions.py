@@ -1,4 +1,4 @@
-"""The decisions of a recorded step in step.cu beside those in Python: compiled for this machine, on the same numbers."""
+"""The decisions of a recorded step in step.cu, compiled for this machine, beside those in Python."""
 
 from __future__ import annotations
 

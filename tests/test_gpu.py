@@ -17,8 +17,9 @@ from sanc.engine import Engine
 from sanc.kernels import DeviceDesk
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
-from sanc.oracles.recording import Letter, Post
+from sanc.oracles.recording import Letter
 from sanc.settings import find_method, make_settings
+from test_decisions import space_of
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -307,14 +308,13 @@ def test_the_host_waits_once_in_a_recorded_step(preset, monkeypatch):
     Preset "paper" waits for the step before only.
     """
     reads = 0
-    letters = Post if preset == "paper" else Letter
+    letters = DeviceDesk if preset == "paper" else Letter
     read = letters.read
 
-    def counted(self, *arguments):
+    def counted(self):
         nonlocal reads
         reads += 1
-        assert preset != "paper" or arguments == (True,)
-        return read(self, *arguments)
+        return read(self)
 
     model, opt, *_ = train(True, "mlp", preset=preset, steps=60, look=False)
     x, y = torch.randn(24, 6, device=CUDA, dtype=torch.float64), torch.randint(0, 3, (24,), device=CUDA)
@@ -388,8 +388,7 @@ def test_the_device_decides_as_the_host_does(limit, rule):
     rng = np.random.default_rng(limit)
     seen = set()
     for turn in range(60):
-        slope, scale, sigma = 10.0 ** rng.uniform(-3, 3, 3)
-        numbers = [slope, *(scale * rng.standard_normal(limit)), *(scale * rng.random(limit))]
+        numbers, sigma = space_of(rng, limit, 100), 10.0 ** rng.uniform(-3, 3)
         if turn % 10 == 3:
             numbers[-1] = math.nan
         value, before = rng.standard_normal(2)

@@ -163,6 +163,16 @@ class Desk:
         self.weights = torch.zeros(2 * limit + 1, dtype=torch.float64, device=device)
         self.report = torch.tensor(EMPTY, dtype=torch.float64, device=device)
 
+    def exchange(self, orders: Orders | None) -> None:
+        """Send the report on the last step to the host, for `read`, and put down the orders for the next."""
+        self._sent = self.report.tolist()
+        if orders is not None:
+            self.orders.copy_(torch.tensor(orders, dtype=torch.float64))
+
+    def read(self) -> Report:
+        """Return the report that was sent last; on a device the host waits for that, and for nothing after it."""
+        return Report(*self._sent)
+
     def norm(self, x: Tensor) -> Tensor:
         """‖x‖ in float64, not read."""
         length: Tensor = torch.linalg.vector_norm(x).double()

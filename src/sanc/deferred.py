@@ -1,7 +1,8 @@
 """The paper's iteration where the device decides: the host launches a step and hears of the one before.
 
-What became of a step is in the report that the device sends up after it. The host reads that when it has launched the
-next step, or as soon as somebody asks, and keeps its books from it; so the device never waits for the host.
+What became of a step is in the report that the device sends before the next one. The host reads that when it has
+launched the next step, or as soon as somebody asks, and keeps its books from it; so the device never waits for the
+host.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Deferred:
         """Wait for the report on the last step, if it is still out; return its record unless that was asked before."""
         last, self._pending = self._pending, None
         if last is not None:
+            last.programs.desk.exchange(None)
             self._book(last)
         record, self._record = self._record, None
         return record
@@ -75,9 +77,9 @@ class Deferred:
         clock = time.perf_counter()
         last = self._pending
         if last is not None and last.programs is not programs:
-            self._pending = None
-            self._book(last)  # σ lies with other recordings
-            last = None
+            last.programs.desk.exchange(None)  # σ lies with other recordings
+            self._book(last)
+            last = self._pending = None
         if self._vanished:
             self._vanished = False
             return False
@@ -95,7 +97,7 @@ class Deferred:
 
     def _book(self, step: _Step) -> None:
         """Read the report on a step, count its calls and make its record; the host may wait here, and nowhere else."""
-        report = step.programs.read(before_last=self._pending is not None)
+        report = step.programs.desk.read()
         outcome, tally = Outcome(int(report.outcome)), step.tally
         size_g, size_b, size_f = tally.sizes
         draft = _draft_of(report, outcome)

@@ -22,7 +22,7 @@ from sanc.oracles.recording import NotRecordableError
 MOST = 64
 """Largest Krylov space whose model is minimised on the device."""
 
-_THREADS, _BLOCKS, _AT_ONCE = 256, 1024, 4
+_THREADS, _PER_THREAD, _BLOCKS, _AT_ONCE = 512, 4, 512, 4
 
 
 def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) -> dict[str, float]:
@@ -74,10 +74,10 @@ def _compiled(text: str, index: int) -> dict[str, Any]:
         raise NotRecordableError(
             f"torch {torch.__version__} does not offer its compiler for kernels; update torch (2.9 or later has it)"
         )
-    names = ("decide", "combine", "conclude", "dots", "take_out", "normalise")
+    names = ("decide", "combine", "conclude", "exchange", "dots", "take_out", "normalise")
     try:
         with torch.cuda.device(index):
-            return {name: compiler(text, name, nvcc_options=["--fmad=false"]) for name in names}
+            return {name: compiler(text, name) for name in names}
     except (RuntimeError, OSError) as problem:
         raise NotRecordableError(f"the kernels that decide on a step cannot be compiled ({problem})") from problem
 
@@ -97,7 +97,7 @@ class DeviceDesk(Desk):
         index = torch.cuda.current_device() if device.index is None else device.index
         self._kernels = _compiled(text, index)
         self._rules = torch.tensor(list(rules.values()), dtype=torch.float64, device=device)
-        self._grid = min(_BLOCKS, -(-layout.dim // _THREADS))
+        self._grid = min(_BLOCKS, -(-layout.dim // (_THREADS * _PER_THREAD)))
         self._partial = torch.zeros(_AT_ONCE * self._grid, dtype=torch.float64, device=device)
         self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
         self._parts = torch.zeros(limit + 1, dtype=torch.float64, device=device)
@@ -109,6 +109,26 @@ class DeviceDesk(Desk):
             table.append([leaf.data_ptr(), begin, leaf.numel()])
             begin += leaf.numel()
         self._table = torch.tensor(table, dtype=torch.int64, device=device)
+
+        # Host and device write into the same memory. Orders take turns: the host may be one step ahead of the device.
+        self._mailed = torch.zeros(len(Report._fields), dtype=torch.float64, pin_memory=True)
+        self._mail = [torch.zeros(len(Orders._fields), dtype=torch.float64, pin_memory=True) for _ in range(2)]
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def exchange(self, orders: Orders | None) -> None:
+        self._mail.reverse()
+        mail = self._mail[0]
+        if orders is not None:
+            mail.numpy()[:] = orders
+        count = 0 if orders is None else len(orders)
+        tensors = (self.report, self._mailed, len(self._mailed), mail, self.orders, count)
+        with torch.cuda.device(self.layout.kind[1]):
+            self._launch("exchange", *tensors, grid=(1, 1, 1), threads=32)
+        self._arrived.record(torch.cuda.current_stream(self.layout.kind[1]))
+
+    def read(self) -> Report:
+        self._arrived.synchronize()
+        return Report(*self._mailed.tolist())
 
     def _launch(self, name: str, *arguments: Tensor | int, grid: tuple[int, int, int], threads: int = _THREADS) -> None:
         self._kernels[name](grid=grid, block=(threads, 1, 1), args=list(arguments))

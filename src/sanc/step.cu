@@ -13,6 +13,7 @@
 #define LANE 0
 #define LANES 1
 #define SYNC
+#define rsqrt(a) (1.0 / sqrt(a))
 #else
 #define FUNCTION __device__
 #define KERNEL extern "C" __global__ void
@@ -39,11 +40,14 @@ FUNCTION double length_of(int n, const double* y) {
 
 // Eigenpairs of the symmetric tridiagonal matrix, ascending, by QL with implicit shifts. Column i of `vectors` (rows of
 // MOST) belongs to values[i]; every lane keeps its own copy of values and `off`, and turns the rows that are its own.
-// The largest entry of the first column is positive.
+// The largest entry of the first column is positive. The matrix is scaled to entries of at most 1 meanwhile.
 FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* values, double* off, double* vectors) {
+  double size = 0.0;
+  for (int i = 0; i < n; ++i) size = larger(size, larger(fabs(alpha[i]), i + 1 < n ? beta[i] : 0.0));
+  const double by = size > 1e-290 ? 1.0 / size : 1.0, back = size > 1e-290 ? size : 1.0;
   for (int i = 0; i < n; ++i) {
-    values[i] = alpha[i];
-    off[i] = i + 1 < n ? beta[i] : 0.0;
+    values[i] = by * alpha[i];
+    off[i] = i + 1 < n ? by * beta[i] : 0.0;
   }
   for (int row = LANE; row < n; row += LANES)
     for (int i = 0; i < n; ++i) vectors[row * MOST + i] = row == i;
@@ -52,20 +56,21 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       int end = top;  // the block from `top` to `end` has no zero beside its diagonal
       while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
       if (end == top) break;
-      double half = (values[top + 1] - values[top]) / (2.0 * off[top]);
-      double shift = off[top] / (half + copysign(hypot(half, 1.0), half));  // Wilkinson's
+      double half = 0.5 * (values[top + 1] - values[top]), e = off[top];
+      double shift = e * e / (half + copysign(sqrt(half * half + e * e), half));  // Wilkinson's
       double g = values[end] - values[top] + shift, s = 1.0, c = 1.0, moved = 0.0;
       int i = end - 1;
       for (; i >= top; --i) {
-        double f = s * off[i], b = c * off[i], r = hypot(f, g);
-        off[i + 1] = r;
-        if (r == 0.0) {  // the block falls apart here
+        double f = s * off[i], b = c * off[i], square = f * f + g * g;
+        if (square < 1e-290) {  // the block falls apart here
+          off[i + 1] = off[end] = 0.0;
           values[i + 1] -= moved;
-          off[end] = 0.0;
           break;
         }
-        s = f / r;
-        c = g / r;
+        double inverse = rsqrt(square), r = square * inverse;
+        off[i + 1] = r;
+        s = f * inverse;
+        c = g * inverse;
         g = values[i + 1] - moved;
         r = (values[i] - g) * s + 2.0 * c * b;
         moved = s * r;
@@ -99,6 +104,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       own[least] = entry;
     }
   }
+  for (int i = 0; i < n; ++i) values[i] *= back;
   SYNC;
   int most = 0;
   for (int row = 1; row < n; ++row)
@@ -116,7 +122,7 @@ FUNCTION double quadratic_root(double size, double gap, double base) {
 
 // Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t); returns t, and whether the case was hard.
 FUNCTION double secular(int n, const double* c, const double* gaps, double base, double sign, double* y) {
-  double lower = 0.0, least = gaps[0];
+  double lower = 0.0, least = gaps[0], shifted[MOST];
   for (int i = 0; i < n; ++i) {
     lower = larger(lower, quadratic_root(fabs(c[i]), gaps[i], base));
     least = smaller(least, gaps[i]);
@@ -138,12 +144,22 @@ FUNCTION double secular(int n, const double* c, const double* gaps, double base,
   upper = larger(larger(upper, lower), 4.9406564584124654e-324);
   double t = lower > 0.0 ? lower : 0.5 * upper;
   for (int turn = 0; turn < 200; ++turn) {
-    for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
-    double norm = length_of(n, y), excess = (base + t) / norm - 1.0, pull = 0.0;
+    double most = 0.0, sum = 0.0, pull = 0.0;
+    for (int i = 0; i < n; ++i) {
+      shifted[i] = 1.0 / (gaps[i] + t);
+      y[i] = -c[i] * shifted[i];
+      most = larger(most, fabs(y[i]));
+    }
+    const double by = 1.0 / most;
+    for (int i = 0; i < n; ++i) {
+      double part = (y[i] * by) * (y[i] * by);
+      sum += part;
+      pull += part * shifted[i];
+    }
+    const double norm = most * sqrt(sum), excess = (base + t) / norm - 1.0;
     if (excess > 0.0) upper = t; else lower = t;
     if (fabs(excess) <= 4e-16 || upper - lower <= 4e-16 * upper) break;
-    for (int i = 0; i < n; ++i) pull += (y[i] / norm) * ((y[i] / norm) / (gaps[i] + t));
-    double next = t - excess * norm / (1.0 + (base + t) * pull);
+    double next = t - excess * norm / (1.0 + (base + t) * (pull / sum));
     if (!(lower < next && next < upper)) next = lower > 0.0 ? sqrt(lower * upper) : 0.5 * upper;
     if (next == t) break;
     t = next;
@@ -169,10 +185,10 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
     for (int i = 0; i < n; ++i) y[i] = 0.0;
     return found;
   }
-  double base = larger(0.0, -values[0] / a);
+  const double by = 1.0 / a, base = larger(0.0, -values[0] * by);
   for (int i = 0; i < n; ++i) {
-    c[i] = (c[i] / a) * (sigma / a);
-    scaled[i] = values[i] / a;
+    c[i] = (c[i] * by) * (sigma * by);
+    scaled[i] = values[i] * by;
     gaps[i] = larger(scaled[i] + base, 0.0);
   }
   double t = secular(n, c, gaps, base, sign, y);
@@ -396,6 +412,7 @@ typedef long long place;
 
 #define FIRST ((place)blockIdx.x * blockDim.x + threadIdx.x)
 #define STRIDE ((place)gridDim.x * blockDim.x)
+#define UNROLLED _Pragma("unroll 4")
 
 // The chosen point, leaf by leaf: blockIdx.y is the leaf; `table` has its address, where it begins and its size.
 KERNEL conclude(const double* rules, double* state, double* report, const double* reached, const double* there,
@@ -404,15 +421,22 @@ KERNEL conclude(const double* rules, double* state, double* report, const double
   const place* leaf = table + 3 * blockIdx.y;
   const real* from = (choice == 1 ? trial : choice == 2 ? other : x) + leaf[1];
   real* into = (real*)(address)leaf[0];
-  for (place i = FIRST; i < leaf[2]; i += STRIDE) into[i] = from[i];
+  UNROLLED for (place i = FIRST; i < leaf[2]; i += STRIDE) into[i] = from[i];
   // The entries that other blocks read for their choice stay as they are.
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) close_books(rules, state, report, *reached, *there);
+}
+
+// Hand the last report to the host and take its orders: `mailed` and `mail` are the host's own memory.
+KERNEL exchange(const double* report, double* mailed, int size, const double* mail, double* orders, int count) {
+  const int k = threadIdx.x;
+  if (k < size) ((volatile double*)mailed)[k] = report[k];
+  if (k < count) orders[k] = ((const volatile double*)mail)[k];
 }
 
 // Both points in one pass over the basis.
 KERNEL combine(const double* weights, const real* x, const real* g, const real* rows, int limit, int d, real* trial,
                real* other) {
-  for (place i = FIRST; i < d; i += STRIDE) {
+  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
     real here = x[i], there = here + (real)weights[2 * limit] * g[i];
     for (int k = 0; k < limit; ++k) {
       real q = rows[(place)k * d + i];
@@ -425,41 +449,41 @@ KERNEL combine(const double* weights, const real* x, const real* g, const real* 
 }
 
 // Add up what the threads of all blocks hold, `count` sums at once, in an order that never changes; the block that
-// comes last returns true with the sums in `partial[0 ... count)`. `tickets` is 0 before and after.
-FUNCTION bool add_up(double* own, int count, double* partial, unsigned int* tickets) {
-  __shared__ double sums[32];
+// comes last returns true, with the sums in `own` of its first thread. `tickets` is 0 before and after.
+template <int most> FUNCTION bool add_up(double (&own)[most], int count, double* partial, unsigned int* tickets) {
+  __shared__ double sums[most][32];
   __shared__ bool last;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  for (int k = 0; k < count; ++k) {
-    double sum = own[k];
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
-    __syncthreads();
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      sum = 0.0;
-      for (int w = 0; w < warps; ++w) sum += sums[w];
-      partial[(place)k * gridDim.x + blockIdx.x] = sum;
+  for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll
+    for (int k = 0; k < most; ++k) {
+      if (k >= count) break;
+      for (int step = 16; step > 0; step /= 2) own[k] += __shfl_down_sync(0xffffffffu, own[k], step);
+      if (lane == 0) sums[k][warp] = own[k];
     }
-  }
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(tickets, 1u) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (!last) return false;
-  __threadfence();
-  for (int k = 0; k < count; ++k) {
-    double sum = 0.0;
-    for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) sum += ((volatile double*)partial)[(place)k * gridDim.x + b];
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
     __syncthreads();
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
+    if (warp == 0) {
+#pragma unroll
+      for (int k = 0; k < most; ++k) {
+        if (k >= count) break;
+        own[k] = lane < warps ? sums[k][lane] : 0.0;
+        for (int step = 16; step > 0; step /= 2) own[k] += __shfl_down_sync(0xffffffffu, own[k], step);
+        if (lane == 0 && pass == 0) partial[k * gridDim.x + blockIdx.x] = own[k];
+      }
+    }
+    if (pass == 1) break;
     if (threadIdx.x == 0) {
-      sum = 0.0;
-      for (int w = 0; w < warps; ++w) sum += sums[w];
-      own[k] = sum;
+      __threadfence();
+      last = atomicAdd(tickets, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+#pragma unroll
+    for (int k = 0; k < most; ++k) {
+      own[k] = 0.0;
+      if (k >= count) continue;
+      for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) own[k] += ((volatile double*)partial)[k * gridDim.x + b];
     }
   }
   if (threadIdx.x == 0) *tickets = 0;
@@ -471,22 +495,24 @@ FUNCTION bool add_up(double* own, int count, double* partial, unsigned int* tick
 // Inner products of r with `count` rows, at most AT_ONCE; `last` is that with the last of them once more.
 KERNEL dots(const real* r, const real* rows, int count, int d, double* results, double* last, double* partial,
             unsigned int* tickets) {
-  double own[AT_ONCE] = {0.0, 0.0, 0.0, 0.0};
-  for (place i = FIRST; i < d; i += STRIDE) {
+  double own[AT_ONCE] = {};
+  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
+#pragma unroll
     for (int k = 0; k < AT_ONCE; ++k)
       if (k < count) own[k] += entry * (double)rows[(place)k * d + i];
   }
   if (!add_up(own, count, partial, tickets) || threadIdx.x != 0) return;
-  for (int k = 0; k < count; ++k) results[k] = own[k];
-  *last = own[count - 1];
+#pragma unroll
+  for (int k = 0; k < AT_ONCE; ++k)
+    if (k < count) *last = results[k] = own[k];
 }
 
 // Take `count` rows out of r, with these coefficients; `length`: its length afterwards.
 KERNEL take_out(real* r, const real* rows, int count, int d, const double* coefficients, double* length, double* partial,
                 unsigned int* tickets) {
-  double own[1] = {0.0};
-  for (place i = FIRST; i < d; i += STRIDE) {
+  double own[1] = {};
+  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
     if (count) {
       for (int k = 0; k < count; ++k) entry -= coefficients[k] * (double)rows[(place)k * d + i];
@@ -499,9 +525,9 @@ KERNEL take_out(real* r, const real* rows, int count, int d, const double* coeff
 
 // row = r / length, with zeros where that is not finite: the coefficients tell, and no weight is not zero there.
 KERNEL normalise(const real* r, int d, const double* length, real* row) {
-  const double by = larger(*length, 1e-30);
-  for (place i = FIRST; i < d; i += STRIDE) {
-    double entry = r[i] / by;
+  const double by = 1.0 / larger(*length, 1e-30);
+  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
+    double entry = r[i] * by;
     row[i] = finite_number((double)(real)entry) ? (real)entry : (real)0.0;
   }
 }

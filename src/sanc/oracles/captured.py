@@ -30,7 +30,6 @@ from sanc.oracles.recording import (
     Letter,
     NotNowError,
     NotRecordableError,
-    Post,
     Recorder,
     Recording,
     part_from_old_graphs,
@@ -403,8 +402,6 @@ class StepPrograms(Programs):
         self.desk = desk
         self.shares_values = batches[2] is None  # the objective is the gradient's sample
         self._shares_graph = batches[1] is None
-        self._orders = Post(len(Orders._fields), layout.kind[1])
-        self._reports = Post(len(Report._fields), layout.kind[1])
         super().__init__(layout, batches, hvp, recorder)
 
     def make(self) -> None:
@@ -415,13 +412,8 @@ class StepPrograms(Programs):
 
     def launch(self, orders: Orders) -> None:
         """Make a step."""
-        self._orders.down(orders, self.desk.orders)
+        self.desk.exchange(orders)
         self.whole.replay()
-        self._reports.up(self.desk.report)
-
-    def read(self, *, before_last: bool = False) -> Report:
-        """Return the report on the last step, or on the one before; waits for that step only."""
-        return Report(*self._reports.read(before_last))
 
     def _step(self) -> list[Tensor]:
         x, inner, desk = self.start(), self.inner, self.desk

@@ -173,42 +173,6 @@ class Letter:
         return numbers
 
 
-class Post:
-    """A few numbers between host and device beside recordings, while the host is up to one step ahead of the device.
-
-    There are two letters in pinned memory which take turns, so that none is written before it was read.
-    """
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self._device = device
-        self._letters = [torch.zeros(count, dtype=torch.float64, pin_memory=cuda) for _ in range(2)]
-        self._views = [letter.numpy() for letter in self._letters]
-        self._sent = [torch.cuda.Event() for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
-        self._turn = 0
-
-    def down(self, numbers: Sequence[float], into: Tensor) -> None:
-        """Send from the host to the device; what was sent two turns ago must have arrived."""
-        self._turn ^= 1
-        self._views[self._turn][:] = numbers
-        into.copy_(self._letters[self._turn], non_blocking=True)
-
-    def up(self, numbers: Tensor) -> None:
-        """Send from the device to the host."""
-        self._turn ^= 1
-        self._letters[self._turn].copy_(numbers, non_blocking=True)
-        if self._sent:
-            self._sent[self._turn].record(torch.cuda.current_stream(self._device))
-
-    def read(self, before_last: bool = False) -> list[float]:
-        """Wait for what was sent last, or before that, and for nothing after it."""
-        turn = self._turn ^ before_last
-        if self._sent:
-            self._sent[turn].synchronize()
-        numbers: list[float] = self._views[turn].tolist()
-        return numbers
-
-
 def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
     """Let the next graph give the leaves new nodes.
 
