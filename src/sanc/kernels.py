@@ -22,7 +22,7 @@ from sanc.oracles.recording import NotRecordableError
 MOST = 64
 """Largest Krylov space whose model is minimised on the device."""
 
-_THREADS, _PER_THREAD, _BLOCKS, _AT_ONCE = 512, 4, 512, 4
+_AT_ONCE = 4
 
 
 def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) -> dict[str, float]:
@@ -77,8 +77,10 @@ def _compiled(text: str, index: int) -> dict[str, Any]:
     names = ("decide", "combine", "conclude", "exchange", "dots", "take_out", "normalise")
     try:
         with torch.cuda.device(index):
-            return {name: compiler(text, name) for name in names}
-    except (RuntimeError, OSError) as problem:
+            first = compiler(text, names[0])
+            module = torch.cuda._utils._CudaModule(first.module)
+            return {name: getattr(module, name) for name in names}
+    except (RuntimeError, OSError, AttributeError) as problem:
         raise NotRecordableError(f"the kernels that decide on a step cannot be compiled ({problem})") from problem
 
 
@@ -97,8 +99,8 @@ class DeviceDesk(Desk):
         index = torch.cuda.current_device() if device.index is None else device.index
         self._kernels = _compiled(text, index)
         self._rules = torch.tensor(list(rules.values()), dtype=torch.float64, device=device)
-        self._grid = min(_BLOCKS, -(-layout.dim // (_THREADS * _PER_THREAD)))
-        self._partial = torch.zeros(_AT_ONCE * self._grid, dtype=torch.float64, device=device)
+        self._blocks = min(512, -(-layout.dim // 1024))  # of 512 threads in a sum; elsewhere four of 256 instead
+        self._partial = torch.zeros(_AT_ONCE * self._blocks, dtype=torch.float64, device=device)
         self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
         self._parts = torch.zeros(limit + 1, dtype=torch.float64, device=device)
         leaves, begin = [leaf.detach() for leaf in layout.leaves], 0
@@ -108,6 +110,7 @@ class DeviceDesk(Desk):
         for leaf in leaves if self._point is None else [self._point]:
             table.append([leaf.data_ptr(), begin, leaf.numel()])
             begin += leaf.numel()
+        self._widest = min(4 * self._blocks, -(-max(size for _, _, size in table) // 256))
         self._table = torch.tensor(table, dtype=torch.int64, device=device)
 
         # Host and device write into the same memory. Orders take turns: the host may be one step ahead of the device.
@@ -123,30 +126,34 @@ class DeviceDesk(Desk):
         count = 0 if orders is None else len(orders)
         tensors = (self.report, self._mailed, len(self._mailed), mail, self.orders, count)
         with torch.cuda.device(self.layout.kind[1]):
-            self._launch("exchange", *tensors, grid=(1, 1, 1), threads=32)
+            self._launch("exchange", *tensors)
         self._arrived.record(torch.cuda.current_stream(self.layout.kind[1]))
 
     def read(self) -> Report:
         self._arrived.synchronize()
         return Report(*self._mailed.tolist())
 
-    def _launch(self, name: str, *arguments: Tensor | int, grid: tuple[int, int, int], threads: int = _THREADS) -> None:
-        self._kernels[name](grid=grid, block=(threads, 1, 1), args=list(arguments))
+    def _launch(self, name: str, *arguments: Tensor | int, blocks: tuple[int, int] = (1, 1), threads: int = 32) -> None:
+        self._kernels[name](grid=(*blocks, 1), block=(threads, 1, 1), args=list(arguments))
 
     def _sweep(self, name: str, *arguments: Tensor | int) -> None:
         """Launch a kernel that passes once over the parameters."""
-        self._launch(name, *arguments, grid=(self._grid, 1, 1))
+        self._launch(name, *arguments, blocks=(4 * self._blocks, 1), threads=256)
+
+    def _sum(self, name: str, *arguments: Tensor | int) -> None:
+        """Launch a kernel that passes once over the parameters and adds something up."""
+        self._launch(name, *arguments, self._partial, self._tickets, blocks=(self._blocks, 1), threads=512)
 
     def norm(self, x: Tensor) -> Tensor:
         length = torch.empty(1, dtype=torch.float64, device=x.device)
-        self._sweep("take_out", x, x, 0, len(x), self._parts, length, self._partial, self._tickets)
+        self._sum("take_out", x, x, 0, len(x), self._parts, length)
         return length
 
     def lanczos(self, product: Product, start: Tensor, rows: Tensor, reorthogonalise: bool) -> Tensor:
         n, d = rows.shape
         found = torch.empty(2 * n + 1, dtype=torch.float64, device=rows.device)
-        self._sweep("take_out", start, start, 0, d, self._parts, found[0:], self._partial, self._tickets)
-        self._sweep("normalise", start, d, found[0:], rows[0])
+        self._sum("take_out", start, start, 0, d, self._parts, found)
+        self._sweep("normalise", start, d, found, rows[0])
         for j in range(n):
             r = product(rows[j]).contiguous()
             first = 0 if reorthogonalise else max(j - 1, 0)
@@ -155,25 +162,25 @@ class DeviceDesk(Desk):
                 for k in range(first, j + 1, _AT_ONCE):
                     count = min(_AT_ONCE, j + 1 - k)
                     parts = self._parts[k - first :]
-                    self._sweep("dots", r, rows[k:], count, d, parts, diagonal, self._partial, self._tickets)
+                    self._sum("dots", r, rows[k:], count, d, parts, diagonal)
                 count, beta = j + 1 - first, found[1 + n + j :]
-                self._sweep("take_out", r, rows[first:], count, d, self._parts, beta, self._partial, self._tickets)
+                self._sum("take_out", r, rows[first:], count, d, self._parts, beta)
             if j + 1 < n:
                 self._sweep("normalise", r, d, found[1 + n + j :], rows[j + 1])
         return found
 
     def decide(self, value: Tensor, before: Tensor, x_norm: Tensor, coefficients: Tensor) -> None:
         tensors = (self._rules, self.orders, self.state, value, before, x_norm, coefficients, self.weights, self.report)
-        self._launch("decide", *tensors, grid=(1, 1, 1), threads=32)
+        self._launch("decide", *tensors)
 
     def combine(self, x: Tensor, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         trial, other = torch.empty_like(x), torch.empty_like(x)
-        self._sweep("combine", self.weights, x, g, rows, self.limit, len(x), trial, other)
+        self._sweep("combine", self.weights, x, g, rows, len(x), trial, other)
         return trial, other
 
     def conclude(self, x: Tensor, trial: Tensor, other: Tensor, reached: Tensor, there: Tensor) -> None:
         tensors = (self._rules, self.state, self.report, reached, there, x, trial, other, self._table)
-        self._launch("conclude", *tensors, grid=(self._grid, len(self._table), 1))
+        self._launch("conclude", *tensors, blocks=(self._widest, len(self._table)), threads=256)
         if self._point is not None:
             self.layout.write(self._point)
         torch.clear_autocast_cache()

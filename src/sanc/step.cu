@@ -3,24 +3,28 @@
 // decide and conclude are sanc/decisions.py again, with sanc/cubic.py, judge.py and escape.py: float64, one warp, whose
 // lanes share the rows of the eigenvectors and otherwise all compute the same. With HOST defined a C++ compiler takes
 // them for a plain machine, which is how they are tested where there is no GPU. The names of entries (RULE_*, REPORT_*,
-// NOTE_*, ...), the type `real` of the parameters and MOST, the largest Krylov space, are defined by sanc/kernels.py.
+// NOTE_*, ...), the type `real` of the parameters and MOST, the dimension of the Krylov space, are defined by sanc/kernels.py.
 
 #ifdef HOST
 #include <math.h>
 #define FUNCTION static
+#define OUTSIDE static
 #define KERNEL extern "C" void
 #define SHARED
 #define LANE 0
 #define LANES 1
 #define SYNC
+#define ROLLED
 #define rsqrt(a) (1.0 / sqrt(a))
 #else
 #define FUNCTION __device__
+#define OUTSIDE __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define SHARED __shared__
 #define LANE ((int)threadIdx.x)
 #define LANES 32
 #define SYNC __syncwarp()
+#define ROLLED _Pragma("unroll 1")  // one warp runs through it once: it waits for instructions, not for jumps
 #ifndef NAN
 #define NAN __longlong_as_double(0x7ff8000000000000LL)
 #endif
@@ -30,11 +34,11 @@ FUNCTION double larger(double a, double b) { return b > a ? b : a; }
 FUNCTION double smaller(double a, double b) { return b < a ? b : a; }
 FUNCTION bool finite_number(double a) { return fabs(a) <= 1.7976931348623157e308; }
 
-FUNCTION double length_of(int n, const double* y) {
+OUTSIDE double length_of(int n, const double* y) {
   double most = 0.0, sum = 0.0;
-  for (int i = 0; i < n; ++i) most = larger(most, fabs(y[i]));
+  ROLLED for (int i = 0; i < n; ++i) most = larger(most, fabs(y[i]));
   if (most == 0.0 || !finite_number(most)) return most;
-  for (int i = 0; i < n; ++i) sum += (y[i] / most) * (y[i] / most);
+  ROLLED for (int i = 0; i < n; ++i) sum += (y[i] / most) * (y[i] / most);
   return most * sqrt(sum);
 }
 
@@ -43,15 +47,15 @@ FUNCTION double length_of(int n, const double* y) {
 // The largest entry of the first column is positive. The matrix is scaled to entries of at most 1 meanwhile.
 FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* values, double* off, double* vectors) {
   double size = 0.0;
-  for (int i = 0; i < n; ++i) size = larger(size, larger(fabs(alpha[i]), i + 1 < n ? beta[i] : 0.0));
+  ROLLED for (int i = 0; i < n; ++i) size = larger(size, larger(fabs(alpha[i]), i + 1 < n ? beta[i] : 0.0));
   const double by = size > 1e-290 ? 1.0 / size : 1.0, back = size > 1e-290 ? size : 1.0;
-  for (int i = 0; i < n; ++i) {
+  ROLLED for (int i = 0; i < n; ++i) {
     values[i] = by * alpha[i];
     off[i] = i + 1 < n ? by * beta[i] : 0.0;
   }
-  for (int row = LANE; row < n; row += LANES)
-    for (int i = 0; i < n; ++i) vectors[row * MOST + i] = row == i;
-  for (int top = 0; top < n; ++top) {
+  ROLLED for (int row = LANE; row < n; row += LANES)
+    ROLLED for (int i = 0; i < n; ++i) vectors[row * MOST + i] = row == i;
+  ROLLED for (int top = 0; top < n; ++top) {
     for (int turn = 0; turn < 60; ++turn) {
       int end = top;  // the block from `top` to `end` has no zero beside its diagonal
       while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
@@ -76,7 +80,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
         moved = s * r;
         values[i + 1] = g + moved;
         g = c * r - b;
-        for (int row = LANE; row < n; row += LANES) {
+        ROLLED for (int row = LANE; row < n; row += LANES) {
           double* own = vectors + row * MOST + i;
           double right = own[1];
           own[1] = s * own[0] + c * right;
@@ -89,33 +93,33 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       off[end] = 0.0;
     }
   }
-  for (int i = 0; i + 1 < n; ++i) {
+  ROLLED for (int i = 0; i + 1 < n; ++i) {
     int least = i;
-    for (int k = i + 1; k < n; ++k)
+    ROLLED for (int k = i + 1; k < n; ++k)
       if (values[k] < values[least]) least = k;
     if (least == i) continue;
     double value = values[i];
     values[i] = values[least];
     values[least] = value;
-    for (int row = LANE; row < n; row += LANES) {
+    ROLLED for (int row = LANE; row < n; row += LANES) {
       double* own = vectors + row * MOST;
       double entry = own[i];
       own[i] = own[least];
       own[least] = entry;
     }
   }
-  for (int i = 0; i < n; ++i) values[i] *= back;
+  ROLLED for (int i = 0; i < n; ++i) values[i] *= back;
   SYNC;
   int most = 0;
-  for (int row = 1; row < n; ++row)
+  ROLLED for (int row = 1; row < n; ++row)
     if (fabs(vectors[row * MOST]) > (1.0 + 1e-8) * fabs(vectors[most * MOST])) most = row;
   const bool turn = vectors[most * MOST] < 0.0;
   SYNC;
-  for (int row = LANE; turn && row < n; row += LANES) vectors[row * MOST] = -vectors[row * MOST];
+  ROLLED for (int row = LANE; turn && row < n; row += LANES) vectors[row * MOST] = -vectors[row * MOST];
   SYNC;
 }
 
-FUNCTION double quadratic_root(double size, double gap, double base) {
+OUTSIDE double quadratic_root(double size, double gap, double base) {
   double excess = size - base * gap, total = base + gap;
   return excess <= 0.0 ? 0.0 : 2.0 * excess / (total + sqrt(total * total + 4.0 * excess));
 }
@@ -123,13 +127,13 @@ FUNCTION double quadratic_root(double size, double gap, double base) {
 // Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t); returns t, and whether the case was hard.
 FUNCTION double secular(int n, const double* c, const double* gaps, double base, double sign, double* y) {
   double lower = 0.0, least = gaps[0], shifted[MOST];
-  for (int i = 0; i < n; ++i) {
+  ROLLED for (int i = 0; i < n; ++i) {
     lower = larger(lower, quadratic_root(fabs(c[i]), gaps[i], base));
     least = smaller(least, gaps[i]);
   }
   if (lower == 0.0) {
     bool some = false;
-    for (int i = 0; i < n; ++i) {
+    ROLLED for (int i = 0; i < n; ++i) {
       some = some || c[i] != 0.0;
       y[i] = c[i] != 0.0 ? -c[i] / gaps[i] : 0.0;
     }
@@ -143,15 +147,15 @@ FUNCTION double secular(int n, const double* c, const double* gaps, double base,
   double upper = quadratic_root(length_of(n, c), least, base) * (1.0 + 1e-12);
   upper = larger(larger(upper, lower), 4.9406564584124654e-324);
   double t = lower > 0.0 ? lower : 0.5 * upper;
-  for (int turn = 0; turn < 200; ++turn) {
+  ROLLED for (int turn = 0; turn < 200; ++turn) {
     double most = 0.0, sum = 0.0, pull = 0.0;
-    for (int i = 0; i < n; ++i) {
+    ROLLED for (int i = 0; i < n; ++i) {
       shifted[i] = 1.0 / (gaps[i] + t);
       y[i] = -c[i] * shifted[i];
       most = larger(most, fabs(y[i]));
     }
     const double by = 1.0 / most;
-    for (int i = 0; i < n; ++i) {
+    ROLLED for (int i = 0; i < n; ++i) {
       double part = (y[i] * by) * (y[i] * by);
       sum += part;
       pull += part * shifted[i];
@@ -164,7 +168,7 @@ FUNCTION double secular(int n, const double* c, const double* gaps, double base,
     if (next == t) break;
     t = next;
   }
-  for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
+  ROLLED for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
   double others = length_of(n - 1, y + 1), mu = base + t;
   if (base > 0.0 && fabs(y[0]) > 0.5 * mu && others < mu) y[0] = copysign(sqrt((mu - others) * (mu + others)), y[0]);
   return t;
@@ -178,22 +182,22 @@ struct Cubic {
 FUNCTION Cubic minimise(int n, const double* values, const double* vectors, double start, double sigma, double sign,
                         double* y) {
   double c[MOST], gaps[MOST], scaled[MOST];
-  for (int i = 0; i < n; ++i) c[i] = start * vectors[i];
+  ROLLED for (int i = 0; i < n; ++i) c[i] = start * vectors[i];
   double a = larger(larger(-values[0], values[n - 1]), sqrt(sigma) * sqrt(length_of(n, c)));
   Cubic found = {0.0, 0.0, NAN, 0.0};
   if (a == 0.0) {
-    for (int i = 0; i < n; ++i) y[i] = 0.0;
+    ROLLED for (int i = 0; i < n; ++i) y[i] = 0.0;
     return found;
   }
   const double by = 1.0 / a, base = larger(0.0, -values[0] * by);
-  for (int i = 0; i < n; ++i) {
+  ROLLED for (int i = 0; i < n; ++i) {
     c[i] = (c[i] * by) * (sigma * by);
     scaled[i] = values[i] * by;
     gaps[i] = larger(scaled[i] + base, 0.0);
   }
   double t = secular(n, c, gaps, base, sign, y);
   double scale = a / sigma, mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
-  for (int i = 0; i < n; ++i) {
+  ROLLED for (int i = 0; i < n; ++i) {
     double bent = scaled[i] * y[i] * y[i];
     slope += c[i] * y[i];
     bend += bent;
@@ -202,7 +206,7 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
   found.norm = scale * mu;
   found.decrease = scale * scale * a * (0.5 * fabs(slope) + mu * mu * mu / 6.0);
   if (-slope - 0.5 * bend > 0.0) found.share = negative / (-slope - 0.5 * bend);
-  for (int i = 0; i < n; ++i) {
+  ROLLED for (int i = 0; i < n; ++i) {
     y[i] *= scale;
     found.last += vectors[(n - 1) * MOST + i] * y[i];
   }
@@ -211,11 +215,11 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
 
 FUNCTION int first_doubt(int n, const double* alpha, const double* beta, double start, double sigma, double tolerance) {
   double reach = 0.0, left = 0.0;
-  for (int j = 1; j <= n; ++j) {
+  ROLLED for (int j = 1; j <= n; ++j) {
     reach = larger(reach, fabs(alpha[j - 1]) + left + beta[j - 1]);
     double shift = reach + 0.5 * (reach + sqrt(reach * reach + 4.0 * sigma * start)), bound = start;
     if (!(0.0 < shift && finite_number(shift))) return j;
-    for (int i = 0; i < j; ++i) bound *= beta[i] / shift;
+    ROLLED for (int i = 0; i < j; ++i) bound *= beta[i] / shift;
     if (!(bound > tolerance)) return j;
     left = beta[j - 1];
   }
@@ -319,10 +323,10 @@ KERNEL decide(const double* rules, const double* orders, double* state, const do
     bool slopes = rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0;
     along = length * (slopes ? -copysign(1.0, vectors[0]) : orders[ORDER_COIN]);
   }
-  for (int row = LANE; row < limit; row += LANES) {
+  ROLLED for (int row = LANE; row < limit; row += LANES) {
     double u = 0.0;
     if (moves && tried && row < dim)
-      for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * y[i];
+      ROLLED for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * y[i];
     weights[row] = u;
     weights[limit + row] = plan == PLAN_CURVATURE && row < dim ? along * vectors[row * MOST] : 0.0;
   }
@@ -412,7 +416,6 @@ typedef long long place;
 
 #define FIRST ((place)blockIdx.x * blockDim.x + threadIdx.x)
 #define STRIDE ((place)gridDim.x * blockDim.x)
-#define UNROLLED _Pragma("unroll 4")
 
 // The chosen point, leaf by leaf: blockIdx.y is the leaf; `table` has its address, where it begins and its size.
 KERNEL conclude(const double* rules, double* state, double* report, const double* reached, const double* there,
@@ -421,7 +424,7 @@ KERNEL conclude(const double* rules, double* state, double* report, const double
   const place* leaf = table + 3 * blockIdx.y;
   const real* from = (choice == 1 ? trial : choice == 2 ? other : x) + leaf[1];
   real* into = (real*)(address)leaf[0];
-  UNROLLED for (place i = FIRST; i < leaf[2]; i += STRIDE) into[i] = from[i];
+  ROLLED for (place i = FIRST; i < leaf[2]; i += STRIDE) into[i] = from[i];
   // The entries that other blocks read for their choice stay as they are.
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) close_books(rules, state, report, *reached, *there);
 }
@@ -434,14 +437,14 @@ KERNEL exchange(const double* report, double* mailed, int size, const double* ma
 }
 
 // Both points in one pass over the basis.
-KERNEL combine(const double* weights, const real* x, const real* g, const real* rows, int limit, int d, real* trial,
-               real* other) {
-  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
-    real here = x[i], there = here + (real)weights[2 * limit] * g[i];
-    for (int k = 0; k < limit; ++k) {
+KERNEL combine(const double* weights, const real* x, const real* g, const real* rows, int d, real* trial, real* other) {
+  ROLLED for (place i = FIRST; i < d; i += STRIDE) {
+    real here = x[i], there = here + (real)weights[2 * MOST] * g[i];
+#pragma unroll
+    for (int k = 0; k < MOST; ++k) {
       real q = rows[(place)k * d + i];
       here += (real)weights[k] * q;
-      there += (real)weights[limit + k] * q;
+      there += (real)weights[MOST + k] * q;
     }
     trial[i] = here;
     other[i] = there;
@@ -496,7 +499,7 @@ template <int most> FUNCTION bool add_up(double (&own)[most], int count, double*
 KERNEL dots(const real* r, const real* rows, int count, int d, double* results, double* last, double* partial,
             unsigned int* tickets) {
   double own[AT_ONCE] = {};
-  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
+  ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; ++k)
@@ -512,10 +515,10 @@ KERNEL dots(const real* r, const real* rows, int count, int d, double* results, 
 KERNEL take_out(real* r, const real* rows, int count, int d, const double* coefficients, double* length, double* partial,
                 unsigned int* tickets) {
   double own[1] = {};
-  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
+  ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
     if (count) {
-      for (int k = 0; k < count; ++k) entry -= coefficients[k] * (double)rows[(place)k * d + i];
+      ROLLED for (int k = 0; k < count; ++k) entry -= coefficients[k] * (double)rows[(place)k * d + i];
       r[i] = (real)entry;
     }
     own[0] += entry * entry;
@@ -526,7 +529,7 @@ KERNEL take_out(real* r, const real* rows, int count, int d, const double* coeff
 // row = r / length, with zeros where that is not finite: the coefficients tell, and no weight is not zero there.
 KERNEL normalise(const real* r, int d, const double* length, real* row) {
   const double by = 1.0 / larger(*length, 1e-30);
-  UNROLLED for (place i = FIRST; i < d; i += STRIDE) {
+  ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i] * by;
     row[i] = finite_number((double)(real)entry) ? (real)entry : (real)0.0;
   }
