@@ -48,7 +48,7 @@ def compiled(tmp_path_factory):
         rules = rules_of(desk.engine, desk.space.eps, desk.limit, desk.space.dim, desk.escapes)
         if desk.limit not in made:
             folder = tmp_path_factory.mktemp("kernels")
-            (folder / "step.cpp").write_text(source(desk.limit, "double", list(rules)), encoding="utf-8")
+            (folder / "step.cpp").write_text(source(desk.limit, 1, "double", list(rules)), encoding="utf-8")
             library = str(folder / "step.so")
             flags = ["-O1", "-ffp-contract=off", "-shared", "-fPIC", "-DHOST", "-o", library]
             subprocess.run([COMPILER, *flags, str(folder / "step.cpp")], check=True)

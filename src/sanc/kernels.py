@@ -52,9 +52,9 @@ def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) ->
     }
 
 
-def source(most: int, real: str, names: list[str]) -> str:
-    """Return step.cu with the names of all entries defined; `names` are those of the rules, in their order."""
-    defined = {"MOST": most, "RULE_FAR": FAR}
+def source(most: int, blocks: int, real: str, names: list[str]) -> str:
+    """Return step.cu for Krylov spaces of a dimension and a type; `names` are those of the rules, in their order."""
+    defined = {"MOST": most, "SUM_BLOCKS": blocks, "RULE_FAR": FAR, "RULES": len(names)}
     defined |= {f"RULE_{name.upper()}": k for k, name in enumerate(names)}
     defined |= {f"ORDER_{name.upper()}": k for k, name in enumerate(Orders._fields)}
     defined |= {f"REPORT_{name.upper()}": k for k, name in enumerate(Report._fields)}
@@ -95,14 +95,13 @@ class DeviceDesk(Desk):
         super().__init__(engine, layout, limit, escapes)
         dtype, device = layout.kind
         rules = rules_of(engine, self.space.eps, limit, layout.dim, escapes)
-        text = source(limit, "double" if dtype == torch.float64 else "float", list(rules))
+        self._blocks = min(512, -(-layout.dim // 1024))  # of 512 threads in a sum; elsewhere four of 256 instead
+        text = source(limit, self._blocks, "double" if dtype == torch.float64 else "float", list(rules))
         index = torch.cuda.current_device() if device.index is None else device.index
         self._kernels = _compiled(text, index)
         self._rules = torch.tensor(list(rules.values()), dtype=torch.float64, device=device)
-        self._blocks = min(512, -(-layout.dim // 1024))  # of 512 threads in a sum; elsewhere four of 256 instead
-        self._partial = torch.zeros(_AT_ONCE * self._blocks, dtype=torch.float64, device=device)
-        self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
-        self._parts = torch.zeros(limit + 1, dtype=torch.float64, device=device)
+        self._parts = torch.zeros((limit, self._blocks), dtype=torch.float64, device=device)
+        self._square = torch.zeros(self._blocks, dtype=torch.float64, device=device)
         leaves, begin = [leaf.detach() for leaf in layout.leaves], 0
         table = []
         # Leaves that do not lie in order are written by torch, from one that does.
@@ -110,7 +109,7 @@ class DeviceDesk(Desk):
         for leaf in leaves if self._point is None else [self._point]:
             table.append([leaf.data_ptr(), begin, leaf.numel()])
             begin += leaf.numel()
-        self._widest = min(4 * self._blocks, -(-max(size for _, _, size in table) // 256))
+        self._widest = min(self._blocks, -(-max(size for _, _, size in table) // 1024))
         self._table = torch.tensor(table, dtype=torch.int64, device=device)
 
         # Host and device write into the same memory. Orders take turns: the host may be one step ahead of the device.
@@ -141,32 +140,33 @@ class DeviceDesk(Desk):
         self._launch(name, *arguments, blocks=(4 * self._blocks, 1), threads=256)
 
     def _sum(self, name: str, *arguments: Tensor | int) -> None:
-        """Launch a kernel that passes once over the parameters and adds something up."""
-        self._launch(name, *arguments, self._partial, self._tickets, blocks=(self._blocks, 1), threads=512)
+        """Launch a kernel that passes once over the parameters and leaves parts of sums."""
+        self._launch(name, *arguments, blocks=(self._blocks, 1), threads=512)
 
     def norm(self, x: Tensor) -> Tensor:
         length = torch.empty(1, dtype=torch.float64, device=x.device)
-        self._sum("take_out", x, x, 0, len(x), self._parts, length)
+        self._sum("take_out", x, x, 0, len(x), self._parts, length, self._square)
+        self._launch("normalise", x, len(x), self._square, length, x, 0)
         return length
 
     def lanczos(self, product: Product, start: Tensor, rows: Tensor, reorthogonalise: bool) -> Tensor:
         n, d = rows.shape
         found = torch.empty(2 * n + 1, dtype=torch.float64, device=rows.device)
-        self._sum("take_out", start, start, 0, d, self._parts, found)
-        self._sweep("normalise", start, d, found, rows[0])
+        spare = torch.empty(1, dtype=torch.float64, device=rows.device)
+        self._sum("take_out", start, start, 0, d, self._parts, spare, self._square)
+        self._sweep("normalise", start, d, self._square, found, rows[0], 1)
         for j in range(n):
             r = product(rows[j]).contiguous()
             first = 0 if reorthogonalise else max(j - 1, 0)
+            count = j + 1 - first
             for again in range(1 + reorthogonalise):
-                diagonal = self._parts[n:] if again else found[1 + j :]
-                for k in range(first, j + 1, _AT_ONCE):
-                    count = min(_AT_ONCE, j + 1 - k)
-                    parts = self._parts[k - first :]
-                    self._sum("dots", r, rows[k:], count, d, parts, diagonal)
-                count, beta = j + 1 - first, found[1 + n + j :]
-                self._sum("take_out", r, rows[first:], count, d, self._parts, beta)
-            if j + 1 < n:
-                self._sweep("normalise", r, d, found[1 + n + j :], rows[j + 1])
+                for k in range(0, count, _AT_ONCE):
+                    self._sum("dots", r, rows[first + k :], min(_AT_ONCE, count - k), d, self._parts[k:])
+                diagonal = spare if again else found[1 + j :]
+                self._sum("take_out", r, rows[first:], count, d, self._parts, diagonal, self._square)
+            length, last = found[1 + n + j :], j + 1 == n
+            launch = self._launch if last else self._sweep
+            launch("normalise", r, d, self._square, length, rows[j if last else j + 1], int(not last))
         return found
 
     def decide(self, value: Tensor, before: Tensor, x_norm: Tensor, coefficients: Tensor) -> None:

@@ -30,6 +30,8 @@
 #endif
 #endif
 
+OUTSIDE double quotient(double a, double b) { return a / b; }
+OUTSIDE double root(double a) { return sqrt(a); }
 FUNCTION double larger(double a, double b) { return b > a ? b : a; }
 FUNCTION double smaller(double a, double b) { return b < a ? b : a; }
 FUNCTION bool finite_number(double a) { return fabs(a) <= 1.7976931348623157e308; }
@@ -37,9 +39,10 @@ FUNCTION bool finite_number(double a) { return fabs(a) <= 1.7976931348623157e308
 OUTSIDE double length_of(int n, const double* y) {
   double most = 0.0, sum = 0.0;
   ROLLED for (int i = 0; i < n; ++i) most = larger(most, fabs(y[i]));
-  if (most == 0.0 || !finite_number(most)) return most;
-  ROLLED for (int i = 0; i < n; ++i) sum += (y[i] / most) * (y[i] / most);
-  return most * sqrt(sum);
+  if (most < 1e-290 || !finite_number(most)) return most;
+  const double by = quotient(1.0, most);
+  ROLLED for (int i = 0; i < n; ++i) sum += (y[i] * by) * (y[i] * by);
+  return most * root(sum);
 }
 
 // Eigenpairs of the symmetric tridiagonal matrix, ascending, by QL with implicit shifts. Column i of `vectors` (rows of
@@ -48,7 +51,7 @@ OUTSIDE double length_of(int n, const double* y) {
 FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* values, double* off, double* vectors) {
   double size = 0.0;
   ROLLED for (int i = 0; i < n; ++i) size = larger(size, larger(fabs(alpha[i]), i + 1 < n ? beta[i] : 0.0));
-  const double by = size > 1e-290 ? 1.0 / size : 1.0, back = size > 1e-290 ? size : 1.0;
+  const double by = size > 1e-290 ? quotient(1.0, size) : 1.0, back = size > 1e-290 ? size : 1.0;
   ROLLED for (int i = 0; i < n; ++i) {
     values[i] = by * alpha[i];
     off[i] = i + 1 < n ? by * beta[i] : 0.0;
@@ -61,7 +64,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
       if (end == top) break;
       double half = 0.5 * (values[top + 1] - values[top]), e = off[top];
-      double shift = e * e / (half + copysign(sqrt(half * half + e * e), half));  // Wilkinson's
+      double shift = quotient(e * e, half + copysign(root(half * half + e * e), half));  // Wilkinson's
       double g = values[end] - values[top] + shift, s = 1.0, c = 1.0, moved = 0.0;
       int i = end - 1;
       for (; i >= top; --i) {
@@ -121,7 +124,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
 
 OUTSIDE double quadratic_root(double size, double gap, double base) {
   double excess = size - base * gap, total = base + gap;
-  return excess <= 0.0 ? 0.0 : 2.0 * excess / (total + sqrt(total * total + 4.0 * excess));
+  return excess <= 0.0 ? 0.0 : quotient(2.0 * excess, total + root(total * total + 4.0 * excess));
 }
 
 // Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t); returns t, and whether the case was hard.
@@ -135,12 +138,12 @@ FUNCTION double secular(int n, const double* c, const double* gaps, double base,
     bool some = false;
     ROLLED for (int i = 0; i < n; ++i) {
       some = some || c[i] != 0.0;
-      y[i] = c[i] != 0.0 ? -c[i] / gaps[i] : 0.0;
+      y[i] = c[i] != 0.0 ? quotient(-c[i], gaps[i]) : 0.0;
     }
     if (base == 0.0 && !some) return 0.0;
     double rest = length_of(n, y);
     if (rest <= base) {
-      y[0] = sign * sqrt((base - rest) * (base + rest));
+      y[0] = sign * root((base - rest) * (base + rest));
       return 0.0;
     }
   }
@@ -150,27 +153,27 @@ FUNCTION double secular(int n, const double* c, const double* gaps, double base,
   ROLLED for (int turn = 0; turn < 200; ++turn) {
     double most = 0.0, sum = 0.0, pull = 0.0;
     ROLLED for (int i = 0; i < n; ++i) {
-      shifted[i] = 1.0 / (gaps[i] + t);
+      shifted[i] = quotient(1.0, gaps[i] + t);
       y[i] = -c[i] * shifted[i];
       most = larger(most, fabs(y[i]));
     }
-    const double by = 1.0 / most;
+    const double by = quotient(1.0, most);
     ROLLED for (int i = 0; i < n; ++i) {
       double part = (y[i] * by) * (y[i] * by);
       sum += part;
       pull += part * shifted[i];
     }
-    const double norm = most * sqrt(sum), excess = (base + t) / norm - 1.0;
+    const double norm = most * root(sum), excess = quotient(base + t, norm) - 1.0;
     if (excess > 0.0) upper = t; else lower = t;
     if (fabs(excess) <= 4e-16 || upper - lower <= 4e-16 * upper) break;
-    double next = t - excess * norm / (1.0 + (base + t) * (pull / sum));
-    if (!(lower < next && next < upper)) next = lower > 0.0 ? sqrt(lower * upper) : 0.5 * upper;
+    double next = t - quotient(excess * norm * sum, sum + (base + t) * pull);
+    if (!(lower < next && next < upper)) next = lower > 0.0 ? root(lower * upper) : 0.5 * upper;
     if (next == t) break;
     t = next;
   }
-  ROLLED for (int i = 0; i < n; ++i) y[i] = -c[i] / (gaps[i] + t);
+  ROLLED for (int i = 0; i < n; ++i) y[i] = quotient(-c[i], gaps[i] + t);
   double others = length_of(n - 1, y + 1), mu = base + t;
-  if (base > 0.0 && fabs(y[0]) > 0.5 * mu && others < mu) y[0] = copysign(sqrt((mu - others) * (mu + others)), y[0]);
+  if (base > 0.0 && fabs(y[0]) > 0.5 * mu && others < mu) y[0] = copysign(root((mu - others) * (mu + others)), y[0]);
   return t;
 }
 
@@ -183,20 +186,20 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
                         double* y) {
   double c[MOST], gaps[MOST], scaled[MOST];
   ROLLED for (int i = 0; i < n; ++i) c[i] = start * vectors[i];
-  double a = larger(larger(-values[0], values[n - 1]), sqrt(sigma) * sqrt(length_of(n, c)));
+  double a = larger(larger(-values[0], values[n - 1]), root(sigma) * root(length_of(n, c)));
   Cubic found = {0.0, 0.0, NAN, 0.0};
   if (a == 0.0) {
     ROLLED for (int i = 0; i < n; ++i) y[i] = 0.0;
     return found;
   }
-  const double by = 1.0 / a, base = larger(0.0, -values[0] * by);
+  const double by = quotient(1.0, a), base = larger(0.0, -values[0] * by);
   ROLLED for (int i = 0; i < n; ++i) {
     c[i] = (c[i] * by) * (sigma * by);
     scaled[i] = values[i] * by;
     gaps[i] = larger(scaled[i] + base, 0.0);
   }
   double t = secular(n, c, gaps, base, sign, y);
-  double scale = a / sigma, mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
+  double scale = quotient(a, sigma), mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
   ROLLED for (int i = 0; i < n; ++i) {
     double bent = scaled[i] * y[i] * y[i];
     slope += c[i] * y[i];
@@ -205,7 +208,7 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
   }
   found.norm = scale * mu;
   found.decrease = scale * scale * a * (0.5 * fabs(slope) + mu * mu * mu / 6.0);
-  if (-slope - 0.5 * bend > 0.0) found.share = negative / (-slope - 0.5 * bend);
+  if (-slope - 0.5 * bend > 0.0) found.share = quotient(negative, -slope - 0.5 * bend);
   ROLLED for (int i = 0; i < n; ++i) {
     y[i] *= scale;
     found.last += vectors[(n - 1) * MOST + i] * y[i];
@@ -217,9 +220,10 @@ FUNCTION int first_doubt(int n, const double* alpha, const double* beta, double 
   double reach = 0.0, left = 0.0;
   ROLLED for (int j = 1; j <= n; ++j) {
     reach = larger(reach, fabs(alpha[j - 1]) + left + beta[j - 1]);
-    double shift = reach + 0.5 * (reach + sqrt(reach * reach + 4.0 * sigma * start)), bound = start;
+    double shift = reach + 0.5 * (reach + root(reach * reach + 4.0 * sigma * start)), bound = start;
     if (!(0.0 < shift && finite_number(shift))) return j;
-    ROLLED for (int i = 0; i < j; ++i) bound *= beta[i] / shift;
+    const double by = quotient(1.0, shift);
+    ROLLED for (int i = 0; i < j; ++i) bound *= beta[i] * by;
     if (!(bound > tolerance)) return j;
     left = beta[j - 1];
   }
@@ -234,12 +238,16 @@ FUNCTION double rejected(double sigma, const double* rules) {
   return smaller(sigma * rules[RULE_GAMMA], rules[RULE_REJECT_CEILING]);
 }
 
-KERNEL decide(const double* rules, const double* orders, double* state, const double* value, const double* before,
+KERNEL decide(const double* given, const double* orders, double* state, const double* value, const double* before,
               const double* x_norm, const double* coefficients, double* weights, double* report) {
-  SHARED double vectors[MOST * MOST];
+  SHARED double vectors[MOST * MOST], rules[RULES], known_of_space[2 * MOST + 1];
   double values[MOST], off[MOST], beta[MOST], y[MOST];
-  const int limit = (int)rules[RULE_LIMIT];
-  const double start = coefficients[0], eps = rules[RULE_EPS], *alpha = coefficients + 1, *found_beta = alpha + limit;
+  for (int i = LANE; i < RULES; i += LANES) rules[i] = given[i];  // all at once, not one after another when asked for
+  for (int i = LANE; i < 2 * MOST + 1; i += LANES) known_of_space[i] = coefficients[i];
+  const double at = *value, there = *before, size = *x_norm;
+  SYNC;
+  const int limit = MOST;
+  const double start = known_of_space[0], eps = rules[RULE_EPS], *alpha = known_of_space + 1, *found_beta = alpha + MOST;
   const bool told = orders[ORDER_SIGMA] == orders[ORDER_SIGMA];
   const double sigma = told ? orders[ORDER_SIGMA] : state[0], frozen = told ? 0.0 : state[1];
   double next = sigma, ritz = NAN, length = 0.0;
@@ -251,12 +259,12 @@ KERNEL decide(const double* rules, const double* orders, double* state, const do
     outcome = OUTCOME_FROZEN;
   } else if (start == 0.0) {
     outcome = OUTCOME_VANISHED;
-  } else if (!finite_number(*value) || !finite_number(start)) {
+  } else if (!finite_number(at) || !finite_number(start)) {
     outcome = OUTCOME_REFUSED;
-    note = finite_number(*value) ? NOTE_GRADIENT : NOTE_LOSS;
+    note = finite_number(at) ? NOTE_GRADIENT : NOTE_LOSS;
   } else {
     const bool forcing = rules[RULE_FORCING] != 0.0;
-    double tolerance = forcing ? smaller(0.1, sqrt(start)) * start : rules[RULE_TOLERANCE];
+    double tolerance = forcing ? smaller(0.1, root(start)) * start : rules[RULE_TOLERANCE];
     int test_at = first_doubt(limit, alpha, found_beta, start, sigma, tolerance);
     double scale = 0.0, sign = orders[ORDER_HARD];
     bool known = false;
@@ -290,15 +298,15 @@ KERNEL decide(const double* rules, const double* orders, double* state, const do
     } else {
       spanned = true;
       ritz = values[0];
-      if (step.norm <= eps * *x_norm) {
+      if (step.norm <= eps * size) {
         note = NOTE_ROUNDING;
-        next = bounded(sigma / (rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
-      } else if (!(*x_norm + step.norm < RULE_FAR)) {
+        next = bounded(quotient(sigma, rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
+      } else if (!(size + step.norm < RULE_FAR)) {
         note = NOTE_TRIAL;
         next = rejected(sigma, rules);
       } else {
         tried = true;
-        if (!finite_number(*before)) {
+        if (!finite_number(there)) {
           outcome = OUTCOME_REFUSED;
           note = NOTE_OBJECTIVE;
         }
@@ -310,13 +318,14 @@ KERNEL decide(const double* rules, const double* orders, double* state, const do
   if (moves && rules[RULE_ESCAPES] != 0.0) {
     plan = PLAN_GRADIENT;
     if (spanned && ritz < rules[RULE_GUARD]) {
-      double ratio = ritz / rules[RULE_L2];
-      double curvature = ratio * ratio * (-2.0 * ritz / 3.0 - rules[RULE_EPSILON] / 6.0);
-      if (curvature > (start * start / 4.0 - rules[RULE_SLACK]) / rules[RULE_L1]) plan = PLAN_CURVATURE;
+      double ratio = quotient(ritz, rules[RULE_L2]);
+      double curvature = ratio * ratio * ((-2.0 / 3.0) * ritz - (1.0 / 6.0) * rules[RULE_EPSILON]);
+      if (curvature * rules[RULE_L1] > 0.25 * start * start - rules[RULE_SLACK]) plan = PLAN_CURVATURE;
     } else if (spanned && rules[RULE_STAYS] != 0.0) {
       plan = PLAN_STAYED;
     }
-    length = plan == PLAN_CURVATURE ? -2.0 * ritz / rules[RULE_L2] : plan == PLAN_GRADIENT ? 1.0 / rules[RULE_L1] : 0.0;
+    if (plan != PLAN_STAYED)
+      length = plan == PLAN_CURVATURE ? quotient(-2.0 * ritz, rules[RULE_L2]) : quotient(1.0, rules[RULE_L1]);
   }
   double along = 0.0;
   if (plan == PLAN_CURVATURE) {
@@ -338,10 +347,10 @@ KERNEL decide(const double* rules, const double* orders, double* state, const do
   report[REPORT_NOTE] = note;
   report[REPORT_SIGMA] = sigma;
   report[REPORT_NEXT_SIGMA] = next;
-  report[REPORT_VALUE] = *value;
-  report[REPORT_BEFORE] = *before;
+  report[REPORT_VALUE] = at;
+  report[REPORT_BEFORE] = there;
   report[REPORT_GRAD_NORM] = start;
-  report[REPORT_X_NORM] = *x_norm;
+  report[REPORT_X_NORM] = size;
   report[REPORT_DIM] = dim;
   report[REPORT_RITZ_VALUE] = ritz;
   report[REPORT_DECREASE] = step.decrease;
@@ -451,53 +460,44 @@ KERNEL combine(const double* weights, const real* x, const real* g, const real* 
   }
 }
 
-// Add up what the threads of all blocks hold, `count` sums at once, in an order that never changes; the block that
-// comes last returns true, with the sums in `own` of its first thread. `tickets` is 0 before and after.
-template <int most> FUNCTION bool add_up(double (&own)[most], int count, double* partial, unsigned int* tickets) {
-  __shared__ double sums[most][32];
-  __shared__ bool last;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  for (int pass = 0; pass < 2; ++pass) {
-#pragma unroll
-    for (int k = 0; k < most; ++k) {
-      if (k >= count) break;
-      for (int step = 16; step > 0; step /= 2) own[k] += __shfl_down_sync(0xffffffffu, own[k], step);
-      if (lane == 0) sums[k][warp] = own[k];
-    }
-    __syncthreads();
-    if (warp == 0) {
-#pragma unroll
-      for (int k = 0; k < most; ++k) {
-        if (k >= count) break;
-        own[k] = lane < warps ? sums[k][lane] : 0.0;
-        for (int step = 16; step > 0; step /= 2) own[k] += __shfl_down_sync(0xffffffffu, own[k], step);
-        if (lane == 0 && pass == 0) partial[k * gridDim.x + blockIdx.x] = own[k];
-      }
-    }
-    if (pass == 1) break;
-    if (threadIdx.x == 0) {
-      __threadfence();
-      last = atomicAdd(tickets, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!last) return false;
-    __threadfence();
-#pragma unroll
-    for (int k = 0; k < most; ++k) {
-      own[k] = 0.0;
-      if (k >= count) continue;
-      for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) own[k] += ((volatile double*)partial)[k * gridDim.x + b];
-    }
-  }
-  if (threadIdx.x == 0) *tickets = 0;
-  return true;
-}
-
+#define WARPS (blockDim.x / 32)
 #define AT_ONCE 4
 
-// Inner products of r with `count` rows, at most AT_ONCE; `last` is that with the last of them once more.
-KERNEL dots(const real* r, const real* rows, int count, int d, double* results, double* last, double* partial,
-            unsigned int* tickets) {
+FUNCTION double over_warp(double sum) {
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  return sum;
+}
+
+// Sums are made in two halves: every block leaves its part, and the kernels that need a sum add the parts up, all in
+// the same order, before they begin. So nobody has to come last.
+template <int most> FUNCTION void leave_parts(const double (&own)[most], int count, double* parts) {
+  __shared__ double sums[most][32];
+#pragma unroll
+  for (int k = 0; k < most; ++k) {
+    double sum = k < count ? over_warp(own[k]) : 0.0;
+    if (threadIdx.x % 32 == 0) sums[k][threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+  const int k = threadIdx.x / 32, lane = threadIdx.x % 32;  // one warp for each sum
+  if (k >= most || k >= count) return;
+  const double sum = over_warp(lane < WARPS ? sums[k][lane] : 0.0);
+  if (lane == 0) parts[(place)k * SUM_BLOCKS + blockIdx.x] = sum;
+}
+
+// Add up `count` sums of parts, for the whole block to read.
+FUNCTION void gather_parts(const double* parts, int count, double* sums) {
+  const int lane = threadIdx.x % 32;
+  ROLLED for (int k = threadIdx.x / 32; k < count; k += WARPS) {
+    double sum = 0.0;
+    for (int b = lane; b < SUM_BLOCKS; b += 32) sum += parts[(place)k * SUM_BLOCKS + b];
+    sum = over_warp(sum);
+    if (lane == 0) sums[k] = sum;
+  }
+  __syncthreads();
+}
+
+// Inner products of r with `count` rows, at most AT_ONCE.
+KERNEL dots(const real* r, const real* rows, int count, int d, double* parts) {
   double own[AT_ONCE] = {};
   ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
@@ -505,30 +505,35 @@ KERNEL dots(const real* r, const real* rows, int count, int d, double* results, 
     for (int k = 0; k < AT_ONCE; ++k)
       if (k < count) own[k] += entry * (double)rows[(place)k * d + i];
   }
-  if (!add_up(own, count, partial, tickets) || threadIdx.x != 0) return;
-#pragma unroll
-  for (int k = 0; k < AT_ONCE; ++k)
-    if (k < count) *last = results[k] = own[k];
+  leave_parts(own, count, parts);
 }
 
-// Take `count` rows out of r, with these coefficients; `length`: its length afterwards.
-KERNEL take_out(real* r, const real* rows, int count, int d, const double* coefficients, double* length, double* partial,
-                unsigned int* tickets) {
+// Take `count` rows out of r, by inner products whose parts are given, and leave the parts of its square; `last` is the
+// inner product with the last of them.
+KERNEL take_out(real* r, const real* rows, int count, int d, const double* given, double* last, double* parts) {
+  __shared__ double sums[MOST];
   double own[1] = {};
+  if (count) gather_parts(given, count, sums);
   ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i];
     if (count) {
-      ROLLED for (int k = 0; k < count; ++k) entry -= coefficients[k] * (double)rows[(place)k * d + i];
+      ROLLED for (int k = 0; k < count; ++k) entry -= sums[k] * (double)rows[(place)k * d + i];
       r[i] = (real)entry;
     }
     own[0] += entry * entry;
   }
-  if (add_up(own, 1, partial, tickets) && threadIdx.x == 0) *length = sqrt(own[0]);
+  leave_parts(own, 1, parts);
+  if (count && blockIdx.x == 0 && threadIdx.x == 0) *last = sums[count - 1];
 }
 
-// row = r / length, with zeros where that is not finite: the coefficients tell, and no weight is not zero there.
-KERNEL normalise(const real* r, int d, const double* length, real* row) {
-  const double by = 1.0 / larger(*length, 1e-30);
+// row = r / |r|, from the parts of its square, with zeros where that is not finite: the coefficients tell, and no weight
+// is not zero there. Without a row only the length is written.
+KERNEL normalise(const real* r, int d, const double* parts, double* length, real* row, int writes) {
+  __shared__ double square[1];
+  gather_parts(parts, 1, square);
+  const double found = sqrt(square[0]), by = 1.0 / larger(found, 1e-30);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *length = found;
+  if (!writes) return;
   ROLLED for (place i = FIRST; i < d; i += STRIDE) {
     double entry = r[i] * by;
     row[i] = finite_number((double)(real)entry) ? (real)entry : (real)0.0;
