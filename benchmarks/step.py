@@ -14,7 +14,7 @@ eager and captured in one CUDA graph. No Lanczos, no cubic model, no decision. T
   third.
 
 Eager steps start at the same point, to which the parameters are put back off the clock. Graphs do the same work
-wherever they are: both kinds are launched ten times in a row, as in a training loop, and only then waited for. σ hardly
+wherever they are: both kinds are launched fifty times in a row, as in a training loop, and only then waited for. σ hardly
 moves (100 or more, gamma = 1.0001), epsilon_g is 1e-30 and the three samples hold the same rows, so that every step
 builds the whole Krylov space and is taken. Everything is timed in turns, in one process; ratios are of medians.
 
@@ -40,7 +40,7 @@ from benchmarks.common import plain_table
 from benchmarks.timing import in_turns, machine, synchronise, write_json
 from sanc.lab import models
 
-J, BATCH, CYCLE, BLOCK = 5, 128, 50, 10
+J, BATCH, CYCLE, BLOCK = 5, 128, 50, 50
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "mlp": (lambda: models.mlp(19, 7), (19,), 7),
     "cnn-mnist": (lambda: models.cnn(1, 28, 10), (1, 28, 28), 10),
@@ -157,7 +157,7 @@ def optimiser(task: Task, **options: Any) -> sanc.SANC:
 
 
 def blockwise(call: Callable[[], Any]) -> Callable[[], None]:
-    """Call ten times."""
+    """Call fifty times."""
 
     def block() -> None:
         for _ in range(BLOCK):

@@ -15,6 +15,7 @@
 #define LANES 1
 #define SYNC
 #define ROLLED
+#define EACH(i) for (int i = 0; i < n; ++i)
 #define rsqrt(a) (1.0 / sqrt(a))
 #else
 #define FUNCTION __device__
@@ -25,13 +26,12 @@
 #define LANES 32
 #define SYNC __syncwarp()
 #define ROLLED _Pragma("unroll 1")  // one warp runs through it once: it waits for instructions, not for jumps
+#define EACH(i) _Pragma("unroll 1") for (int i = LANE; i < n; i += LANES)
 #ifndef NAN
 #define NAN __longlong_as_double(0x7ff8000000000000LL)
 #endif
 #endif
 
-OUTSIDE double quotient(double a, double b) { return a / b; }
-OUTSIDE double root(double a) { return sqrt(a); }
 FUNCTION double larger(double a, double b) { return b > a ? b : a; }
 FUNCTION double smaller(double a, double b) { return b < a ? b : a; }
 FUNCTION bool finite_number(double a) { return fabs(a) <= 1.7976931348623157e308; }
@@ -40,9 +40,9 @@ OUTSIDE double length_of(int n, const double* y) {
   double most = 0.0, sum = 0.0;
   ROLLED for (int i = 0; i < n; ++i) most = larger(most, fabs(y[i]));
   if (most < 1e-290 || !finite_number(most)) return most;
-  const double by = quotient(1.0, most);
+  const double by = 1.0 / most;
   ROLLED for (int i = 0; i < n; ++i) sum += (y[i] * by) * (y[i] * by);
-  return most * root(sum);
+  return most * sqrt(sum);
 }
 
 // Eigenpairs of the symmetric tridiagonal matrix, ascending, by QL with implicit shifts. Column i of `vectors` (rows of
@@ -51,7 +51,7 @@ OUTSIDE double length_of(int n, const double* y) {
 FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* values, double* off, double* vectors) {
   double size = 0.0;
   ROLLED for (int i = 0; i < n; ++i) size = larger(size, larger(fabs(alpha[i]), i + 1 < n ? beta[i] : 0.0));
-  const double by = size > 1e-290 ? quotient(1.0, size) : 1.0, back = size > 1e-290 ? size : 1.0;
+  const double by = size > 1e-290 ? 1.0 / size : 1.0, back = size > 1e-290 ? size : 1.0;
   ROLLED for (int i = 0; i < n; ++i) {
     values[i] = by * alpha[i];
     off[i] = i + 1 < n ? by * beta[i] : 0.0;
@@ -64,7 +64,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
       if (end == top) break;
       double half = 0.5 * (values[top + 1] - values[top]), e = off[top];
-      double shift = quotient(e * e, half + copysign(root(half * half + e * e), half));  // Wilkinson's
+      double shift = e * e / (half + copysign(sqrt(half * half + e * e), half));  // Wilkinson's
       double g = values[end] - values[top] + shift, s = 1.0, c = 1.0, moved = 0.0;
       int i = end - 1;
       for (; i >= top; --i) {
@@ -124,56 +124,68 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
 
 OUTSIDE double quadratic_root(double size, double gap, double base) {
   double excess = size - base * gap, total = base + gap;
-  return excess <= 0.0 ? 0.0 : quotient(2.0 * excess, total + root(total * total + 4.0 * excess));
+  return excess <= 0.0 ? 0.0 : 2.0 * excess / (total + sqrt(total * total + 4.0 * excess));
 }
 
-// Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t); returns t, and whether the case was hard.
-FUNCTION double secular(int n, const double* c, const double* gaps, double base, double sign, double* y) {
-  double lower = 0.0, least = gaps[0], shifted[MOST];
-  ROLLED for (int i = 0; i < n; ++i) {
-    lower = larger(lower, quadratic_root(fabs(c[i]), gaps[i], base));
-    least = smaller(least, gaps[i]);
-  }
+// Scratch of the cubic model, shared by the lanes.
+struct Work {
+  double c[MOST], gaps[MOST], y[MOST], inverse[MOST];
+};
+
+// Solve |y(t)| = base + t for t >= 0 with y(t) = -c / (gaps + t), the hard case included; `size` is |c|. The entries are
+// shared out among the lanes, and every lane adds all of them up.
+FUNCTION double secular(int n, Work& w, double size, double base, double sign) {
+  EACH(i) w.inverse[i] = quadratic_root(fabs(w.c[i]), w.gaps[i], base);
+  SYNC;
+  double lower = 0.0;
+  ROLLED for (int i = 0; i < n; ++i) lower = larger(lower, w.inverse[i]);
   if (lower == 0.0) {
-    bool some = false;
-    ROLLED for (int i = 0; i < n; ++i) {
-      some = some || c[i] != 0.0;
-      y[i] = c[i] != 0.0 ? quotient(-c[i], gaps[i]) : 0.0;
-    }
-    if (base == 0.0 && !some) return 0.0;
-    double rest = length_of(n, y);
+    SYNC;
+    EACH(i) w.y[i] = w.c[i] != 0.0 ? -w.c[i] / w.gaps[i] : 0.0;
+    SYNC;
+    const double rest = length_of(n, w.y);
+    if (base == 0.0 && rest == 0.0) return 0.0;
     if (rest <= base) {
-      y[0] = sign * root((base - rest) * (base + rest));
+      SYNC;
+      if (LANE == 0) w.y[0] = sign * sqrt((base - rest) * (base + rest));
+      SYNC;
       return 0.0;
     }
   }
-  double upper = quadratic_root(length_of(n, c), least, base) * (1.0 + 1e-12);
+  double upper = quadratic_root(size, w.gaps[0], base) * (1.0 + 1e-12);
   upper = larger(larger(upper, lower), 4.9406564584124654e-324);
   double t = lower > 0.0 ? lower : 0.5 * upper;
-  ROLLED for (int turn = 0; turn < 200; ++turn) {
-    double most = 0.0, sum = 0.0, pull = 0.0;
-    ROLLED for (int i = 0; i < n; ++i) {
-      shifted[i] = quotient(1.0, gaps[i] + t);
-      y[i] = -c[i] * shifted[i];
-      most = larger(most, fabs(y[i]));
+  const double up = size < 1e-140 ? 1e150 : 1.0;  // squares of y are never 0
+  for (int turn = 0; turn < 200; ++turn) {
+    SYNC;
+    EACH(i) {
+      w.inverse[i] = 1.0 / (w.gaps[i] + t);
+      w.y[i] = up * w.c[i] * w.inverse[i];
     }
-    const double by = quotient(1.0, most);
+    SYNC;
+    double square = 0.0, pull = 0.0;
     ROLLED for (int i = 0; i < n; ++i) {
-      double part = (y[i] * by) * (y[i] * by);
-      sum += part;
-      pull += part * shifted[i];
+      const double part = w.y[i] * w.y[i];
+      square += part;
+      pull += part * w.inverse[i];
     }
-    const double norm = most * root(sum), excess = quotient(base + t, norm) - 1.0;
+    const double over = rsqrt(square), excess = (base + t) * up * over - 1.0;
     if (excess > 0.0) upper = t; else lower = t;
     if (fabs(excess) <= 4e-16 || upper - lower <= 4e-16 * upper) break;
-    double next = t - quotient(excess * norm * sum, sum + (base + t) * pull);
-    if (!(lower < next && next < upper)) next = lower > 0.0 ? root(lower * upper) : 0.5 * upper;
+    const double norm = square * over;
+    double next = t - excess * norm / (up * (1.0 + (base + t) * pull * (over * over)));
+    if (!(lower < next && next < upper)) next = lower > 0.0 ? sqrt(lower * upper) : 0.5 * upper;
     if (next == t) break;
     t = next;
   }
-  ROLLED for (int i = 0; i < n; ++i) y[i] = quotient(-c[i], gaps[i] + t);
-  double others = length_of(n - 1, y + 1), mu = base + t;
-  if (base > 0.0 && fabs(y[0]) > 0.5 * mu && others < mu) y[0] = copysign(root((mu - others) * (mu + others)), y[0]);
+  SYNC;
+  EACH(i) w.y[i] = -w.c[i] / (w.gaps[i] + t);
+  SYNC;
+  const double others = length_of(n - 1, w.y + 1), mu = base + t;
+  SYNC;
+  if (LANE == 0 && base > 0.0 && fabs(w.y[0]) > 0.5 * mu && others < mu)
+    w.y[0] = copysign(sqrt((mu - others) * (mu + others)), w.y[0]);
+  SYNC;
   return t;
 }
 
@@ -181,53 +193,53 @@ struct Cubic {
   double norm, decrease, share, last;
 };
 
-// The global minimiser of the cubic model; `y` is it in the basis of the eigenvectors.
+// The global minimiser of the cubic model; w.y is it in the basis of the eigenvectors.
 FUNCTION Cubic minimise(int n, const double* values, const double* vectors, double start, double sigma, double sign,
-                        double* y) {
-  double c[MOST], gaps[MOST], scaled[MOST];
-  ROLLED for (int i = 0; i < n; ++i) c[i] = start * vectors[i];
-  double a = larger(larger(-values[0], values[n - 1]), root(sigma) * root(length_of(n, c)));
+                        Work& w) {
+  const double least = values[0], a = larger(larger(-least, values[n - 1]), sqrt(sigma) * sqrt(start));
+  const double by = 1.0 / a, base = larger(0.0, -least * by), scale = a / sigma;  // start, and so a, is not 0
+  SYNC;
+  EACH(i) {
+    w.c[i] = (start * vectors[i] * by) * (sigma * by);
+    w.gaps[i] = larger(values[i] * by + base, 0.0);
+  }
+  SYNC;
+  const double t = secular(n, w, (start * by) * (sigma * by), base, sign);
   Cubic found = {0.0, 0.0, NAN, 0.0};
-  if (a == 0.0) {
-    ROLLED for (int i = 0; i < n; ++i) y[i] = 0.0;
-    return found;
-  }
-  const double by = quotient(1.0, a), base = larger(0.0, -values[0] * by);
+  double mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
   ROLLED for (int i = 0; i < n; ++i) {
-    c[i] = (c[i] * by) * (sigma * by);
-    scaled[i] = values[i] * by;
-    gaps[i] = larger(scaled[i] + base, 0.0);
-  }
-  double t = secular(n, c, gaps, base, sign, y);
-  double scale = quotient(a, sigma), mu = base + t, slope = 0.0, bend = 0.0, negative = 0.0;
-  ROLLED for (int i = 0; i < n; ++i) {
-    double bent = scaled[i] * y[i] * y[i];
-    slope += c[i] * y[i];
+    const double value = values[i] * by, y = w.y[i], bent = value * y * y;
+    slope += w.c[i] * y;
     bend += bent;
-    if (scaled[i] < 0.0) negative += -c[i] * y[i] - 0.5 * bent;
+    if (value < 0.0) negative += -w.c[i] * y - 0.5 * bent;
+    found.last += vectors[(n - 1) * MOST + i] * y;
   }
   found.norm = scale * mu;
   found.decrease = scale * scale * a * (0.5 * fabs(slope) + mu * mu * mu / 6.0);
-  if (-slope - 0.5 * bend > 0.0) found.share = quotient(negative, -slope - 0.5 * bend);
-  ROLLED for (int i = 0; i < n; ++i) {
-    y[i] *= scale;
-    found.last += vectors[(n - 1) * MOST + i] * y[i];
-  }
+  found.last *= scale;
+  if (-slope - 0.5 * bend > 0.0) found.share = negative / (-slope - 0.5 * bend);
+  SYNC;
+  EACH(i) w.y[i] *= scale;
+  SYNC;
   return found;
 }
 
-FUNCTION int first_doubt(int n, const double* alpha, const double* beta, double start, double sigma, double tolerance) {
-  double reach = 0.0, left = 0.0;
-  ROLLED for (int j = 1; j <= n; ++j) {
-    reach = larger(reach, fabs(alpha[j - 1]) + left + beta[j - 1]);
-    double shift = reach + 0.5 * (reach + root(reach * reach + 4.0 * sigma * start)), bound = start;
-    if (!(0.0 < shift && finite_number(shift))) return j;
-    const double by = quotient(1.0, shift);
-    ROLLED for (int i = 0; i < j; ++i) bound *= beta[i] * by;
-    if (!(bound > tolerance)) return j;
-    left = beta[j - 1];
+// The first j at which the gradient of the model may be within the tolerance; `doubts` is scratch of the lanes.
+FUNCTION int first_doubt(const double* alpha, const double* beta, double start, double sigma, double tolerance,
+                         double* doubts) {
+  const int n = MOST;
+  EACH(j) {
+    double reach = 0.0, bound = start;
+    ROLLED for (int i = 0; i <= j; ++i) reach = larger(reach, fabs(alpha[i]) + (i ? beta[i - 1] : 0.0) + beta[i]);
+    const double shift = reach + 0.5 * (reach + sqrt(reach * reach + 4.0 * sigma * start)), by = 1.0 / shift;
+    ROLLED for (int i = 0; i <= j; ++i) bound *= beta[i] * by;
+    doubts[j] = !(0.0 < shift && finite_number(shift)) || !(bound > tolerance);
   }
-  return n;
+  SYNC;
+  int first = 1;
+  while (first < n && doubts[first - 1] == 0.0) ++first;
+  SYNC;
+  return first;
 }
 
 FUNCTION double bounded(double sigma, const double* rules) {
@@ -241,7 +253,8 @@ FUNCTION double rejected(double sigma, const double* rules) {
 KERNEL decide(const double* given, const double* orders, double* state, const double* value, const double* before,
               const double* x_norm, const double* coefficients, double* weights, double* report) {
   SHARED double vectors[MOST * MOST], rules[RULES], known_of_space[2 * MOST + 1];
-  double values[MOST], off[MOST], beta[MOST], y[MOST];
+  SHARED Work w;
+  double values[MOST], off[MOST], beta[MOST];
   for (int i = LANE; i < RULES; i += LANES) rules[i] = given[i];  // all at once, not one after another when asked for
   for (int i = LANE; i < 2 * MOST + 1; i += LANES) known_of_space[i] = coefficients[i];
   const double at = *value, there = *before, size = *x_norm;
@@ -264,8 +277,8 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
     note = finite_number(at) ? NOTE_GRADIENT : NOTE_LOSS;
   } else {
     const bool forcing = rules[RULE_FORCING] != 0.0;
-    double tolerance = forcing ? smaller(0.1, root(start)) * start : rules[RULE_TOLERANCE];
-    int test_at = first_doubt(limit, alpha, found_beta, start, sigma, tolerance);
+    double tolerance = forcing ? smaller(0.1, sqrt(start)) * start : rules[RULE_TOLERANCE];
+    int test_at = first_doubt(alpha, found_beta, start, sigma, tolerance, w.inverse);
     double scale = 0.0, sign = orders[ORDER_HARD];
     bool known = false;
     for (bool last = false; !last && !known && note == NOTE_NOTHING;) {
@@ -286,7 +299,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
         SYNC;
         continue;
       }
-      step = minimise(dim, values, vectors, start, sigma, sign, y);
+      step = minimise(dim, values, vectors, start, sigma, sign, w);
       known = b * fabs(step.last) <= (forcing ? smaller(tolerance, step.norm * start) : tolerance);
       test_at = dim + 1 + (dim >= 10 ? dim / 5 - 1 : 0);
       SYNC;  // the next spectrum overwrites what others may still read
@@ -300,7 +313,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
       ritz = values[0];
       if (step.norm <= eps * size) {
         note = NOTE_ROUNDING;
-        next = bounded(quotient(sigma, rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
+        next = bounded(sigma / (rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
       } else if (!(size + step.norm < RULE_FAR)) {
         note = NOTE_TRIAL;
         next = rejected(sigma, rules);
@@ -318,14 +331,14 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
   if (moves && rules[RULE_ESCAPES] != 0.0) {
     plan = PLAN_GRADIENT;
     if (spanned && ritz < rules[RULE_GUARD]) {
-      double ratio = quotient(ritz, rules[RULE_L2]);
+      double ratio = ritz / (rules[RULE_L2]);
       double curvature = ratio * ratio * ((-2.0 / 3.0) * ritz - (1.0 / 6.0) * rules[RULE_EPSILON]);
       if (curvature * rules[RULE_L1] > 0.25 * start * start - rules[RULE_SLACK]) plan = PLAN_CURVATURE;
     } else if (spanned && rules[RULE_STAYS] != 0.0) {
       plan = PLAN_STAYED;
     }
     if (plan != PLAN_STAYED)
-      length = plan == PLAN_CURVATURE ? quotient(-2.0 * ritz, rules[RULE_L2]) : quotient(1.0, rules[RULE_L1]);
+      length = plan == PLAN_CURVATURE ? -2.0 * ritz / (rules[RULE_L2]) : 1.0 / (rules[RULE_L1]);
   }
   double along = 0.0;
   if (plan == PLAN_CURVATURE) {
@@ -335,7 +348,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
   ROLLED for (int row = LANE; row < limit; row += LANES) {
     double u = 0.0;
     if (moves && tried && row < dim)
-      ROLLED for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * y[i];
+      ROLLED for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * w.y[i];
     weights[row] = u;
     weights[limit + row] = plan == PLAN_CURVATURE && row < dim ? along * vectors[row * MOST] : 0.0;
   }
