@@ -3,6 +3,9 @@
 What a step asks for is done by hand as well, in torch or NumPy alone, in turns with it: one gradient, J products and
 one value for preset "paper" (where the samples coincide, the value at x comes with the gradient); as many gradients,
 products and values as the optimiser counted for a whole cycle of the default preset and for a run of `sanc.minimize`.
+
+On a GPU the steps are captured, and so are the calls by hand, in one CUDA graph; both are launched many times before
+they are waited for, as in a training loop. `sanc.minimize` and its calls are eager there too.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from torch import Tensor, nn
 
 import sanc
 from benchmarks.common import plain_table
+from benchmarks.step import captured
 from benchmarks.timing import in_turns, machine, write_json
 
 J, BATCH, WIDTH, FEATURES, CYCLE = 5, 64, 256, 50, 50
+IN_A_ROW = 20
+"""Captured steps between two waits."""
 
 # ---------------------------------------------------------------------- a network
 
 
-def network(width: int, batch: int, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+def network(width: int, batch: int, device: torch.device) -> tuple[nn.Module, sanc.Batch]:
     """Two hidden layers, as wide as the input, and the loss on a batch."""
     torch.manual_seed(0)
     sizes = (width, width, width, 10)
@@ -36,7 +42,17 @@ def network(width: int, batch: int, device: torch.device) -> tuple[nn.Module, Ca
         layers += [nn.Linear(before, after), nn.Tanh()]
     model = nn.Sequential(*layers[:-1]).to(device)
     x, y = torch.randn(batch, width, device=device), torch.randint(0, 10, (batch,), device=device)
-    return model, lambda: nn.functional.cross_entropy(model(x), y)
+    return model, sanc.Batch(lambda x, y: nn.functional.cross_entropy(model(x), y), x, y)
+
+
+def in_a_row(call: Callable[[], Any], count: int) -> Callable[[], None]:
+    """Call a few times."""
+
+    def row() -> None:
+        for _ in range(count):
+            call()
+
+    return row
 
 
 def by_hand(
@@ -45,26 +61,33 @@ def by_hand(
     """Gradients, products with the Hessian at the last of them, and values: nothing else."""
     leaves = list(model.parameters())
 
-    def calls() -> None:
+    cuda = leaves[0].is_cuda
+
+    def calls() -> list[Any]:
         for turn in range(gradients):
             grads = torch.autograd.grad(loss(), leaves, create_graph=products > 0 and turn == gradients - 1)
         v = [g.detach() for g in grads]
-        for _ in range(products):
-            torch.autograd.grad(grads, leaves, v, retain_graph=True)
+        made = [torch.autograd.grad(grads, leaves, v, retain_graph=True) for _ in range(products)][-1:]
         with torch.no_grad():
             for _ in range(values):
-                float(loss())
+                made.append(loss() if cuda else float(loss()))
+        return [*v, *made]
 
-    return calls
+    return captured(calls, leaves[0].device) if cuda else calls  # type: ignore[return-value]
 
 
-def paper_step(model: nn.Module, loss: Callable[[], Tensor], dim: int) -> Callable[[], None]:
+def paper_step(model: nn.Module, loss: sanc.Batch, dim: int) -> Callable[[], None]:
     """One step with exactly J Lanczos iterations, whatever they find."""
-    options = {"preset": "paper", "krylov_dim": dim, "epsilon": 1e-30, "check": False, "seed": 0}
+    cuda = next(model.parameters()).is_cuda
+    options = {"preset": "paper", "krylov_dim": dim, "epsilon": 1e-30, "check": False, "seed": 0, "capture": cuda}
     optimizer = sanc.SANC(model.parameters(), **options)
+    for _ in range(3):
+        optimizer.step(loss)
+    assert not cuda or not optimizer.capture_reason, optimizer.capture_reason
 
     def step() -> None:
-        optimizer.step(loss)
+        for _ in range(IN_A_ROW if cuda else 1):
+            optimizer.step(loss)
         assert optimizer.record is not None
         assert optimizer.record.krylov_dim == dim
 
@@ -74,18 +97,17 @@ def paper_step(model: nn.Module, loss: Callable[[], Tensor], dim: int) -> Callab
 def network_row(width: int, batch: int, dim: int, device: torch.device, seconds: float) -> dict[str, Any]:
     """Time a step of preset "paper" beside what it asks for."""
     model, loss = network(width, batch, device)
-    times = in_turns(
-        {"step": paper_step(model, loss, dim), "by hand": by_hand(model, loss, 1, dim, 1)},
-        device=device,
-        seconds=seconds,
-    )
-    return {"d": sum(p.numel() for p in model.parameters()), "batch": batch, "J": dim, **times}
+    count = IN_A_ROW if device.type == "cuda" else 1
+    calls = in_a_row(by_hand(model, loss, 1, dim, 1), count)
+    times = in_turns({"step": paper_step(model, loss, dim), "by hand": calls}, device=device, seconds=seconds)
+    sizes = {"d": sum(p.numel() for p in model.parameters()), "batch": batch, "J": dim}
+    return sizes | {name: duration / count for name, duration in times.items()}
 
 
 def robust_row(width: int, batch: int, device: torch.device, seconds: float, cycle: int) -> dict[str, Any]:
     """Time the default preset over a whole cycle, in which one Krylov space serves all steps; a mean over its steps."""
     model, loss = network(width, batch, device)
-    optimizer = sanc.SANC(model.parameters(), refresh=cycle, check=False, seed=0)
+    optimizer = sanc.SANC(model.parameters(), refresh=cycle, check=False, seed=0, capture=device.type == "cuda")
     for _ in range(2 * cycle):  # the first phase is over
         optimizer.step(loss)
     before = optimizer.record
@@ -93,7 +115,8 @@ def robust_row(width: int, batch: int, device: torch.device, seconds: float, cyc
         optimizer.step(loss)
     assert before is not None
     assert optimizer.record is not None
-    asked = [getattr(optimizer.record.calls, k) - getattr(before.calls, k) for k in ("gradient", "product", "value")]
+    counts = [getattr(optimizer.record.calls, k) - getattr(before.calls, k) for k in ("gradient", "product", "value")]
+    asked = [count // batch for count in counts]
 
     def steps() -> None:
         for _ in range(cycle):
@@ -114,15 +137,17 @@ def robust_row(width: int, batch: int, device: torch.device, seconds: float, cyc
 
 def minimize_row(rows: int, device: torch.device, seconds: float, iterations: int = 5) -> dict[str, Any]:
     """Time iterations of `sanc.minimize` on logistic regression beside what they ask for."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((rows, FEATURES))
-    labels = (rng.random(rows) < 0.5).astype(np.float64)
     limits = {"max_iter": iterations, "tol": 1e-30, "certify": False, "preset": "paper", "epsilon": 1e-30}
     if device.type == "cpu":
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((rows, FEATURES))
+        labels = (rng.random(rows) < 0.5).astype(np.float64)
         problem = sanc.problems.Logistic(X, labels, strength=1e-3)
         run, calls = _numpy_calls(problem, limits)
     else:
-        run, calls = _torch_calls(torch.tensor(X, device=device), torch.tensor(labels, device=device), limits)
+        torch.manual_seed(0)
+        features = torch.randn(rows, FEATURES, dtype=torch.float64, device=device)
+        run, calls = _torch_calls(features, torch.randint(2, (rows,), device=device).double(), limits)
     times = in_turns({"step": run, "by hand": calls}, device=device, seconds=seconds, warm_up=1, least=3)
     return {"n": rows, **{name: duration / iterations for name, duration in times.items()}}
 
@@ -178,10 +203,10 @@ def _torch_calls(X: Tensor, y: Tensor, limits: dict[str, Any]) -> tuple[Callable
 def measure(device: torch.device, quick: bool) -> dict[str, list[dict[str, Any]]]:
     """Time everything; the panels by what grows in them."""
     gpu = device.type == "cuda"
-    seconds = 0.05 if quick else 1.5 if gpu else 2.5
+    seconds = 0.05 if quick else 1.0 if gpu else 2.5
     cycle = 10 if quick else CYCLE
     widths = (16, 32) if quick else (64, 128, 256, 512, 1024, 2048, 4096) if gpu else (64, 128, 256, 512, 1024)
-    counts = (100, 1000) if quick else (10**4, 10**5, 10**6) if gpu else (10**3, 10**4, 10**5, 3 * 10**5)
+    counts = (100, 1000) if quick else (10**4, 10**5, 10**6, 10**7) if gpu else (10**3, 10**4, 10**5, 3 * 10**5)
     dims = (1, 2) if quick else (1, 2, 5, 10, 20)
     batches = (4, 8) if quick else (16, 64, 256, 1024, 4096) if gpu else (16, 64, 256, 1024)
     width = 16 if quick else WIDTH

@@ -14,9 +14,9 @@ eager and captured in one CUDA graph. No Lanczos, no cubic model, no decision. T
   third.
 
 Eager steps start at the same point, to which the parameters are put back off the clock. Graphs do the same work
-wherever they are: both kinds are launched fifty times in a row, as in a training loop, and only then waited for. σ hardly
-moves (100 or more, gamma = 1.0001), epsilon_g is 1e-30 and the three samples hold the same rows, so that every step
-builds the whole Krylov space and is taken. Everything is timed in turns, in one process; ratios are of medians.
+wherever they are: both kinds are launched fifty times in a row, as in a training loop, and only then waited for. σ
+hardly moves (100 or more, gamma = 1.0001), epsilon_g is 1e-30 and the three samples hold the same rows, so that every
+step builds the whole Krylov space and is taken. Everything is timed in turns, in one process; ratios are of medians.
 
 The steps of the default method (`robust`), which build a Krylov space once in fifty steps, are timed over whole cycles
 and compared with the calls that they made, each at its bare price, and on a GPU with Adam's eager step.
