@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from sanc import kernels
 from sanc.decisions import EMPTY, Desk, Note, Orders, Outcome, Report
 from sanc.engine import Engine
 from sanc.kernels import rules_of, source
 from sanc.oracles.autograd import Layout
+from sanc.oracles.recording import NotRecordableError
 from sanc.settings import find_method, make_settings
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -225,3 +227,12 @@ def test_hard_cases_and_curvature_steps_follow_the_coins(coin, compiled):
         agree(mine, theirs)
         assert mine[0].plan == 1 and mine[3] == 2
         assert math.copysign(1.0, mine[1][3]) == coin  # the largest entry of the left-most vector is its second
+
+
+def test_without_a_compiler_it_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", None, raising=False)
+    with pytest.raises(NotRecordableError, match="update torch"):
+        kernels._compiled("some text", 0)
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    with pytest.raises(NotRecordableError, match="NVIDIA"):
+        kernels._compiled("another text", 0)

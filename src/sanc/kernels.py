@@ -70,6 +70,8 @@ def source(most: int, blocks: int, real: str, names: list[str]) -> str:
 def _compiled(text: str, index: int) -> dict[str, Any]:
     """Compile the kernels for a device."""
     compiler = getattr(torch.cuda, "_compile_kernel", None)
+    if torch.version.hip is not None:
+        raise NotRecordableError("the kernels that decide on a step are for NVIDIA GPUs")
     if compiler is None:
         raise NotRecordableError(
             f"torch {torch.__version__} does not offer its compiler for kernels; update torch (2.9 or later has it)"
