@@ -27,7 +27,7 @@ CASES = {
     "paper": {},
     "scr": {"method": "scr"},
     "long": {"krylov_dim": 14},
-    "robust rules": {"sigma_rule": "interpolate", "krylov_stop": "forcing", "sign": "descent", "krylov_dim": 9},
+    "robust rules": {"sigma_rule": "interpolate", "sign": "descent", "krylov_dim": 9},
     "authors": {"curvature_guard": "epsilon", "otherwise": "stay", "gradient_tolerance_power": 1, "L2": 0.1},
     "stops early": {"epsilon": 3.0, "krylov_dim": 12},
 }
@@ -47,7 +47,7 @@ def compiled(tmp_path_factory):
     made = {}
 
     def of(desk):
-        rules = rules_of(desk.engine, desk.space.eps, desk.limit, desk.space.dim, desk.escapes)
+        rules = rules_of(desk.engine, desk.space.eps, desk.space.dim, desk.escapes)
         if desk.limit not in made:
             folder = tmp_path_factory.mktemp("kernels")
             (folder / "step.cpp").write_text(source(desk.limit, 1, "double", list(rules)), encoding="utf-8")

@@ -33,9 +33,10 @@ def unsupported(method: Method, settings: Settings) -> str:
         ("fallback_sample", s.fallback_sample, "gradient"),
         ("first_radius", s.first_radius, None),
         ("lanczos", s.lanczos, "store"),
+        ("krylov_stop", s.krylov_stop, "paper"),
     ):
         if value != wanted:
-            return f"{name} = {value!r} asks the host within a step; {name} = {wanted!r} does not"
+            return f"{name} = {value!r} is not decided on the device; {name} = {wanted!r} is"
     return ""
 
 

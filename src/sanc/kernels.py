@@ -25,7 +25,7 @@ MOST = 64
 _AT_ONCE = 4
 
 
-def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) -> dict[str, float]:
+def rules_of(engine: Engine, eps: float, dim: int, escapes: bool) -> dict[str, float]:
     """Return the settings of an iteration as the numbers that step.cu reads, by name."""
     s = engine.settings
     return {
@@ -41,13 +41,11 @@ def rules_of(engine: Engine, eps: float, limit: int, dim: int, escapes: bool) ->
         "eps": eps,
         "epsilon": s.epsilon,
         "tolerance": s.gradient_tolerance,
-        "forcing": s.krylov_stop == "forcing",
         "guard": -s.epsilon if s.curvature_guard == "epsilon" else 0.0,
         "slack": s.gradient_tolerance**s.gradient_tolerance_power,
         "stays": s.otherwise == "stay",
         "descends": s.sign == "descent",
         "escapes": escapes,
-        "limit": limit,
         "dim": dim,
     }
 
@@ -74,7 +72,7 @@ def _compiled(text: str, index: int) -> dict[str, Any]:
         raise NotRecordableError("the kernels that decide on a step are for NVIDIA GPUs")
     if compiler is None:
         raise NotRecordableError(
-            f"torch {torch.__version__} does not offer its compiler for kernels; update torch (2.9 or later has it)"
+            f"torch {torch.__version__} does not offer its compiler for kernels; update torch (2.11 has it)"
         )
     names = ("decide", "combine", "conclude", "exchange", "dots", "take_out", "normalise")
     try:
@@ -96,7 +94,7 @@ class DeviceDesk(Desk):
             raise NotRecordableError(f"{layout.dim} parameters are more than the kernels can count")
         super().__init__(engine, layout, limit, escapes)
         dtype, device = layout.kind
-        rules = rules_of(engine, self.space.eps, limit, layout.dim, escapes)
+        rules = rules_of(engine, self.space.eps, layout.dim, escapes)
         self._blocks = min(512, -(-layout.dim // 1024))  # of 512 threads in a sum; elsewhere four of 256 instead
         text = source(limit, self._blocks, "double" if dtype == torch.float64 else "float", list(rules))
         index = torch.cuda.current_device() if device.index is None else device.index

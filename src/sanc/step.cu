@@ -252,15 +252,14 @@ FUNCTION double rejected(double sigma, const double* rules) {
 
 KERNEL decide(const double* given, const double* orders, double* state, const double* value, const double* before,
               const double* x_norm, const double* coefficients, double* weights, double* report) {
-  SHARED double vectors[MOST * MOST], rules[RULES], known_of_space[2 * MOST + 1];
+  SHARED double vectors[MOST * MOST], rules[RULES], space[2 * MOST + 1];
   SHARED Work w;
   double values[MOST], off[MOST], beta[MOST];
   for (int i = LANE; i < RULES; i += LANES) rules[i] = given[i];  // all at once, not one after another when asked for
-  for (int i = LANE; i < 2 * MOST + 1; i += LANES) known_of_space[i] = coefficients[i];
+  for (int i = LANE; i < 2 * MOST + 1; i += LANES) space[i] = coefficients[i];
   const double at = *value, there = *before, size = *x_norm;
   SYNC;
-  const int limit = MOST;
-  const double start = known_of_space[0], eps = rules[RULE_EPS], *alpha = known_of_space + 1, *found_beta = alpha + MOST;
+  const double start = space[0], eps = rules[RULE_EPS], *alpha = space + 1, *found_beta = alpha + MOST;
   const bool told = orders[ORDER_SIGMA] == orders[ORDER_SIGMA];
   const double sigma = told ? orders[ORDER_SIGMA] : state[0], frozen = told ? 0.0 : state[1];
   double next = sigma, ritz = NAN, length = 0.0;
@@ -276,8 +275,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
     outcome = OUTCOME_REFUSED;
     note = finite_number(at) ? NOTE_GRADIENT : NOTE_LOSS;
   } else {
-    const bool forcing = rules[RULE_FORCING] != 0.0;
-    double tolerance = forcing ? smaller(0.1, sqrt(start)) * start : rules[RULE_TOLERANCE];
+    const double tolerance = rules[RULE_TOLERANCE];
     int test_at = first_doubt(alpha, found_beta, start, sigma, tolerance, w.inverse);
     double scale = 0.0, sign = orders[ORDER_HARD];
     bool known = false;
@@ -290,17 +288,14 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
       scale = larger(scale, fabs(a) + b + (dim ? beta[dim - 1] : 0.0));
       if (b <= 10.0 * eps * scale || dim + 1 == (int)rules[RULE_DIM]) b = 0.0;
       beta[dim++] = b;
-      last = dim >= limit || b == 0.0;
+      last = dim >= MOST || b == 0.0;
       if (!last && dim < test_at) continue;
       spectrum(dim, alpha, beta, values, off, vectors);
       if (rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0) sign = -copysign(1.0, vectors[0]);
-      if (!last && !forcing && b * fabs(vectors[(dim - 1) * MOST]) > 0.5 * larger(rules[RULE_EPSILON], start)) {
-        test_at = dim + 1 + (dim >= 10 ? dim / 5 - 1 : 0);
-        SYNC;
-        continue;
+      if (last || b * fabs(vectors[(dim - 1) * MOST]) <= 0.5 * larger(rules[RULE_EPSILON], start)) {
+        step = minimise(dim, values, vectors, start, sigma, sign, w);
+        known = b * fabs(step.last) <= tolerance;
       }
-      step = minimise(dim, values, vectors, start, sigma, sign, w);
-      known = b * fabs(step.last) <= (forcing ? smaller(tolerance, step.norm * start) : tolerance);
       test_at = dim + 1 + (dim >= 10 ? dim / 5 - 1 : 0);
       SYNC;  // the next spectrum overwrites what others may still read
     }
@@ -331,29 +326,29 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
   if (moves && rules[RULE_ESCAPES] != 0.0) {
     plan = PLAN_GRADIENT;
     if (spanned && ritz < rules[RULE_GUARD]) {
-      double ratio = ritz / (rules[RULE_L2]);
+      double ratio = ritz / rules[RULE_L2];
       double curvature = ratio * ratio * ((-2.0 / 3.0) * ritz - (1.0 / 6.0) * rules[RULE_EPSILON]);
       if (curvature * rules[RULE_L1] > 0.25 * start * start - rules[RULE_SLACK]) plan = PLAN_CURVATURE;
     } else if (spanned && rules[RULE_STAYS] != 0.0) {
       plan = PLAN_STAYED;
     }
     if (plan != PLAN_STAYED)
-      length = plan == PLAN_CURVATURE ? -2.0 * ritz / (rules[RULE_L2]) : 1.0 / (rules[RULE_L1]);
+      length = plan == PLAN_CURVATURE ? -2.0 * ritz / rules[RULE_L2] : 1.0 / rules[RULE_L1];
   }
   double along = 0.0;
   if (plan == PLAN_CURVATURE) {
     bool slopes = rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0;
     along = length * (slopes ? -copysign(1.0, vectors[0]) : orders[ORDER_COIN]);
   }
-  ROLLED for (int row = LANE; row < limit; row += LANES) {
+  ROLLED for (int row = LANE; row < MOST; row += LANES) {
     double u = 0.0;
     if (moves && tried && row < dim)
       ROLLED for (int i = 0; i < dim; ++i) u += vectors[row * MOST + i] * w.y[i];
     weights[row] = u;
-    weights[limit + row] = plan == PLAN_CURVATURE && row < dim ? along * vectors[row * MOST] : 0.0;
+    weights[MOST + row] = plan == PLAN_CURVATURE && row < dim ? along * vectors[row * MOST] : 0.0;
   }
   if (LANE != 0) return;
-  weights[2 * limit] = plan == PLAN_GRADIENT ? -length : 0.0;
+  weights[2 * MOST] = plan == PLAN_GRADIENT ? -length : 0.0;
   state[0] = sigma;
   state[1] = frozen;
   report[REPORT_OUTCOME] = outcome;
