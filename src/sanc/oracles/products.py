@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -97,7 +98,7 @@ class AutogradOperator(Operator):
     def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
         """Where memory is short lend that of the point, which the leaves hold too, and of the tangent if they hold it.
 
-        It is where the product is added to something: so the engine asks if it keeps no basis either.
+        It is short where the product is added to something: so the engine asks if it keeps no basis either.
         """
         layout = self.oracle.layout
         with ExitStack() as stack:
@@ -178,7 +179,12 @@ class DoubleBackward(AutogradOperator):
 
 
 class ForwardOverReverse(AutogradOperator):
-    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
+    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken.
+
+    The gradient of a matrix comes with three more tensors of its size: two terms of torch's product rule and their
+    sum. Where one matrix is most of the model the point is lent for that, and where no basis is kept the terms are
+    added to the result one after the other.
+    """
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
         short = into is not None
@@ -190,8 +196,15 @@ class ForwardOverReverse(AutogradOperator):
 
     def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
         """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
-        with self._carrying(v), self.short_of_memory(short, v):
-            return self.oracle.layout.gather(self._tangents(closure, one_by_one=short), weight, into)
+        with self._carrying(v), self.short_of_memory(short or self._one_matrix(), v):
+            if short:
+                assert into is not None
+                return self._add_tangents(closure, weight, into)
+            return self.oracle.layout.gather(self._tangents(closure), weight, into)
+
+    def _one_matrix(self) -> bool:
+        """Whether one tensor is most of the model, and the point may be lent."""
+        return self.oracle.lends and bool(self.oracle.layout.heavy(1 / 2))
 
     @contextmanager
     def _carrying(self, v: Vector) -> Iterator[None]:
@@ -207,27 +220,41 @@ class ForwardOverReverse(AutogradOperator):
             yield
         torch.clear_autocast_cache()
 
-    def _tangents(self, closure: Closure, *, one_by_one: bool = False) -> list[Tensor | None]:
-        """Tangents of the gradients; one by one each gradient goes when its tangent is known."""
-        oracle, loss = self.oracle, self.oracle.call(closure, self.sample)
-        if not one_by_one:
-            return [_tangent(g) for g in oracle._first_order(loss, create_graph=False)]
-        tangents: list[Tensor | None] = [None] * len(oracle.layout.leaves)
+    def _tangents(self, closure: Closure) -> list[Tensor | None]:
+        """Tangents of the gradients."""
+        oracle = self.oracle
+        return [_tangent(g) for g in oracle._first_order(oracle.call(closure, self.sample), create_graph=False)]
+
+    def _add_tangents(self, closure: Closure, weight: float, into: Vector) -> Vector:
+        """Add the tangents of the gradients with few tensors at a time: each gradient goes when its tangent is known.
+
+        Of a heavy matrix not even that is made, but the terms of its tangent are added where they belong.
+        """
+        oracle, layout = self.oracle, self.oracle.layout
+        loss = oracle.call(closure, self.sample)
+        heavy = layout.heavy(1 / 3)
+        uses = matrix_uses(loss, [layout.leaves[place] for place in heavy]) if heavy else {}
+        apart = [(place, use) for place in heavy for use in uses.get(id(layout.leaves[place]), ())]
+        tangents: list[Tensor | None] = [None] * len(layout.leaves)
 
         def keep(place: int, g: Tensor) -> Tensor:
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        handles = [
-            leaf.register_hook(partial(keep, place))  # type: ignore[no-untyped-call]
-            for place, leaf in enumerate(oracle.layout.leaves)
-        ]
+        others = [(place, leaf) for place, leaf in enumerate(layout.leaves) if id(leaf) not in uses]
+        handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
+        inputs: list[Any] = [*(leaf for _, leaf in others), *(use.output for _, use in apart)]
         try:
-            oracle._first_order(loss, create_graph=False)
+            grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
-        return tangents
+        parts = layout.split(into)
+        with torch.no_grad():
+            for (place, use), g in zip(apart, grads[len(others) :], strict=True):
+                if g is not None:
+                    use.add_tangent(g, weight, parts[place])
+        return layout.gather(tangents, weight, into)
 
 
 class Linearised(ForwardOverReverse):
@@ -254,18 +281,101 @@ class Linearised(ForwardOverReverse):
 
     def _record(self, v: Vector) -> Vector:
         (weight, closure), layout = self.sample.parts[0], self.oracle.layout
-        with still_buffers(), self._carrying(v):
+        # A recording holds all it met until it is finished: only then does the point need its memory again.
+        with still_buffers(), self._carrying(v), self.short_of_memory(self.oracle.lends, v):
             tape = Tape([_carried(leaf) for leaf in layout.leaves])
             self.oracle.rewind(self.sample)
             with tape:
                 tangents = self._tangents(closure)
-        tape.finish(tangents)
+            tape.finish(tangents)
         self._recordable = not tape.broken
         self._tape = tape if self._recordable else None
         return layout.gather(tangents, weight, None)
 
     def release(self) -> None:
         self._tape = None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUse:
+    """One product of two matrices of which a leaf, or its transpose, is a factor.
+
+    Attributes
+    ----------
+    output : GradientEdge
+        Where the gradient of the product arrives.
+    other : Tensor
+        The other factor.
+    first : bool
+        Whether the leaf is the first factor.
+    transposed : bool
+        Whether it is transposed.
+    """
+
+    output: GradientEdge
+    other: Tensor
+    first: bool
+    transposed: bool
+
+    def add_tangent(self, g: Tensor, weight: float, into: Tensor) -> None:
+        """Add the tangent of the leaf's gradient, from the gradient g of the product; the sum of it is never made."""
+        duals = [forward_ad.unpack_dual(t) for t in (g, self.other)]  # type: ignore[no-untyped-call]
+        for moved in (0, 1):
+            tangent = duals[moved].tangent
+            if tangent is not None and not tangent._is_zerotensor():
+                a, b = (tangent, duals[1].primal) if moved == 0 else (duals[0].primal, tangent)
+                a, b = (a, b.mT) if self.first else (b.mT, a)
+                a, b = (b.mT, a.mT) if self.transposed else (a, b)
+                into.addmm_(a, b, alpha=weight)
+
+
+def matrix_uses(loss: Tensor, leaves: Sequence[Tensor]) -> dict[int, list[MatrixUse]]:
+    """Find the leaves, by identity, that the loss uses in plain products of matrices and nowhere else."""
+    users: dict[Any, list[tuple[Any, int]]] = {}
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for place, (parent, _) in enumerate(node.next_functions):
+            if parent is not None:
+                users.setdefault(parent, []).append((node, place))
+                stack.append(parent)
+    wanted = {id(leaf) for leaf in leaves if not leaf._backward_hooks}  # somebody's hooks want to see the gradient
+    found: dict[int, list[MatrixUse]] = {}
+    for node in users:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in wanted:
+            uses = [_use(*user, leaf) for user in _through_transposes(node, users)]
+            if all(use is not None for use in uses):
+                found[id(leaf)] = [use for use in uses if use is not None]
+    return found
+
+
+def _through_transposes(node: Any, users: dict[Any, list[tuple[Any, int]]]) -> list[tuple[Any, int, bool]]:
+    """Return who uses a leaf, at which place, and whether transposed."""
+    answers = []
+    for user, place in users[node]:
+        if user.name() == "TBackward0":
+            answers += [(*beyond, True) for beyond in users.get(user, [])]
+        else:
+            answers.append((user, place, False))
+    return answers
+
+
+def _use(node: Any, place: int, transposed: bool, leaf: Tensor) -> MatrixUse | None:
+    """Describe a use of a leaf; None where it is no plain product of matrices of one type."""
+    if node.name() == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
+        first, other = place == 1, node._saved_mat2 if place == 1 else node._saved_mat1
+    elif node.name() == "MmBackward0":
+        first, other = place == 0, node._saved_mat2 if place == 0 else node._saved_self
+    else:
+        return None
+    if other is None or other.dtype != leaf.dtype or other.layout != torch.strided:
+        return None
+    return MatrixUse(GradientEdge(node, 0), other, first, transposed)
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
