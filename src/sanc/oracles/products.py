@@ -95,17 +95,17 @@ class AutogradOperator(Operator):
         """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
 
     @contextmanager
-    def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
+    def short_of_memory(self, point: bool, tangent: Vector | None = None) -> Iterator[None]:
         """Where memory is short lend that of the point, which the leaves hold too, and of the tangent if they hold it.
 
         It is short where the product is added to something: so the engine asks if it keeps no basis either.
         """
         layout = self.oracle.layout
         with ExitStack() as stack:
-            if short:
+            if point:
                 stack.enter_context(lent(layout, self.x, lambda: [leaf.data for leaf in layout.leaves]))
-                if tangent is not None:
-                    stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
+            if tangent is not None:
+                stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
             yield
 
     def gradient(self) -> Vector:
@@ -196,15 +196,13 @@ class ForwardOverReverse(AutogradOperator):
 
     def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
         """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
-        with self._carrying(v), self.short_of_memory(short or self._one_matrix(), v):
+        oracle = self.oracle
+        point = short or (oracle.lends and bool(oracle.layout.heavy(1 / 2)))
+        with self._carrying(v), self.short_of_memory(point, v if short or oracle.lends else None):
             if short:
                 assert into is not None
                 return self._add_tangents(closure, weight, into)
-            return self.oracle.layout.gather(self._tangents(closure), weight, into)
-
-    def _one_matrix(self) -> bool:
-        """Whether one tensor is most of the model, and the point may be lent."""
-        return self.oracle.lends and bool(self.oracle.layout.heavy(1 / 2))
+            return oracle.layout.gather(self._tangents(closure), weight, into)
 
     @contextmanager
     def _carrying(self, v: Vector) -> Iterator[None]:
@@ -282,7 +280,8 @@ class Linearised(ForwardOverReverse):
     def _record(self, v: Vector) -> Vector:
         (weight, closure), layout = self.sample.parts[0], self.oracle.layout
         # A recording holds all it met until it is finished: only then does the point need its memory again.
-        with still_buffers(), self._carrying(v), self.short_of_memory(self.oracle.lends, v):
+        lends = self.oracle.lends
+        with still_buffers(), self._carrying(v), self.short_of_memory(lends, v if lends else None):
             tape = Tape([_carried(leaf) for leaf in layout.leaves])
             self.oracle.rewind(self.sample)
             with tape:
