@@ -122,6 +122,7 @@ MATRICES = {
     "second": (lambda w, b, x: torch.cos(x @ w + b), 1),
     "first": (lambda w, b, x: torch.cos(w @ x.t() * b[:, None]), 1),
     "first, transposed": (lambda w, b, x: torch.cos(w.t() @ x.t() * b[:, None]), 1),
+    "transposed twice": (lambda w, b, x: torch.cos(x @ w.t().t() + b), 1),
     "both": (lambda w, b, x: torch.cos(w @ w.t() * b), 2),
     "tied": (lambda w, b, x: torch.cos(torch.tanh(torch.tanh(x @ w + b) @ w.t()) @ w), 3),
     "linear loss": (lambda w, b, x: x @ w + b**3, 1),
@@ -145,13 +146,15 @@ def test_products_of_one_heavy_matrix_are_added_in_place(name):
     v, begin, sums = torch.randn(30).double(), torch.randn(30).double(), {}
     for hvp in ("double-backward", "forward-over-reverse"):
         oracle = AutogradOracle(Layout([w, b], [0.0, 0.1]), sample, sample, sample, hvp=hvp, meter=Meter())
+        at = oracle.start()
         sums[hvp] = begin.clone()
-        oracle.hessian(oracle.start()).add(v, sums[hvp])
+        oracle.hessian(at).add(v, sums[hvp])
+        torch.testing.assert_close(sums[hvp], begin + oracle.hessian(at)(v), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*sums.values(), rtol=1e-12, atol=1e-12)
-    uses = products.matrix_uses(closure(), [w])
+    uses = products.matrix_uses([closure().grad_fn], [w])
     assert [len(found) for found in uses.values()] == ([count] if count else [])
     handle = w.register_hook(lambda g: None)  # somebody's
-    assert not products.matrix_uses(closure(), [w])
+    assert not products.matrix_uses([closure().grad_fn], [w])
     handle.remove()
 
 

@@ -138,19 +138,20 @@ class DoubleBackward(AutogradOperator):
         self._grads = oracle.take_graph(x)
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        with self.short_of_memory(into is not None):
-            return self._product(v, into)
+        short = into is not None
+        with self.short_of_memory(short):
+            return self._product(v, into, short=short)
 
-    def _product(self, v: Vector, into: Vector | None) -> Vector:
-        gather, parts = self.oracle.layout.gather, self.sample.parts
+    def _product(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
+        parts = self.sample.parts
         if len(parts) == 1:
             self.prepare()
             assert self._grads is not None
-            return gather(self._again(self._grads, v, retain=True), parts[0][0], into)
+            return self._again(self._grads, v, parts[0][0], into, short=short, retain=True)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                into = gather(self._again(self._graph(closure), v, retain=False), weight, into)
+                into = self._again(self._graph(closure), v, weight, into, short=short, retain=False)
         return into
 
     def prepare(self) -> None:
@@ -163,16 +164,40 @@ class DoubleBackward(AutogradOperator):
     def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
         return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
 
-    def _again(self, grads: Sequence[GradientEdge | None], v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
+    def _again(
+        self,
+        grads: Sequence[GradientEdge | None],
+        v: Vector,
+        weight: float,
+        into: Vector | None,
+        *,
+        short: bool,
+        retain: bool,
+    ) -> Vector:
+        """Add the product of one graph; where memory is short, that of a heavy matrix term by term."""
         layout = self.oracle.layout
         pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
         if not pairs:
-            return [None] * len(layout.leaves)
+            return layout.gather([None] * len(layout.leaves), weight, into)
         outputs, weights = zip(*pairs, strict=True)
-        products: Sequence[Tensor | None] = torch.autograd.grad(
-            outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True
-        )
-        return products
+        apart: list[tuple[int, MatrixUse]] = []
+        if short:
+            apart = uses_apart(layout, [g.node for g in outputs], 1 / 2, least=2)
+        if not apart:
+            answers = torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+            return layout.gather(answers, weight, into)
+        assert into is not None
+        gone = {place for place, _ in apart}
+        others = [place for place in range(len(layout.leaves)) if place not in gone]
+        inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
+        found = torch.autograd.grad(outputs, inputs, weights, retain_graph=retain, allow_unused=True)
+        by_place = dict(zip(others, found, strict=False))
+        parts = layout.split(into)
+        with torch.no_grad():
+            for (place, use), g in zip(apart, found[len(others) :], strict=True):
+                if g is not None:
+                    use.add(g, use.other, weight, parts[place])
+        return layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
 
     def release(self) -> None:
         self._grads = None
@@ -230,16 +255,15 @@ class ForwardOverReverse(AutogradOperator):
         """
         oracle, layout = self.oracle, self.oracle.layout
         loss = oracle.call(closure, self.sample)
-        heavy = layout.heavy(1 / 3)
-        uses = matrix_uses(loss, [layout.leaves[place] for place in heavy]) if heavy else {}
-        apart = [(place, use) for place in heavy for use in uses.get(id(layout.leaves[place]), ())]
+        apart = uses_apart(layout, [loss.grad_fn], 1 / 3)
+        gone = {place for place, _ in apart}
         tangents: list[Tensor | None] = [None] * len(layout.leaves)
 
         def keep(place: int, g: Tensor) -> Tensor:
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        others = [(place, leaf) for place, leaf in enumerate(layout.leaves) if id(leaf) not in uses]
+        others = [(place, leaf) for place, leaf in enumerate(layout.leaves) if place not in gone]
         handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
         inputs: list[Any] = [*(leaf for _, leaf in others), *(use.output for _, use in apart)]
         try:
@@ -316,23 +340,43 @@ class MatrixUse:
     first: bool
     transposed: bool
 
+    def add(self, g: Tensor, other: Tensor, weight: float, into: Tensor) -> None:
+        """Add the leaf's gradient, a product of the gradient g of the matrix product and the other factor."""
+        a, b = (g, other.mT) if self.first else (other.mT, g)
+        into.addmm_(*((b.mT, a.mT) if self.transposed else (a, b)), alpha=weight)
+
     def add_tangent(self, g: Tensor, weight: float, into: Tensor) -> None:
-        """Add the tangent of the leaf's gradient, from the gradient g of the product; the sum of it is never made."""
-        duals = [forward_ad.unpack_dual(t) for t in (g, self.other)]  # type: ignore[no-untyped-call]
-        for moved in (0, 1):
-            tangent = duals[moved].tangent
-            if tangent is not None and not tangent._is_zerotensor():
-                a, b = (tangent, duals[1].primal) if moved == 0 else (duals[0].primal, tangent)
-                a, b = (a, b.mT) if self.first else (b.mT, a)
-                a, b = (b.mT, a.mT) if self.transposed else (a, b)
-                into.addmm_(a, b, alpha=weight)
+        """Add the tangent of the leaf's gradient, one term after the other."""
+        (g, slope), (other, tangent) = (_unpacked(t) for t in (g, self.other))
+        if slope is not None:
+            self.add(slope, other, weight, into)
+        if tangent is not None:
+            self.add(g, tangent, weight, into)
 
 
-def matrix_uses(loss: Tensor, leaves: Sequence[Tensor]) -> dict[int, list[MatrixUse]]:
-    """Find the leaves, by identity, that the loss uses in plain products of matrices and nowhere else."""
+def _unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return primal, None if tangent is None or tangent._is_zerotensor() else tangent
+
+
+def uses_apart(layout: Layout, roots: Sequence[Any], share: float, least: int = 1) -> list[tuple[int, MatrixUse]]:
+    """Return places and uses of the leaves that have more than a share of all entries and are plain factors.
+
+    With `least` only those that are used so often.
+    """
+    heavy = layout.heavy(share)
+    if not heavy:
+        return []
+    uses = matrix_uses(roots, [layout.leaves[place] for place in heavy])
+    found = [(place, uses.get(id(layout.leaves[place]), [])) for place in heavy]
+    return [(place, use) for place, several in found if len(several) >= least for use in several]
+
+
+def matrix_uses(roots: Sequence[Any], leaves: Sequence[Tensor]) -> dict[int, list[MatrixUse]]:
+    """Find the leaves, by identity, that a graph uses in plain products of matrices and nowhere else."""
     users: dict[Any, list[tuple[Any, int]]] = {}
     seen: set[Any] = set()
-    stack = [loss.grad_fn]
+    stack = list(roots)
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -356,9 +400,10 @@ def matrix_uses(loss: Tensor, leaves: Sequence[Tensor]) -> dict[int, list[Matrix
 def _through_transposes(node: Any, users: dict[Any, list[tuple[Any, int]]]) -> list[tuple[Any, int, bool]]:
     """Return who uses a leaf, at which place, and whether transposed."""
     answers = []
-    for user, place in users[node]:
+    for user, place in users.get(node, []):
         if user.name() == "TBackward0":
-            answers += [(*beyond, True) for beyond in users.get(user, [])]
+            beyond = _through_transposes(user, users)
+            answers += [(far, there, not transposed) for far, there, transposed in beyond]
         else:
             answers.append((user, place, False))
     return answers
