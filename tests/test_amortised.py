@@ -15,6 +15,7 @@ from sklearn.preprocessing import scale
 import sanc
 from sanc import Branch
 from sanc.amortised import AmortisedEngine
+from sanc.krylov import Krylov
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.settings import METHODS, make_settings
 from sanc.survey import vector_of
@@ -446,6 +447,52 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     x = x.float()
     opt.step(lambda: (net(x) ** 2).mean())
     assert opt._engine.state.safe.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("hvp", "where"), [
+    ("double-backward", "between products"), ("forward-over-reverse", "between products"),
+    ("forward-over-reverse", "in a product"), ("linearised", "in a product"),
+])  # fmt: skip
+def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatch):
+    # What a step lets go of to save memory comes back, and afterwards the run is the one that did not fail.
+    extend = Krylov.extend
+
+    def run(fails):
+        torch.manual_seed(0)
+        model, rows = torch.nn.Linear(6, 6), torch.randn(60, 4, 6)
+        opt = sanc.SANC(model.parameters(), seed=0, hvp=hvp, refresh=10, weight_decay=0.01, check=False)
+        calls, failures = [], 0
+
+        def loss():
+            calls.append(1)
+            if failing and where == "in a product" and len(calls) == 2:
+                raise KeyError("lost")
+            return torch.cos(3.0 * model(x)).mean()
+
+        def stops(krylov):
+            if failing and where == "between products" and krylov.dim == 2:
+                raise KeyError("lost")
+            return extend(krylov)
+
+        monkeypatch.setattr(Krylov, "extend", stops)
+        for k, x in enumerate(rows):  # noqa: B007 - the closure reads x
+            failing = fails and k > 0 and opt._engine._due()
+            if failing:
+                calls.clear()
+                state, point = opt._engine.state, [p.detach().clone() for p in model.parameters()]
+                vectors = {name: vector.clone() for name, vector in opt._engine.vectors().items()}
+                with pytest.raises(KeyError, match="lost"):
+                    opt.step(loss)
+                failing, failures = False, failures + 1
+                assert opt._engine.state is state
+                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._engine.vectors().items())
+                assert all(torch.equal(p, old) for p, old in zip(model.parameters(), point, strict=True))
+            opt.step(loss)
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), failures
+
+    (straight, _), (bumpy, failures) = run(False), run(True)
+    assert failures > 4
+    assert torch.equal(straight, bumpy)
 
 
 def test_buffers_of_a_batch_that_was_not_learnt_are_put_back():

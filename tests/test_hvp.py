@@ -116,6 +116,48 @@ def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
     assert torch.allclose(oracle.hessian(point)(v), H @ v, atol=TOLERANCE[hvp])
 
 
+MATRICES = {
+    "linear": (lambda w, b, x: torch.cos(nn.functional.linear(x, w, b)), 1),
+    "linear of sequences": (lambda w, b, x: torch.cos(nn.functional.linear(x.expand(2, 3, 5), w, b)), 1),
+    "second": (lambda w, b, x: torch.cos(x @ w + b), 1),
+    "first": (lambda w, b, x: torch.cos(w @ x.t() * b[:, None]), 1),
+    "first, transposed": (lambda w, b, x: torch.cos(w.t() @ x.t() * b[:, None]), 1),
+    "transposed twice": (lambda w, b, x: torch.cos(x @ w.t().t() + b), 1),
+    "both": (lambda w, b, x: torch.cos(w @ w.t() * b), 2),
+    "tied": (lambda w, b, x: torch.cos(torch.tanh(torch.tanh(x @ w + b) @ w.t()) @ w), 3),
+    "linear loss": (lambda w, b, x: x @ w + b**3, 1),
+    "scaled": (lambda w, b, x: torch.cos(torch.addmm(b, x, w, alpha=2.0)), 0),
+    "elsewhere too": (lambda w, b, x: torch.cos(x @ w + b) + w.pow(3).sum(), 0),
+    "a vector": (lambda w, b, x: torch.cos(w @ x[0] + b), 0),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_products_of_one_heavy_matrix_are_added_in_place(name):
+    torch.manual_seed(0)
+    w, b, x = (
+        nn.Parameter(torch.randn(5, 5).double()),
+        nn.Parameter(torch.randn(5).double()),
+        torch.randn(3, 5).double(),
+    )
+    form, count = MATRICES[name]
+    closure = lambda: form(w, b, x).sum()
+    sample = Sample("closure", [(0.25, closure), (0.5, closure)], 1, None)
+    v, begin, sums = torch.randn(30).double(), torch.randn(30).double(), {}
+    for hvp in ("double-backward", "forward-over-reverse"):
+        oracle = AutogradOracle(Layout([w, b], [0.0, 0.1]), sample, sample, sample, hvp=hvp, meter=Meter())
+        at = oracle.start()
+        sums[hvp] = begin.clone()
+        oracle.hessian(at).add(v, sums[hvp])
+        torch.testing.assert_close(sums[hvp], begin + oracle.hessian(at)(v), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*sums.values(), rtol=1e-12, atol=1e-12)
+    uses = products.matrix_uses([closure().grad_fn], [w])
+    assert [len(found) for found in uses.values()] == ([count] if count else [])
+    handle = w.register_hook(lambda g: None)  # somebody's
+    assert not products.matrix_uses([closure().grad_fn], [w])
+    handle.remove()
+
+
 @pytest.mark.parametrize("hvp", HVP_MODES)
 def test_dropout_is_the_same_in_every_product(hvp):
     """Symmetry: ⟨u, Hv⟩ = ⟨v, Hu⟩ holds only if both products see one mask."""

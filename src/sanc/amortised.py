@@ -162,6 +162,7 @@ class AmortisedEngine:
         self.state = AmortisedState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
         self.went_back = False
+        self._before = self.state  # what this iteration began with
         self._last: Vector | None = None  # where the last iteration ended
 
     # ------------------------------------------------------------------ the iteration
@@ -169,7 +170,7 @@ class AmortisedEngine:
     def iterate(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
         clock = time.perf_counter()
-        before = self.state  # which is never changed: whoever holds it can go back to it
+        before = self._before = self.state  # which is never changed: whoever holds it can go back to it
         self.state = replace(before)
         self.went_back = False
         try:
@@ -177,6 +178,7 @@ class AmortisedEngine:
         except BaseException:
             self.state = before
             raise
+        self._before = self.state
         seconds = before.seconds + time.perf_counter() - clock
         state = self.state
         self._set(iteration=before.iteration + 1, seconds=seconds)
@@ -230,12 +232,21 @@ class AmortisedEngine:
         fresh = False
         if model is None:
             self._measure(oracle)
-        if refresh or grad_norm == 0.0:
-            model = self._build(x, seen.look.gradient, oracle, entries)
+        look, building = seen.look, refresh or grad_norm == 0.0
+        light = building and oracle.lends
+        if light:
+            del seen
+            look = self._lighten(x, look, oracle)
+        if building:
+            model = self._build(x, look.gradient, oracle, entries)
             fresh = model is not None
         if model is None:
-            model = self._project(seen.look.gradient, oracle)
-        return self._move(x, seen.look, oracle, model, fresh, entries), entries
+            model = self._project(look.gradient, oracle)
+        point = self._move(x, look, oracle, model, fresh, entries)
+        if light:
+            del model
+            self._make_means(look.gradient, oracle)
+        return point, entries
 
     def memory(self, *, project: bool) -> Memory:
         """Return what the next batch is to be compared with."""
@@ -368,17 +379,43 @@ class AmortisedEngine:
             scale = (root + 1e-6 * typical) ** (-0.5 * s.metric)
             self._set(scale=scale, stretch=space.largest(scale))
 
+    def _lighten(self, x: Vector, look: Look, oracle: Oracle) -> Look:
+        """Let go of what can be made again, because a Krylov space is to be built beside the one before.
+
+        `x` stands for the end of the last iteration too, where nobody else moved the parameters since, and the means
+        follow from those before and the gradient.
+        """
+        if self._last is not None and oracle.space.norm(self._last - x) == 0.0:
+            self._last = x
+        self._set(momentum=None, square=None)
+        return Look(look.gradient, None, None, None)
+
+    def _momentum(self, g: Vector, oracle: Oracle) -> Vector:
+        """Return the mean gradient, made again where it was let go."""
+        momentum = self.state.momentum
+        return oracle.space.blend(self._before.momentum, g, self.settings.averaging) if momentum is None else momentum
+
+    def _make_means(self, g: Vector, oracle: Oracle) -> None:
+        """Make the means again that were let go."""
+        if self.state.squared > self._before.squared:
+            self._set(square=oracle.space.blend(self._before.square, g * g, self.settings.metric_averaging))
+        if self.state.averaged:
+            self._set(momentum=self._momentum(g, oracle))
+
     def _bias(self) -> float:
         """Return what the mean gradient has to be divided by."""
         state = self.state
-        return 1.0 if state.momentum is None else 1.0 - self.settings.averaging**state.averaged
+        return 1.0 if state.averaged == 0 else 1.0 - self.settings.averaging**state.averaged
+
+    def _mean(self, g: Vector, oracle: Oracle) -> Vector:
+        """Return the mean gradient in the coordinates of the metric; that of this batch where there is no mean yet."""
+        mean = g if self.state.averaged == 0 else self._momentum(g, oracle)
+        return mean if self.state.scale is None else mean * self.state.scale
 
     def _project(self, g: Vector, oracle: Oracle) -> _Mean:
         """Bring the mean gradient into the coordinates of the metric and of the basis."""
         state, space = self.state, oracle.space
-        mean = g if state.momentum is None else state.momentum
-        if state.scale is not None:
-            mean = mean * state.scale
+        mean = self._mean(g, oracle)
         parts = [space.inner(mean, mean)] + ([] if state.basis is None else [space.products(state.basis, mean)])
         square, *inside = space.read(space.gather(parts))
         return _Mean(mean, self._bias(), np.array(inside, np.float64), square)
@@ -386,14 +423,15 @@ class AmortisedEngine:
     # ------------------------------------------------------------------ the model
 
     def _build(self, x: Vector, g: Vector, oracle: Oracle, entries: dict[str, Any]) -> _Mean | None:
-        """Build a new Krylov space of M^(−1/2) B M^(−1/2) and start it at the mean; None where that is not possible."""
+        """Build a new Krylov space of M^(−1/2) B M^(−1/2) and start it at the mean; None where that is not possible.
+
+        The old one stays beside it, since a failure leads back there.
+        """
         state, space = self.state, oracle.space
-        scale = state.scale
-        mean = g if state.momentum is None else state.momentum
-        mean = mean if scale is None else mean * scale
-        start, zero = mean, space.norm(mean) == 0.0
+        start = [self._mean(g, oracle)]
+        zero = space.norm(start[0]) == 0.0
         if zero:
-            start = space.normal(self._random(_START))
+            start = [space.normal(self._random(_START))]
         try:
             krylov = self._lanczos(x, start, oracle)
         except NonFiniteProductError as problem:
@@ -415,19 +453,25 @@ class AmortisedEngine:
             ritz_vectors=eigen.vectors,
         )
         inside = np.zeros(krylov.dim) if zero else krylov.linear
-        return _Mean(mean, bias, inside, float(inside @ inside))  # it lies in the space that it started
+        return _Mean(
+            self._mean(g, oracle), bias, inside, float(inside @ inside)
+        )  # it lies in the space that it started
 
-    def _lanczos(self, x: Vector, start: Vector, oracle: Oracle) -> Krylov | Recorded:
-        """Make the Lanczos iterations, all at once where the oracle can."""
+    def _lanczos(self, x: Vector, start: list[Vector], oracle: Oracle) -> Krylov | Recorded:
+        """Make the Lanczos iterations, all at once where the oracle can; the start is taken out of its list."""
         scale = self.state.scale
         limit = min(self.settings.krylov_dim or KRYLOV_DIM, oracle.space.dim)
         operator = oracle.hessian(x)
 
         def product(v: Vector) -> Vector:
-            return operator(v) if scale is None else operator(v * scale) * scale
+            if scale is None:
+                return operator(v)
+            image = operator(v * scale)
+            image *= scale
+            return image
 
-        krylov = oracle.lanczos(x, start, scale, limit) or Krylov(
-            product, start, oracle.space, reorthogonalise=True, limit=limit
+        krylov = oracle.lanczos(x, start[0], scale, limit) or Krylov(
+            product, start.pop(), oracle.space, reorthogonalise=True, limit=limit
         )
         try:
             while krylov.dim < limit and krylov.extend():
@@ -611,11 +655,11 @@ class AmortisedEngine:
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
         """Go on from what `numbers` and `vectors` returned."""
         small = {name: None if numbers[name] is None else np.array(numbers[name], np.float64) for name in _SMALL}
-        self.state = AmortisedState(**{**numbers, **small, **vectors})
+        self.state = self._before = AmortisedState(**{**numbers, **small, **vectors})
         self._last = None
 
     def forget(self) -> None:
         """Begin anew with vectors of another length; σ and the counts stay."""
         state = self.state
-        self.state = AmortisedState(state.seed, state.iteration, state.sigma, state.seconds)
+        self.state = self._before = AmortisedState(state.seed, state.iteration, state.sigma, state.seconds)
         self._last = None

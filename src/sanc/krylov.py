@@ -184,6 +184,7 @@ class Krylov(Tridiagonal):
         if self._store:
             row = self._row()
             self._space.divide(v, length, out=row)
+            self._start = None  # only a second pass begins there again
         elif self._next is None:
             row = v / length
         else:

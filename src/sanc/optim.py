@@ -263,6 +263,7 @@ class CubicOptimizer(Optimizer):
         oracle.inspect = first
         oracle.expected = self._settings.krylov_dim or oracle.expected
         oracle.differentiates = self._differentiates
+        oracle.lends = True
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
         for p in everyone:

@@ -70,6 +70,10 @@ class Layout:
                     self.decays.append((offset, offset + size, decay))
             offset += size
 
+    def heavy(self, share: float) -> list[int]:
+        """Return the places of the leaves that have more than a share of all entries."""
+        return [place for place, size in enumerate(self._sizes) if size > share * self.dim]
+
     def matches(self, other: Layout) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""
         if self is other:

@@ -150,10 +150,13 @@ class Oracle(Tally, ABC):
         Whether all three samples are the whole objective in every iteration.
     hvp : str
         How torch makes the Hessian products; empty where it does not.
+    lends : bool
+        Whether vectors may go while a product is made, and come back; not where somebody knows them by their address.
     """
 
     exact: bool = False
     hvp: str = ""
+    lends: bool = False
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""

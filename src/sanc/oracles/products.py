@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -94,17 +95,17 @@ class AutogradOperator(Operator):
         """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
 
     @contextmanager
-    def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
+    def short_of_memory(self, point: bool, tangent: Vector | None = None) -> Iterator[None]:
         """Where memory is short lend that of the point, which the leaves hold too, and of the tangent if they hold it.
 
-        It is where the product is added to something: so the engine asks if it keeps no basis either.
+        It is short where the product is added to something: so the engine asks if it keeps no basis either.
         """
         layout = self.oracle.layout
         with ExitStack() as stack:
-            if short:
+            if point:
                 stack.enter_context(lent(layout, self.x, lambda: [leaf.data for leaf in layout.leaves]))
-                if tangent is not None:
-                    stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
+            if tangent is not None:
+                stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
             yield
 
     def gradient(self) -> Vector:
@@ -137,19 +138,20 @@ class DoubleBackward(AutogradOperator):
         self._grads = oracle.take_graph(x)
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        with self.short_of_memory(into is not None):
-            return self._product(v, into)
+        short = into is not None
+        with self.short_of_memory(short):
+            return self._product(v, into, short=short)
 
-    def _product(self, v: Vector, into: Vector | None) -> Vector:
-        gather, parts = self.oracle.layout.gather, self.sample.parts
+    def _product(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
+        parts = self.sample.parts
         if len(parts) == 1:
             self.prepare()
             assert self._grads is not None
-            return gather(self._again(self._grads, v, retain=True), parts[0][0], into)
+            return self._again(self._grads, v, parts[0][0], into, short=short, retain=True)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                into = gather(self._again(self._graph(closure), v, retain=False), weight, into)
+                into = self._again(self._graph(closure), v, weight, into, short=short, retain=False)
         return into
 
     def prepare(self) -> None:
@@ -162,23 +164,52 @@ class DoubleBackward(AutogradOperator):
     def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
         return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
 
-    def _again(self, grads: Sequence[GradientEdge | None], v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
+    def _again(
+        self,
+        grads: Sequence[GradientEdge | None],
+        v: Vector,
+        weight: float,
+        into: Vector | None,
+        *,
+        short: bool,
+        retain: bool,
+    ) -> Vector:
+        """Add the product of one graph; where memory is short, that of a heavy matrix term by term."""
         layout = self.oracle.layout
         pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
         if not pairs:
-            return [None] * len(layout.leaves)
+            return layout.gather([None] * len(layout.leaves), weight, into)
         outputs, weights = zip(*pairs, strict=True)
-        products: Sequence[Tensor | None] = torch.autograd.grad(
-            outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True
-        )
-        return products
+        apart: list[tuple[int, MatrixUse]] = []
+        if short:
+            apart = uses_apart(layout, [g.node for g in outputs], 1 / 2, least=2)
+        if not apart:
+            answers = torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
+            return layout.gather(answers, weight, into)
+        assert into is not None
+        gone = {place for place, _ in apart}
+        others = [place for place in range(len(layout.leaves)) if place not in gone]
+        inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
+        found = torch.autograd.grad(outputs, inputs, weights, retain_graph=retain, allow_unused=True)
+        by_place = dict(zip(others, found, strict=False))
+        parts = layout.split(into)
+        with torch.no_grad():
+            for (place, use), g in zip(apart, found[len(others) :], strict=True):
+                if g is not None:
+                    use.add(g, use.other, weight, parts[place])
+        return layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
 
     def release(self) -> None:
         self._grads = None
 
 
 class ForwardOverReverse(AutogradOperator):
-    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken."""
+    """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken.
+
+    The gradient of a matrix comes with three more tensors of its size: two terms of torch's product rule and their
+    sum. Where one matrix is most of the model the point is lent for that, and where no basis is kept the terms are
+    added to the result one after the other.
+    """
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
         short = into is not None
@@ -190,8 +221,13 @@ class ForwardOverReverse(AutogradOperator):
 
     def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
         """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
-        with self._carrying(v), self.short_of_memory(short, v):
-            return self.oracle.layout.gather(self._tangents(closure, one_by_one=short), weight, into)
+        oracle = self.oracle
+        point = short or (oracle.lends and bool(oracle.layout.heavy(1 / 2)))
+        with self._carrying(v), self.short_of_memory(point, v if short or oracle.lends else None):
+            if short:
+                assert into is not None
+                return self._add_tangents(closure, weight, into)
+            return oracle.layout.gather(self._tangents(closure), weight, into)
 
     @contextmanager
     def _carrying(self, v: Vector) -> Iterator[None]:
@@ -207,27 +243,40 @@ class ForwardOverReverse(AutogradOperator):
             yield
         torch.clear_autocast_cache()
 
-    def _tangents(self, closure: Closure, *, one_by_one: bool = False) -> list[Tensor | None]:
-        """Tangents of the gradients; one by one each gradient goes when its tangent is known."""
-        oracle, loss = self.oracle, self.oracle.call(closure, self.sample)
-        if not one_by_one:
-            return [_tangent(g) for g in oracle._first_order(loss, create_graph=False)]
-        tangents: list[Tensor | None] = [None] * len(oracle.layout.leaves)
+    def _tangents(self, closure: Closure) -> list[Tensor | None]:
+        """Tangents of the gradients."""
+        oracle = self.oracle
+        return [_tangent(g) for g in oracle._first_order(oracle.call(closure, self.sample), create_graph=False)]
+
+    def _add_tangents(self, closure: Closure, weight: float, into: Vector) -> Vector:
+        """Add the tangents of the gradients with few tensors at a time: each gradient goes when its tangent is known.
+
+        Of a heavy matrix not even that is made, but the terms of its tangent are added where they belong.
+        """
+        oracle, layout = self.oracle, self.oracle.layout
+        loss = oracle.call(closure, self.sample)
+        apart = uses_apart(layout, [loss.grad_fn], 1 / 3)
+        gone = {place for place, _ in apart}
+        tangents: list[Tensor | None] = [None] * len(layout.leaves)
 
         def keep(place: int, g: Tensor) -> Tensor:
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        handles = [
-            leaf.register_hook(partial(keep, place))  # type: ignore[no-untyped-call]
-            for place, leaf in enumerate(oracle.layout.leaves)
-        ]
+        others = [(place, leaf) for place, leaf in enumerate(layout.leaves) if place not in gone]
+        handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
+        inputs: list[Any] = [*(leaf for _, leaf in others), *(use.output for _, use in apart)]
         try:
-            oracle._first_order(loss, create_graph=False)
+            grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
-        return tangents
+        parts = layout.split(into)
+        with torch.no_grad():
+            for (place, use), g in zip(apart, grads[len(others) :], strict=True):
+                if g is not None:
+                    use.add_tangent(g, weight, parts[place])
+        return layout.gather(tangents, weight, into)
 
 
 class Linearised(ForwardOverReverse):
@@ -254,18 +303,123 @@ class Linearised(ForwardOverReverse):
 
     def _record(self, v: Vector) -> Vector:
         (weight, closure), layout = self.sample.parts[0], self.oracle.layout
-        with still_buffers(), self._carrying(v):
+        # A recording holds all it met until it is finished: only then does the point need its memory again.
+        lends = self.oracle.lends
+        with still_buffers(), self._carrying(v), self.short_of_memory(lends, v if lends else None):
             tape = Tape([_carried(leaf) for leaf in layout.leaves])
             self.oracle.rewind(self.sample)
             with tape:
                 tangents = self._tangents(closure)
-        tape.finish(tangents)
+            tape.finish(tangents)
         self._recordable = not tape.broken
         self._tape = tape if self._recordable else None
         return layout.gather(tangents, weight, None)
 
     def release(self) -> None:
         self._tape = None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUse:
+    """One product of two matrices of which a leaf, or its transpose, is a factor.
+
+    Attributes
+    ----------
+    output : GradientEdge
+        Where the gradient of the product arrives.
+    other : Tensor
+        The other factor.
+    first : bool
+        Whether the leaf is the first factor.
+    transposed : bool
+        Whether it is transposed.
+    """
+
+    output: GradientEdge
+    other: Tensor
+    first: bool
+    transposed: bool
+
+    def add(self, g: Tensor, other: Tensor, weight: float, into: Tensor) -> None:
+        """Add the leaf's gradient, a product of the gradient g of the matrix product and the other factor."""
+        a, b = (g, other.mT) if self.first else (other.mT, g)
+        into.addmm_(*((b.mT, a.mT) if self.transposed else (a, b)), alpha=weight)
+
+    def add_tangent(self, g: Tensor, weight: float, into: Tensor) -> None:
+        """Add the tangent of the leaf's gradient, one term after the other."""
+        (g, slope), (other, tangent) = (_unpacked(t) for t in (g, self.other))
+        if slope is not None:
+            self.add(slope, other, weight, into)
+        if tangent is not None:
+            self.add(g, tangent, weight, into)
+
+
+def _unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return primal, None if tangent is None or tangent._is_zerotensor() else tangent
+
+
+def uses_apart(layout: Layout, roots: Sequence[Any], share: float, least: int = 1) -> list[tuple[int, MatrixUse]]:
+    """Return places and uses of the leaves that have more than a share of all entries and are plain factors.
+
+    With `least` only those that are used so often.
+    """
+    heavy = layout.heavy(share)
+    if not heavy:
+        return []
+    uses = matrix_uses(roots, [layout.leaves[place] for place in heavy])
+    found = [(place, uses.get(id(layout.leaves[place]), [])) for place in heavy]
+    return [(place, use) for place, several in found if len(several) >= least for use in several]
+
+
+def matrix_uses(roots: Sequence[Any], leaves: Sequence[Tensor]) -> dict[int, list[MatrixUse]]:
+    """Find the leaves, by identity, that a graph uses in plain products of matrices and nowhere else."""
+    users: dict[Any, list[tuple[Any, int]]] = {}
+    seen: set[Any] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for place, (parent, _) in enumerate(node.next_functions):
+            if parent is not None:
+                users.setdefault(parent, []).append((node, place))
+                stack.append(parent)
+    wanted = {id(leaf) for leaf in leaves if not leaf._backward_hooks}  # somebody's hooks want to see the gradient
+    found: dict[int, list[MatrixUse]] = {}
+    for node in users:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in wanted:
+            uses = [_use(*user, leaf) for user in _through_transposes(node, users)]
+            if all(use is not None for use in uses):
+                found[id(leaf)] = [use for use in uses if use is not None]
+    return found
+
+
+def _through_transposes(node: Any, users: dict[Any, list[tuple[Any, int]]]) -> list[tuple[Any, int, bool]]:
+    """Return who uses a leaf, at which place, and whether transposed."""
+    answers = []
+    for user, place in users.get(node, []):
+        if user.name() == "TBackward0":
+            beyond = _through_transposes(user, users)
+            answers += [(far, there, not transposed) for far, there, transposed in beyond]
+        else:
+            answers.append((user, place, False))
+    return answers
+
+
+def _use(node: Any, place: int, transposed: bool, leaf: Tensor) -> MatrixUse | None:
+    """Describe a use of a leaf; None where it is no plain product of matrices of one type."""
+    if node.name() == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
+        first, other = place == 1, node._saved_mat2 if place == 1 else node._saved_mat1
+    elif node.name() == "MmBackward0":
+        first, other = place == 0, node._saved_mat2 if place == 0 else node._saved_self
+    else:
+        return None
+    if other is None or other.dtype != leaf.dtype or other.layout != torch.strided:
+        return None
+    return MatrixUse(GradientEdge(node, 0), other, first, transposed)
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
