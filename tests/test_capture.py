@@ -14,6 +14,7 @@ from torch import nn
 
 import sanc
 from sanc import capture
+from sanc.decisions import Desk
 from sanc.oracles import products
 from sanc.oracles.recording import identity, part_from_old_graphs
 
@@ -425,6 +426,119 @@ def test_a_product_that_is_not_finite_leaves_the_gradient_step():
         same(a, b)
 
 
+def test_the_host_is_a_step_ahead():
+    """The report on a step is read after the next one was launched; curvature steps toss the coins of their own."""
+    data = batches(25)
+    ends = []
+    for captured in (False, True):
+        model = network()
+        opt, _, _, _ = train(model, data, captured, preset="paper", sigma0=1e-3, L2=0.5, look=False)
+        if captured:
+            assert opt._capture.deferred._pending is not None and opt._engine.state.iteration == 24
+        ends.append((model, opt.record))
+    assert opt._engine.state.iteration == 25
+    same(ends[0][1], ends[1][1], rel=1e-7)
+    for p, q in zip(ends[0][0].parameters(), ends[1][0].parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-9)
+    taken = {record.branch for record in train(network(), data, False, preset="paper", sigma0=1e-3, L2=0.5)[2]}
+    assert sanc.Branch.CURVATURE in taken
+
+
+def test_an_interrupted_wait_loses_nothing(monkeypatch):
+    data = batches(12)
+    model, other = network(), network()
+    plain, *_ = train(other, data, True, preset="paper", sigma0=1e-3, look=False)
+    opt, *_ = train(model, data[:6], True, preset="paper", sigma0=1e-3, look=False)
+    read = Desk.read
+
+    def interrupted(self):
+        monkeypatch.setattr(Desk, "read", read)
+        raise KeyboardInterrupt
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    monkeypatch.setattr(Desk, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ = opt.record
+    assert opt.record.iteration == 5
+    for x, y in data[6:9]:  # a loss function of its own is recorded when it is seen again
+        opt.step(sanc.Batch(loss, x, y))
+    assert opt._capture.deferred._pending is not None
+    monkeypatch.setattr(Desk, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(sanc.Batch(loss, *data[9]))  # it was launched all the same
+    for x, y in data[10:]:
+        opt.step(sanc.Batch(loss, x, y))
+    assert opt.record.iteration == plain.record.iteration == 11
+    same(opt.record, plain.record, rel=1e-7)
+    assert torch.allclose(model[0].weight, other[0].weight, rtol=0, atol=1e-9)
+
+
+def test_tiny_gradients_are_followed_too():
+    """In float64 a length of 1e-40 is a length."""
+    records = []
+    for captured in (False, True):
+        w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+
+        def loss(x, w=w):
+            return 0.5 * (x * w * w).sum()
+
+        opt = sanc.SANC([w], preset="paper", seed=3, capture=captured, hvp="double-backward", epsilon_g=0.0)
+        batch = sanc.Batch(loss, torch.tensor([[1.0, 3.0]], dtype=torch.float64))
+        for _ in range(3):
+            opt.step(batch)
+        with torch.no_grad():
+            w.copy_(torch.tensor([1e-40, 2e-40], dtype=torch.float64))
+        opt.step(batch)
+        records.append(opt.record)
+    same(*records)
+    assert records[1].ritz_value == pytest.approx(1.0)
+
+
+def test_parameters_in_another_order_are_recorded_anew():
+    ends = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+        def loss(x, w=w):
+            return torch.tanh(x @ w).square().mean()
+
+        opt = sanc.SANC([w], preset="paper", seed=3, capture=captured, hvp="double-backward")
+        for k in range(8):
+            if k == 5:
+                w.data = w.data.t()
+            torch.manual_seed(k)
+            opt.step(sanc.Batch(loss, torch.randn(5, 4, dtype=torch.float64)))
+        ends.append(w.detach().clone())
+    assert torch.allclose(*ends, rtol=0, atol=1e-10)
+
+
+def test_buffers_move_in_a_step_whose_gradient_vanishes():
+    counts = []
+    for captured in (False, True):
+        model = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 1, bias=False)).double()
+
+        def loss(x, y, model=model):
+            return (model(x) * y).mean()
+
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=3, capture=captured, hvp="double-backward")
+        for k in range(5):
+            torch.manual_seed(k)
+            x = torch.randn(6, 3, dtype=torch.float64)
+            opt.step(sanc.Batch(loss, x, torch.full((6, 1), float(k != 4), dtype=torch.float64)))
+        counts.append(int(model[0].num_batches_tracked))
+        assert opt.record.grad_norm == 0.0
+    assert counts == [5, 5]
+
+
+def test_a_record_that_nobody_asked_for_is_not_lost():
+    opt, *_ = train(network(), batches(5), True, preset="paper", look=False)
+    opt._capture.forget()
+    assert opt.record.iteration == 4
+
+
 @pytest.mark.parametrize("look", [True, False])
 def test_a_gradient_that_vanishes_is_for_the_host_in_the_next_step(look):
     """On a plateau the device stays; at a saddle the step after it finds the way down, eagerly."""
@@ -446,8 +560,16 @@ def test_a_gradient_that_vanishes_is_for_the_host_in_the_next_step(look):
     if look:
         assert opt.record.branch is sanc.Branch.STAYED and "gradient vanishes" in opt.record.note
         assert opt.record.iteration == 3
+    held = copy.deepcopy(opt.state_dict()) if look else None
     opt.step(sanc.Batch(loss, saddle))
     assert "vanished" in opt.capture_reason and opt.record.iteration == 4
+    if held is not None:  # a run that is resumed there does the same
+        reached = w.detach().clone()
+        with torch.no_grad():
+            w.zero_()
+        opt.load_state_dict(held)
+        opt.step(sanc.Batch(loss, saddle))
+        assert "vanished" in opt.capture_reason and torch.equal(w.detach(), reached)
     assert float(loss(saddle)) < -0.01
     for _ in range(25):
         opt.step(sanc.Batch(loss, saddle))

@@ -14,7 +14,7 @@ from torch import nn
 import sanc
 from sanc.decisions import Desk
 from sanc.engine import Engine
-from sanc.kernels import DeviceDesk
+from sanc.kernels import DeviceDesk, _compiled, rules_of, source
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.recording import Letter
@@ -248,7 +248,9 @@ def test_samples_arrive_on_the_device():
 # ---------------------------------------------------------------------------------------------- recorded steps
 
 
-def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=False, recorded=True, **options):
+def train(
+    captured, kind, *, dtype=torch.float64, steps=60, look=True, three=False, recorded=True, cls=sanc.SANC, **options
+):
     torch.manual_seed(0)
     if kind == "cnn":
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
@@ -257,6 +259,8 @@ def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=Fal
         layers = [nn.Linear(6, 16), nn.Tanh()] + ([nn.BatchNorm1d(16)] if kind == "norm" else [])
         model, shape = nn.Sequential(*layers, nn.Linear(16, 3)), (6,)
     model.to(CUDA, dtype)
+    if kind == "cnn":
+        model.to(memory_format=torch.channels_last)  # its weights then lie in another order
     torch.manual_seed(1)
     data = [
         (torch.randn(24, *shape, device=CUDA, dtype=dtype), torch.randint(0, 3, (24,), device=CUDA))
@@ -266,10 +270,12 @@ def train(captured, kind, *, dtype=torch.float64, steps=60, look=True, three=Fal
     def loss(x, y):
         return nn.functional.cross_entropy(model(x), y)
 
-    opt = sanc.SANC(model.parameters(), seed=3, capture=captured, weight_decay=0.01, **options)
+    opt = cls(model.parameters(), seed=3, capture=captured, weight_decay=0.01, **options)
     losses, records = [], []
     for k, (x, y) in enumerate(data):
         more = {"hessian": sanc.Batch(loss, *data[k - 1])} if three else {}
+        if three and options.get("preset") == "paper":
+            more["objective"] = sanc.Batch(loss, *data[k - 2])
         losses.append(opt.step(sanc.Batch(loss, x, y), **more))
         if look:
             records.append(opt.record)
@@ -292,6 +298,80 @@ def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
     assert torch.allclose(flat(eager), flat(model), rtol=0, atol=1e-6)
     for a, b in zip(eager.buffers(), model.buffers(), strict=True):
         assert torch.allclose(a.double(), b.double(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
+@pytest.mark.parametrize("three", [False, True])
+def test_nobody_has_to_look_at_the_records_of_graphs(cls, three):
+    """σ and the coins are then the device's for the whole run; rejections and curvature steps take part."""
+    options = {"cls": cls, "preset": "paper", "hvp": "double-backward", "sigma0": 1e-3, "L2": 0.5, "steps": 40}
+    branches = {record.branch for record in train(False, "mlp", three=three, **options)[3]}
+    assert len(branches) > 2 if cls is sanc.SANC else sanc.Branch.STAYED in branches
+    ends = [train(captured, "mlp", three=three, look=False, **options) for captured in (False, True)]
+    assert torch.allclose(flat(ends[0][0]), flat(ends[1][0]), rtol=0, atol=1e-6)
+    mine, theirs = ends[0][1].record, ends[1][1].record
+    assert mine.branch is theirs.branch and mine.sigma == pytest.approx(theirs.sigma, rel=1e-6)
+    assert mine.calls == theirs.calls and mine.iteration == theirs.iteration == 39
+
+
+def test_a_step_is_launched_while_the_device_is_busy():
+    model, opt, *_ = train(True, "mlp", preset="paper", steps=10)
+    x, y = torch.randn(24, 6, device=CUDA, dtype=torch.float64), torch.randint(0, 3, (24,), device=CUDA)
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    batch = sanc.Batch(loss, x, y)
+    for _ in range(4):
+        opt.step(batch)
+    assert opt.capture_reason == ""
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    opt.step(batch)
+    torch.cuda._sleep(2_000_000_000)  # a second or so, after that step and before the next
+    done.record()
+    opt.step(batch)
+    assert not done.query()  # nobody waited for it
+    opt.step(batch)
+    assert done.query()  # the host is one step ahead, not two
+
+
+def test_graphs_of_other_streams_and_under_autocast():
+    ends = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3)).to(CUDA)
+        torch.manual_seed(1)
+        data = [(torch.randn(24, 6, device=CUDA), torch.randint(0, 3, (24,), device=CUDA)) for _ in range(8)]
+
+        def loss(x, y, model=model):
+            return nn.functional.cross_entropy(model(x).float(), y)
+
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=3, capture=captured, hvp="double-backward")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        seen = []
+        with torch.cuda.stream(stream), torch.autocast("cuda", torch.bfloat16):
+            for k, (x, y) in enumerate(data):
+                opt.step(sanc.Batch(loss, x, y), hessian=sanc.Batch(loss, *data[k - 1]))
+                with torch.no_grad():
+                    seen.append(float(loss(*data[0])))  # not with casts of old parameters
+                    with torch.autocast("cuda", enabled=False):
+                        assert seen[-1] == pytest.approx(float(loss(*data[0])), rel=2e-2)
+        torch.cuda.synchronize()
+        ends.append(seen)
+    assert opt.capture_reason == ""
+    assert ends[1] == pytest.approx(ends[0], rel=3e-2)
+
+
+def test_kernels_are_compiled_without_a_toolkit(monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    device, host = desks(krylov_dim=3)
+    text = source(3, 2, "double", list(rules_of(host)))
+    assert set(_compiled(text, 0)) >= {"decide", "conclude"}
+    assert device.limit == 3
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
@@ -372,23 +452,35 @@ def test_a_resumed_recorded_run_goes_on(preset):
 
 def desks(dim=2000, dtype=torch.float64, leaves=None, **options):
     """Make a desk on the device and one on the host, by the same rules."""
-    method = find_method("sanc")
+    method = find_method(options.pop("method", "sanc"))
     engine = Engine(method, make_settings(method, "paper", options), 0)
     leaves = leaves or [torch.zeros(7, dtype=dtype), torch.zeros(dim - 7, dtype=dtype)]
     host = Layout([leaf.clone() for leaf in leaves], [0.0] * len(leaves))
     there = Layout([leaf.to(CUDA) for leaf in leaves], [0.0] * len(leaves))
     limit = engine.settings.krylov_dim
-    return DeviceDesk(engine, there, limit, True), Desk(engine, host, limit, True)
+    escapes = method.on_rejection == "escape"
+    return DeviceDesk(engine, there, limit, escapes), Desk(engine, host, limit, escapes)
 
 
-@pytest.mark.parametrize("limit", [1, 5, 17, 40])
-@pytest.mark.parametrize("rule", ["paper", "interpolate"])
-def test_the_device_decides_as_the_host_does(limit, rule):
-    device, host = desks(krylov_dim=limit, sigma_rule=rule, L2=0.3)
+RULES = {
+    "paper": {},
+    "interpolate": {"sigma_rule": "interpolate", "sign": "descent"},
+    "authors": {"curvature_guard": "epsilon", "otherwise": "stay", "gradient_tolerance_power": 1},
+    "scr": {"method": "scr"},
+}
+
+
+@pytest.mark.parametrize(
+    ("limit", "name"), [(1, "paper"), *[(5, name) for name in RULES], (17, "paper"), (40, "paper")]
+)
+def test_the_device_decides_as_the_host_does(limit, name):
+    device, host = desks(krylov_dim=limit, L2=0.3, **RULES[name])
     rng = np.random.default_rng(limit)
     seen = set()
     for turn in range(60):
         numbers, sigma = space_of(rng, limit, 100), 10.0 ** rng.uniform(-3, 3)
+        if turn % 4 == 0:  # a tiny gradient beside negative curvature
+            numbers[0] = sigma = 5e-9
         if turn % 10 == 3:
             numbers[-1] = math.nan
         value, before = rng.standard_normal(2)
@@ -401,9 +493,9 @@ def test_the_device_decides_as_the_host_does(limit, rule):
             def scalar(number, where=where):
                 return torch.tensor(number, dtype=torch.float64, device=where)
 
-            desk.orders.copy_(scalar([rng.choice([1.0, -1.0]) if desk is device else 1.0, 1.0, sigma]))
-            if desk is host:
-                desk.orders.copy_(device.orders)
+            # σ is told, or known; every now and then nothing may change
+            desk.orders.copy_(scalar([(-1.0) ** turn, (-1.0) ** (turn // 2), math.nan if turn % 3 else sigma]))
+            desk.state.copy_(scalar([sigma, float(turn % 7 == 1)]))
             desk.decide(*map(scalar, given), scalar(numbers))
             weights = desk.weights.cpu().clone()
             x = torch.zeros(desk.space.dim, dtype=torch.float64, device=where)
@@ -415,7 +507,7 @@ def test_the_device_decides_as_the_host_does(limit, rule):
         assert torch.allclose(mine[1], theirs[1], rtol=0, atol=1e-7 * float(theirs[1].norm()))
         assert torch.allclose(mine[2], theirs[2], rtol=1e-8) and mine[3] == theirs[3] and len(mine[3]) == 1
         seen.add(mine[3][0])
-    assert seen == {0.0, 1.0, 2.0}
+    assert seen == ({0.0, 1.0} if name == "scr" else {0.0, 1.0, 2.0})
 
 
 @pytest.mark.parametrize("reorthogonalise", [False, True])

@@ -64,13 +64,24 @@ class Capture:
         return None if self.deferred is None else self.deferred.settle()
 
     @property
+    def vanished(self) -> bool:
+        """Whether the next step is the host's, because the gradient of the last one vanished."""
+        return self.deferred is not None and self.deferred.vanished
+
+    @vanished.setter
+    def vanished(self, value: bool) -> None:
+        if self.deferred is not None:
+            self.deferred.vanished = value
+
+    @property
     def hvp_mode(self) -> HvpMode | None:
         """How the products of the last step were made, if it was replayed."""
         return None if self.reason or self._last is None else self._last.hvp
 
     def forget(self) -> None:
         """Drop all recordings; the state they speak of is another now."""
-        self.settle()
+        if self.deferred is not None:
+            self.deferred.catch_up()
         self._programs.clear()
         self._last = None
 

@@ -28,16 +28,16 @@ from sanc.vectors import Floats, TorchSpace
 
 Product = Callable[[Tensor], Tensor]
 
-FAR = 1e30
-"""Points nearer than this to 0 are finite in float32."""
+FAR = {torch.float32: 1e30, torch.float64: 1e290}
+"""Points nearer than this to 0 are finite."""
 
 
 class Outcome(IntEnum):
     """What became of a step."""
 
     MOVED = 0  # it was judged, whether it was taken or not
-    REFUSED = 1  # the loss or the gradient is not finite
-    VANISHED = 2  # the gradient is zero, which is for the host to deal with
+    VANISHED = 1  # the gradient is zero, which is for the host to deal with
+    REFUSED = 2  # the loss or the gradient is not finite
     FROZEN = 3  # nothing was to be changed: the host has something to deal with first
 
 
@@ -94,30 +94,30 @@ class Report(NamedTuple):
         f on the objective sample at the cubic step, and where the plan leads.
     verdict : float
         Index into `VERDICTS`.
+    escaped : float
+        Whether the plan was followed.
     """
 
-    outcome: float
-    note: float
-    sigma: float
-    next_sigma: float
-    value: float
-    before: float
-    grad_norm: float
-    x_norm: float
-    dim: float
-    ritz_value: float
-    decrease: float
-    norm: float
-    share: float
-    tried: float
-    plan: float
-    length: float
-    reached: float
-    there: float
-    verdict: float
-
-
-EMPTY = Report._make([0, 0, 1, 1, *[math.nan] * 4, 0, math.nan, math.nan, 0, math.nan, 0, 0, 0, math.nan, math.nan, 0])
+    outcome: float = Outcome.MOVED
+    note: float = Note.NOTHING
+    sigma: float = 1.0
+    next_sigma: float = 1.0
+    value: float = math.nan
+    before: float = math.nan
+    grad_norm: float = math.nan
+    x_norm: float = math.nan
+    dim: float = 0.0
+    ritz_value: float = math.nan
+    decrease: float = math.nan
+    norm: float = 0.0
+    share: float = math.nan
+    tried: float = 0.0
+    plan: float = 0.0
+    length: float = 0.0
+    reached: float = math.nan
+    there: float = math.nan
+    verdict: float = 0.0
+    escaped: float = 0.0
 
 
 class Orders(NamedTuple):
@@ -158,10 +158,11 @@ class Desk:
         self.engine, self.layout, self.limit, self.escapes = engine, layout, limit, escapes
         dtype, device = layout.kind
         self.space = TorchSpace(layout.dim, dtype, device)
+        self.far = FAR[dtype]
         self.orders = torch.tensor(Orders(), dtype=torch.float64, device=device)
         self.state = torch.tensor([1.0, 1.0], dtype=torch.float64, device=device)
         self.weights = torch.zeros(2 * limit + 1, dtype=torch.float64, device=device)
-        self.report = torch.tensor(EMPTY, dtype=torch.float64, device=device)
+        self.report = torch.tensor(Report(), dtype=torch.float64, device=device)
 
     def exchange(self, orders: Orders | None) -> None:
         """Send the report on the last step to the host, for `read`, and put down the orders for the next."""
@@ -201,13 +202,9 @@ class Desk:
         value, before, x_norm, *coefficients = numbers
         engine, grad_norm = self.engine, coefficients[0]
         engine.judge = judge = Judge(engine.settings, self.space.eps, sigma)
-        report = EMPTY._replace(
-            sigma=sigma, next_sigma=sigma, value=value, before=before, x_norm=x_norm, grad_norm=grad_norm
-        )
+        report = Report(sigma=sigma, next_sigma=sigma, value=value, before=before, x_norm=x_norm, grad_norm=grad_norm)
         if frozen:
             return report._replace(outcome=Outcome.FROZEN)
-        if grad_norm == 0.0:
-            return report._replace(outcome=Outcome.VANISHED)
 
         def refused(note: Note) -> Report:
             judge.reject()
@@ -215,6 +212,8 @@ class Desk:
 
         if not (math.isfinite(value) and math.isfinite(grad_norm)):
             return refused(Note.GRADIENT if math.isfinite(value) else Note.LOSS)
+        if grad_norm == 0.0:
+            return report._replace(outcome=Outcome.VANISHED)
         krylov = Recorded(coefficients, None, self.space)
         eigen: cubic.Spectrum | None = None
         found: cubic.CubicStep | None = None
@@ -230,7 +229,7 @@ class Desk:
             if found.norm <= self.space.eps * x_norm:
                 judge.forget()
                 report = report._replace(note=Note.ROUNDING)
-            elif not x_norm + found.norm < FAR:
+            elif not x_norm + found.norm < self.far:
                 judge.reject()
                 report = report._replace(note=Note.TRIAL)
             else:
@@ -276,10 +275,12 @@ class Desk:
                 verdict = judge.try_step(actual, report.decrease, report.norm, report.grad_norm, 0.0)
                 report = report._replace(next_sigma=judge.sigma, verdict=VERDICTS.index(verdict))
             at = report.before if report.tried else report.value
+            length = report.length * (report.grad_norm if PLANS[int(report.plan)] is Branch.GRADIENT else 1.0)
             if verdict.accepted:
                 point = trial
-            elif self.escapes and math.isfinite(at + report.there):
+            elif report.plan and report.x_norm + length < self.far and math.isfinite(at + report.there):
                 point = other
+                report = report._replace(escaped=1.0)
             self.state[0] = report.next_sigma
         elif report.outcome == Outcome.REFUSED:
             self.state[0] = report.next_sigma

@@ -24,7 +24,7 @@ def unsupported(method: Method, settings: Settings) -> str:
     """Say why an iteration of these settings cannot leave its decisions to the device; empty where it can."""
     s = settings
     if method.model != "adaptive" or method.acceptance != "ratio" or method.exact:
-        return f"{method.name} decides by rules that only SANC and SCR have recorded"
+        return f"steps of {method.name} are not recorded, only those of SANC and SCR"
     for name, value, wanted in (
         ("resolves", s.resolves, 0),
         ("rounding_guard", s.rounding_guard, False),
@@ -60,44 +60,61 @@ class Deferred:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._pending: _Step | None = None
+        self._pending: _Step | None = None  # launched last
+        self._mailed: _Step | None = None  # the one before, whose report was sent and not read yet
         self._record: Record | None = None
-        self._vanished = False  # the gradient of the last step that was booked did
+        self._vanished = -1  # the iteration after one whose gradient vanished
+
+    @property
+    def vanished(self) -> bool:
+        """Whether the gradient vanished in the last iteration, and the next one is the host's."""
+        return self._vanished == self.engine.state.iteration
+
+    @vanished.setter
+    def vanished(self, value: bool) -> None:
+        self._vanished = self.engine.state.iteration if value else -1
 
     def settle(self) -> Record | None:
-        """Wait for the report on the last step, if it is still out; return its record unless that was asked before."""
-        last, self._pending = self._pending, None
-        if last is not None:
-            last.programs.desk.exchange(None)
-            self._book(last)
+        """Bring the books up to date; return the record of the last step unless that was asked before."""
+        self.catch_up()
         record, self._record = self._record, None
         return record
+
+    def catch_up(self) -> None:
+        """Wait for the report on the last step, if it is still out, and book it."""
+        self._read_mail()
+        if self._pending is not None:
+            self._pending.programs.desk.exchange(None)
+            self._mailed, self._pending = self._pending, None
+            self._read_mail()
 
     def iterate(self, programs: StepPrograms, tally: Tally) -> bool:
         """Launch one iteration; False where it is to be made eagerly. `tally` knows the sizes and counts."""
         clock = time.perf_counter()
-        last = self._pending
-        if last is not None and last.programs is not programs:
-            last.programs.desk.exchange(None)  # σ lies with other recordings
-            self._book(last)
-            last = self._pending = None
-        if self._vanished:
-            self._vanished = False
+        self._read_mail()  # of a step that was interrupted
+        if self._pending is not None and self._pending.programs is not programs:
+            self.catch_up()  # σ lies with other recordings
+        last, engine = self._pending, self.engine
+        if last is None and self.vanished:
             return False
-        engine = self.engine
         coin, hard = engine.coins(ahead=int(last is not None))
         programs.launch(Orders(coin, hard, math.nan if last is not None else engine.state.sigma))
-        self._pending = step = _Step(programs, tally)
-        if last is not None:
-            self._book(last)
-        if self._vanished:  # the device has not gone on, either
-            self._vanished, self._pending = False, None
+        self._mailed, self._pending = last, _Step(programs, tally)
+        self._read_mail()
+        if last is not None and self.vanished:
+            self._pending = None  # the device has not gone on, either
             return False
-        step.seconds = time.perf_counter() - clock
+        self._pending.seconds = time.perf_counter() - clock
         return True
 
+    def _read_mail(self) -> None:
+        """Book the step whose report was sent; the host may wait here, and nowhere else."""
+        if self._mailed is not None:
+            self._book(self._mailed)
+            self._mailed = None
+
     def _book(self, step: _Step) -> None:
-        """Read the report on a step, count its calls and make its record; the host may wait here, and nowhere else."""
+        """Read the report on a step, count its calls and make its record."""
         report = step.programs.desk.read()
         outcome, tally = Outcome(int(report.outcome)), step.tally
         size_g, size_b, size_f = tally.sizes
@@ -109,7 +126,8 @@ class Deferred:
         for _ in range(draft.trials + bool(looked)):
             tally.meter.count_value(size_f)
         self._record = self.engine.finish(tally, draft, step.seconds, report.next_sigma)
-        self._vanished = outcome is Outcome.VANISHED
+        if outcome is Outcome.VANISHED:
+            self.vanished = True
 
 
 def _draft_of(report: Report, outcome: Outcome) -> Draft:
@@ -141,7 +159,7 @@ def _draft_of(report: Report, outcome: Outcome) -> Draft:
     if taken or plan is Branch.STAYED:
         return draft
     draft.trials += 1
-    if math.isfinite(draft.value + report.there):
+    if report.escaped:
         along_gradient = plan is Branch.GRADIENT
         draft.branch, draft.trial_value = plan, report.there
         draft.step_norm = report.length * (draft.grad_norm if along_gradient else 1.0)

@@ -6,6 +6,10 @@ there is none, a `NotRecordableError` says so, and steps are made eagerly.
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.decisions import FAR, PLANS, Desk, Note, Orders, Outcome, Product, Report
+from sanc.decisions import PLANS, Desk, Note, Orders, Outcome, Product, Report
 from sanc.engine import Engine
 from sanc.judge import Judge
 from sanc.oracles.autograd import Layout
@@ -25,9 +29,9 @@ MOST = 64
 _AT_ONCE = 4
 
 
-def rules_of(engine: Engine, eps: float, dim: int, escapes: bool) -> dict[str, float]:
+def rules_of(desk: Desk) -> dict[str, float]:
     """Return the settings of an iteration as the numbers that step.cu reads, by name."""
-    s = engine.settings
+    s, eps = desk.engine.settings, desk.space.eps
     return {
         "eta1": s.eta1,
         "eta2": s.eta2,
@@ -45,14 +49,15 @@ def rules_of(engine: Engine, eps: float, dim: int, escapes: bool) -> dict[str, f
         "slack": s.gradient_tolerance**s.gradient_tolerance_power,
         "stays": s.otherwise == "stay",
         "descends": s.sign == "descent",
-        "escapes": escapes,
-        "dim": dim,
+        "escapes": desk.escapes,
+        "dim": desk.space.dim,
+        "far": desk.far,
     }
 
 
 def source(most: int, blocks: int, real: str, names: list[str]) -> str:
     """Return step.cu for Krylov spaces of a dimension and a type; `names` are those of the rules, in their order."""
-    defined = {"MOST": most, "SUM_BLOCKS": blocks, "RULE_FAR": FAR, "RULES": len(names)}
+    defined = {"MOST": most, "SUM_BLOCKS": blocks, "RULES": len(names)}
     defined |= {f"RULE_{name.upper()}": k for k, name in enumerate(names)}
     defined |= {f"ORDER_{name.upper()}": k for k, name in enumerate(Orders._fields)}
     defined |= {f"REPORT_{name.upper()}": k for k, name in enumerate(Report._fields)}
@@ -76,12 +81,25 @@ def _compiled(text: str, index: int) -> dict[str, Any]:
         )
     names = ("decide", "combine", "conclude", "exchange", "dots", "take_out", "normalise")
     try:
-        with torch.cuda.device(index):
+        with torch.cuda.device(index), _without_toolkit():
             first = compiler(text, names[0])
             module = torch.cuda._utils._CudaModule(first.module)
             return {name: getattr(module, name) for name in names}
-    except (RuntimeError, OSError, AttributeError) as problem:
+    except Exception as problem:  # of a compiler that may change; steps can always be made eagerly
         raise NotRecordableError(f"the kernels that decide on a step cannot be compiled ({problem})") from problem
+
+
+@contextmanager
+def _without_toolkit() -> Iterator[None]:
+    """Let torch compile where no CUDA toolkit is installed: it looks for headers there, of which we need none."""
+    from torch.utils import cpp_extension
+
+    home = cpp_extension.CUDA_HOME
+    try:
+        cpp_extension.CUDA_HOME = home or os.curdir
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = home
 
 
 class DeviceDesk(Desk):
@@ -90,11 +108,12 @@ class DeviceDesk(Desk):
     def __init__(self, engine: Engine, layout: Layout, limit: int, escapes: bool) -> None:
         if limit > MOST:
             raise NotRecordableError(f"krylov_dim = {limit} is above {MOST}, the most that is decided on the device")
+        assert len(Report._fields) <= 32  # one warp sends them
         if layout.dim >= 2**31:
             raise NotRecordableError(f"{layout.dim} parameters are more than the kernels can count")
         super().__init__(engine, layout, limit, escapes)
         dtype, device = layout.kind
-        rules = rules_of(engine, self.space.eps, layout.dim, escapes)
+        rules = rules_of(self)
         self._blocks = min(512, -(-layout.dim // 1024))  # of 512 threads in a sum; elsewhere four of 256 instead
         text = source(limit, self._blocks, "double" if dtype == torch.float64 else "float", list(rules))
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -116,6 +135,7 @@ class DeviceDesk(Desk):
         self._mailed = torch.zeros(len(Report._fields), dtype=torch.float64, pin_memory=True)
         self._mail = [torch.zeros(len(Orders._fields), dtype=torch.float64, pin_memory=True) for _ in range(2)]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        weakref.finalize(self, self._arrived.synchronize).atexit = False  # not before the device is done with the mail
 
     def exchange(self, orders: Orders | None) -> None:
         self._mail.reverse()
@@ -183,7 +203,6 @@ class DeviceDesk(Desk):
         self._launch("conclude", *tensors, blocks=(self._widest, len(self._table)), threads=256)
         if self._point is not None:
             self.layout.write(self._point)
-        torch.clear_autocast_cache()
 
 
 def desk_on(device: torch.device) -> type[Desk]:

@@ -14,9 +14,6 @@ from torch import Tensor
 from sanc.krylov import Tridiagonal
 from sanc.vectors import Space, Vector
 
-_TINY = 1e-30
-"""What a vector without length is divided by: it stays zero."""
-
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *, reorthogonalise: bool) -> Tensor:
     """Fill `rows` with an orthonormal basis of the Krylov space of `start`.
@@ -37,9 +34,9 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *,
     Tensor
         ‖start‖, the diagonal α_1 … α_J and the residuals β_1 … β_J, in float64 and not read yet.
     """
-    count = len(rows)
+    count, tiny = len(rows), torch.finfo(start.dtype).tiny  # a vector without length stays zero
     length = torch.linalg.vector_norm(start)
-    torch.div(start, length.clamp_min(_TINY), out=rows[0])
+    torch.div(start, length.clamp_min(tiny), out=rows[0])
     diagonal: list[Tensor] = []
     residuals: list[Tensor] = []
     for j in range(count):
@@ -52,7 +49,7 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, rows: Tensor, *,
             r.addmv_(earlier.T, torch.mv(earlier, r), alpha=-1)
         beta = torch.linalg.vector_norm(r)
         if j + 1 < count:
-            torch.div(r, beta.clamp_min(_TINY), out=rows[j + 1])
+            torch.div(r, beta.clamp_min(tiny), out=rows[j + 1])
         diagonal.append(parts[-1])
         residuals.append(beta)
     return torch.stack([length, *diagonal, *residuals]).double()

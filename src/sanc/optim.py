@@ -406,6 +406,7 @@ class CubicOptimizer(Optimizer):
                 "numbers": self._engine.numbers(),
                 "meter": self._meter_counts(),
                 "hvp": self._mode,
+                "vanished": self._capture is not None and self._capture.vanished,
             }
         }
 
@@ -443,6 +444,8 @@ class CubicOptimizer(Optimizer):
             vectors = {name: self._known.join([self.state[p][name] for p in saved]) for name in names}
         self.state.clear()
         self._engine.restore(engine["numbers"], vectors)
+        if self._capture is not None:
+            self._capture.vanished = bool(engine.get("vanished", False))
         self._meter = Meter(**engine["meter"])
         self._record = None
 

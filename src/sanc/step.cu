@@ -1,9 +1,10 @@
 // The decisions of a recorded step, and the passes over vectors around them, for a GPU.
 //
-// decide and conclude are sanc/decisions.py again, with sanc/cubic.py, judge.py and escape.py: float64, one warp, whose
-// lanes share the rows of the eigenvectors and otherwise all compute the same. With HOST defined a C++ compiler takes
-// them for a plain machine, which is how they are tested where there is no GPU. The names of entries (RULE_*, REPORT_*,
-// NOTE_*, ...), the type `real` of the parameters and MOST, the dimension of the Krylov space, are defined by sanc/kernels.py.
+// decide and conclude are sanc/decisions.py again, with sanc/cubic.py, judge.py and escape.py, in float64. decide is one
+// warp: its lanes share out rows and entries (EACH), and what is left all of them compute. With HOST defined a C++
+// compiler takes both for a plain machine, which is how they are tested where there is no GPU. sanc/kernels.py defines
+// the names of entries (RULE_*, REPORT_*, NOTE_*, ...), the type `real` of the parameters, MOST, the dimension of the
+// Krylov space, and SUM_BLOCKS, the blocks that share a sum.
 
 #ifdef HOST
 #include <math.h>
@@ -64,7 +65,7 @@ FUNCTION void spectrum(int n, const double* alpha, const double* beta, double* v
       while (end + 1 < n && fabs(off[end]) > 1.1102230246251565e-16 * (fabs(values[end]) + fabs(values[end + 1]))) ++end;
       if (end == top) break;
       double half = 0.5 * (values[top + 1] - values[top]), e = off[top];
-      double shift = e * e / (half + copysign(sqrt(half * half + e * e), half));  // Wilkinson's
+      double reach = half + copysign(sqrt(half * half + e * e), half), shift = reach != 0.0 ? e * e / reach : 0.0;
       double g = values[end] - values[top] + shift, s = 1.0, c = 1.0, moved = 0.0;
       int i = end - 1;
       for (; i >= top; --i) {
@@ -201,7 +202,7 @@ FUNCTION Cubic minimise(int n, const double* values, const double* vectors, doub
   SYNC;
   EACH(i) {
     w.c[i] = (start * vectors[i] * by) * (sigma * by);
-    w.gaps[i] = larger(values[i] * by + base, 0.0);
+    w.gaps[i] = (least < 0.0 ? values[i] - least : values[i]) * by;  // never a sum of products: the first is 0 or exact
   }
   SYNC;
   const double t = secular(n, w, (start * by) * (sigma * by), base, sign);
@@ -269,15 +270,15 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
   SYNC;  // everybody has read the state
   if (frozen != 0.0) {
     outcome = OUTCOME_FROZEN;
-  } else if (start == 0.0) {
-    outcome = OUTCOME_VANISHED;
   } else if (!finite_number(at) || !finite_number(start)) {
     outcome = OUTCOME_REFUSED;
     note = finite_number(at) ? NOTE_GRADIENT : NOTE_LOSS;
+  } else if (start == 0.0) {
+    outcome = OUTCOME_VANISHED;
   } else {
     const double tolerance = rules[RULE_TOLERANCE];
     int test_at = first_doubt(alpha, found_beta, start, sigma, tolerance, w.inverse);
-    double scale = 0.0, sign = orders[ORDER_HARD];
+    double scale = 0.0;
     bool known = false;
     for (bool last = false; !last && !known && note == NOTE_NOTHING;) {
       double a = alpha[dim], b = found_beta[dim];
@@ -291,6 +292,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
       last = dim >= MOST || b == 0.0;
       if (!last && dim < test_at) continue;
       spectrum(dim, alpha, beta, values, off, vectors);
+      double sign = orders[ORDER_HARD];
       if (rules[RULE_DESCENDS] != 0.0 && start * vectors[0] != 0.0) sign = -copysign(1.0, vectors[0]);
       if (last || b * fabs(vectors[(dim - 1) * MOST]) <= 0.5 * larger(rules[RULE_EPSILON], start)) {
         step = minimise(dim, values, vectors, start, sigma, sign, w);
@@ -309,7 +311,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
       if (step.norm <= eps * size) {
         note = NOTE_ROUNDING;
         next = bounded(sigma / (rules[RULE_GAMMA] * rules[RULE_GAMMA]), rules);
-      } else if (!(size + step.norm < RULE_FAR)) {
+      } else if (!(size + step.norm < rules[RULE_FAR])) {
         note = NOTE_TRIAL;
         next = rejected(sigma, rules);
       } else {
@@ -367,7 +369,7 @@ KERNEL decide(const double* given, const double* orders, double* state, const do
   report[REPORT_TRIED] = tried;
   report[REPORT_PLAN] = plan;
   report[REPORT_LENGTH] = length;
-  report[REPORT_VERDICT] = 0.0;
+  report[REPORT_VERDICT] = report[REPORT_ESCAPED] = 0.0;
 }
 
 // 0, 1 or 2 for a step that failed, succeeded or succeeded very well.
@@ -402,12 +404,15 @@ FUNCTION int choice_of(const double* rules, const double* report, double reached
   const bool tried = report[REPORT_TRIED] != 0.0;
   const double at = tried ? report[REPORT_BEFORE] : report[REPORT_VALUE];
   if (tried && verdict_on(rules, at - reached, report[REPORT_DECREASE])) return 1;
-  return rules[RULE_ESCAPES] != 0.0 && finite_number(at + there) ? 2 : 0;
+  const double length = report[REPORT_LENGTH] * (report[REPORT_PLAN] == PLAN_GRADIENT ? report[REPORT_GRAD_NORM] : 1.0);
+  const bool near = report[REPORT_X_NORM] + length < rules[RULE_FAR];
+  return report[REPORT_PLAN] != PLAN_STAYED && near && finite_number(at + there) ? 2 : 0;
 }
 
 // Write down what became of the step.
 FUNCTION void close_books(const double* rules, double* state, double* report, double reached, double there) {
   const int outcome = (int)report[REPORT_OUTCOME];
+  report[REPORT_ESCAPED] = choice_of(rules, report, reached, there) == 2;
   if (outcome == OUTCOME_MOVED && report[REPORT_TRIED] != 0.0) {
     const double actual = report[REPORT_BEFORE] - reached;
     const int verdict = verdict_on(rules, actual, report[REPORT_DECREASE]);
@@ -539,7 +544,7 @@ KERNEL take_out(real* r, const real* rows, int count, int d, const double* given
 KERNEL normalise(const real* r, int d, const double* parts, double* length, real* row, int writes) {
   __shared__ double square[1];
   gather_parts(parts, 1, square);
-  const double found = sqrt(square[0]), by = 1.0 / larger(found, 1e-30);
+  const double found = sqrt(square[0]), by = found > 0.0 ? 1.0 / found : 0.0;
   if (blockIdx.x == 0 && threadIdx.x == 0) *length = found;
   if (!writes) return;
   ROLLED for (place i = FIRST; i < d; i += STRIDE) {

@@ -64,7 +64,7 @@ class Programs(ABC):
         self.inner.inspect = False
         self.space = self.inner.space
         self.candidates: tuple[HvpMode, ...] = (REFERENCE, *CANDIDATES) if hvp == "auto" else (hvp,)  # type: ignore[assignment]
-        self._addresses = [leaf.data_ptr() for leaf in layout.leaves]
+        self._places = _places(layout)
         self.training: Buffers | None = None  # what the recorded gradient pass met; its memory is the recording's
         self._check_inputs()
         self._build()
@@ -94,7 +94,7 @@ class Programs(ABC):
     def fits(self, layout: Layout) -> bool:
         """Whether the recordings still speak of these leaves."""
         same = layout is self.layout or (layout.matches(self.layout) and layout.decays == self.layout.decays)
-        return same and [leaf.data_ptr() for leaf in layout.leaves] == self._addresses
+        return same and _places(layout) == self._places
 
     def _check_inputs(self) -> None:
         device = self.layout.kind[1]
@@ -202,6 +202,11 @@ class Programs(ABC):
                 self.recorder.synchronise()
                 best[mode] = min(best[mode], time.perf_counter() - clock)
         return min(best, key=best.__getitem__)
+
+
+def _places(layout: Layout) -> list[tuple[int, ...]]:
+    """Return where and in which order the leaves lie."""
+    return [(leaf.data_ptr(), *leaf.stride()) for leaf in layout.leaves]
 
 
 class _Tally(Tally):
@@ -356,6 +361,7 @@ class CapturedOracle(AutogradOracle):
             return super().advance(x, move)
         p.orders.write(np.concatenate([[move.along], move.within]))
         p.move_recording.replay()
+        torch.clear_autocast_cache()
         self._loaded = p.point
         return Moved(p.point, p.memory.path, p.length, p.memory.momentum, p.memory.square)
 
@@ -414,6 +420,7 @@ class StepPrograms(Programs):
         """Make a step."""
         self.desk.exchange(orders)
         self.whole.replay()
+        torch.clear_autocast_cache()  # it may hold casts of the old parameters
 
     def _step(self) -> list[Tensor]:
         x, inner, desk = self.start(), self.inner, self.desk
@@ -423,6 +430,7 @@ class StepPrograms(Programs):
             operator = inner.hessian(x)
         else:
             gradient = self.recorder.aside(lambda: self.gradient(x, graph=False))
+            torch.clear_autocast_cache()  # casts of the other stream may not be there yet
             operator = inner.hessian(x)
             operator.prepare()
             value, g = gradient()
@@ -441,5 +449,5 @@ class StepPrograms(Programs):
         desk.conclude(x, trial, other, reached, reached if there is None else there())
         inner._loaded = None
         if training.some:
-            training.put_back(unless=desk.report[Report._fields.index("outcome")] == Outcome.MOVED)
+            training.put_back(unless=desk.report[Report._fields.index("outcome")] <= Outcome.VANISHED)
         return [value, raw, g, coefficients]
