@@ -100,6 +100,10 @@ class Krylov(Tridiagonal):
         Most Lanczos iterations. It lets Q be allocated to measure.
     add : callable, optional
         ``(v, into)`` adds B v to `into`; used where Q is not kept. By default the vector of `product` is added.
+    write : callable, optional
+        ``(v, out)`` returns B v as `product` does, and may do so in `out`; used where Q is kept, to save copies.
+    start_norm : float, optional
+        ‖start‖, where it is known.
     """
 
     def __init__(
@@ -113,10 +117,13 @@ class Krylov(Tridiagonal):
         linear: Vector | None = None,
         limit: int | None = None,
         add: Callable[[Vector, Vector], None] | None = None,
+        write: Callable[[Vector, Vector], Vector] | None = None,
+        start_norm: float | None = None,
     ) -> None:
-        super().__init__(space.norm(start), space)
+        super().__init__(space.norm(start) if start_norm is None else start_norm, space)
         self._product = product
         self._add = add
+        self._write = write
         self._start = start
         self._store = store
         self._reorthogonalise = reorthogonalise and store
@@ -164,7 +171,10 @@ class Krylov(Tridiagonal):
             alpha = self._orthogonalise(r)
             beta = space.norm(r) if math.isfinite(alpha) else alpha
         elif self._store:
-            r = self._product(q)
+            if self._write is not None and j + 1 < self._room:
+                r = self._write(q, self._blocks[-1][j + 1 - self._room])  # the row of what it becomes
+            else:
+                r = self._product(q)
             alpha, beta = space.part(r, q, previous, last)
         else:
             r = self._image(q, previous, last)
@@ -244,18 +254,22 @@ class Krylov(Tridiagonal):
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
         if not self._store:
             return self._second_pass(coefficients)
-        totals = []
-        for c in coefficients:
-            total, begin = None, 0
-            for block in self._kept():
-                part = self._space.combine(block, c[begin : begin + len(block)])
-                begin += len(block)
-                if total is None:
-                    total = part
-                else:
-                    total += part
-            totals.append(total)
-        return totals
+        return [self._sum(c, None) for c in coefficients]
+
+    def added(self, x: Vector, coefficients: Floats) -> Vector:
+        """Return x + Q u as a fresh vector."""
+        if self._store:
+            return self._sum(coefficients, x)
+        (point,) = self._second_pass([coefficients])
+        point += x
+        return point
+
+    def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
+        begin = 0
+        for block in self._kept():
+            total = self._space.combine(block, coefficients[begin : begin + len(block)], total)
+            begin += len(block)
+        return total
 
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:
         self._limit = self.dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -27,18 +27,21 @@ HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised
 HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")
 
 
+_AS_IT_IS = nullcontext()
+
+
 def require_mode(hvp: object) -> None:
     """Accept the name of a way to make products."""
     if hvp not in HVP_MODES:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
 
 
-def edges(grads: Sequence[Tensor | None]) -> list[GradientEdge | None]:
-    """Keep the graph of gradients, which is all that products need, and not their content.
+def edge(joined: Tensor) -> GradientEdge | None:
+    """Keep the graph of a flat gradient, which is all that products need, and not its content.
 
-    A gradient that requires none is constant, and its Hessian rows are zero.
+    A gradient that has none is constant, and its Hessian is zero.
     """
-    return [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in grads]
+    return get_gradient_edge(joined) if joined.requires_grad else None
 
 
 @contextmanager
@@ -72,18 +75,18 @@ class AutogradOperator(Operator):
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
 
-    def __call__(self, v: Vector) -> Vector:
-        return self._applied(v, None)
+    def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
+        return self._applied(v, None, out)
 
     def add(self, v: Vector, into: Vector) -> None:
         self._applied(v, into)
 
-    def _applied(self, v: Vector, into: Vector | None) -> Vector:
+    def _applied(self, v: Vector, into: Vector | None, out: Vector | None = None) -> Vector:
         oracle = self.oracle
-        with torch.enable_grad():
+        with _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad():
             oracle.load(self.x)
             try:
-                result = self.product(v, into)
+                result = self.product(v, into) if out is None else self.product_in(out, v)
             except (RuntimeError, NotImplementedError) as problem:
                 _explain(problem)
         oracle.meter.count_product(self.sample.size)
@@ -92,6 +95,10 @@ class AutogradOperator(Operator):
     @abstractmethod
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
         """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
+
+    def product_in(self, out: Vector, v: Vector) -> Vector:
+        """Return the product in `out`, where that saves a copy, or as a fresh vector."""
+        return self.product(v)
 
     @contextmanager
     def short_of_memory(self, short: bool, tangent: Vector | None = None) -> Iterator[None]:
@@ -134,18 +141,23 @@ class DoubleBackward(AutogradOperator):
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
-        self._grads = oracle.take_graph(x)
+        self._built = oracle.take_graph(x)
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        with self.short_of_memory(into is not None):
+        if into is None:
+            return self._product(v, None)
+        with self.short_of_memory(True):
             return self._product(v, into)
+
+    def product_in(self, out: Vector, v: Vector) -> Vector:
+        if len(self.sample.parts) > 1 or self.sample.parts[0][0] != 1.0:
+            return self.product(v)
+        return self.oracle.layout.flatten(self._kept(v), out)
 
     def _product(self, v: Vector, into: Vector | None) -> Vector:
         gather, parts = self.oracle.layout.gather, self.sample.parts
         if len(parts) == 1:
-            self.prepare()
-            assert self._grads is not None
-            return gather(self._again(self._grads, v, retain=True), parts[0][0], into)
+            return gather(self._kept(v), parts[0][0], into)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
@@ -153,28 +165,45 @@ class DoubleBackward(AutogradOperator):
         return into
 
     def prepare(self) -> None:
-        if self._grads is None and len(self.sample.parts) == 1:
+        if self._built is None and len(self.sample.parts) == 1:
             self.oracle.load(self.x)
             with torch.enable_grad(), still_buffers():
                 self.oracle.rewind(self.sample)
-                self._grads = self._graph(self.sample.parts[0][1])
+                self._built = (self._graph(self.sample.parts[0][1]),)
 
-    def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
-        return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
+    def _graph(self, closure: Closure) -> GradientEdge | None:
+        oracle = self.oracle
+        grads = oracle._first_order(oracle.call(closure, self.sample), create_graph=True)
+        return edge(oracle.layout.flatten(grads, graph=True))
 
-    def _again(self, grads: Sequence[GradientEdge | None], v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
-        layout = self.oracle.layout
-        pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
-        if not pairs:
-            return [None] * len(layout.leaves)
-        outputs, weights = zip(*pairs, strict=True)
+    def _kept(self, v: Vector) -> Sequence[Tensor | None]:
+        """Make a product by the graph that is kept.
+
+        Nothing of it is differentiated once more, and in inference mode torch does not prepare for that: a tenth less
+        work in a small network. Where a loss computes something of its own on the way back, such as activations that
+        were not kept, it may need to; the product is then made once more, as are all others, without.
+        """
+        self.prepare()
+        assert self._built is not None
+        if self.oracle.inference:
+            try:
+                with torch.inference_mode():
+                    return self._again(self._built[0], v, retain=True)
+            except RuntimeError:
+                self.oracle.inference = False
+        return self._again(self._built[0], v, retain=True)
+
+    def _again(self, graph: GradientEdge | None, v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
+        leaves = self.oracle.layout.leaves
+        if graph is None:
+            return [None] * len(leaves)
         products: Sequence[Tensor | None] = torch.autograd.grad(
-            outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True
+            graph, leaves, v, retain_graph=retain, allow_unused=True
         )
         return products
 
     def release(self) -> None:
-        self._grads = None
+        self._built = None
 
 
 class ForwardOverReverse(AutogradOperator):
