@@ -134,7 +134,7 @@ class Krylov(Tridiagonal):
             raise ValueError(f"a Krylov space needs a start of positive finite length, not {self.start_norm}")
         self._projections: list[float] = []
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
-        self._room = 0
+        self._rows: list[Vector] = []  # the same, one by one
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
 
@@ -171,8 +171,8 @@ class Krylov(Tridiagonal):
             alpha = self._orthogonalise(r)
             beta = space.norm(r) if math.isfinite(alpha) else alpha
         elif self._store:
-            if self._write is not None and j + 1 < self._room:
-                r = self._write(q, self._blocks[-1][j + 1 - self._room])  # the row of what it becomes
+            if self._write is not None and j + 1 < len(self._rows):
+                r = self._write(q, self._rows[j + 1])  # the row of what it becomes
             else:
                 r = self._product(q)
             alpha, beta = space.part(r, q, previous, last)
@@ -203,12 +203,12 @@ class Krylov(Tridiagonal):
         return row
 
     def _row(self) -> Vector:
-        j = len(self._alpha)
-        if j == self._room:
-            rows = max(6, self._room) if self._asked is None else 64
-            self._blocks.append(self._space.rows(min(rows, self._limit - self._room)))
-            self._room += len(self._blocks[-1])
-        return self._blocks[-1][j - self._room]
+        j, room = len(self._alpha), len(self._rows)
+        if j == room:
+            rows = max(6, room) if self._asked is None else 64
+            self._blocks.append(self._space.rows(min(rows, self._limit - room)))
+            self._rows.extend(self._blocks[-1])
+        return self._rows[j]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
         """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""
@@ -226,26 +226,28 @@ class Krylov(Tridiagonal):
 
     def _orthogonalise(self, r: Vector) -> float:
         """Take all of Q out of B q, and once more what rounding left of it; return α."""
-        blocks = [*self._blocks[:-1], self._blocks[-1][: self.dim + 1 - self._room + len(self._blocks[-1])]]
+        blocks = self._kept(self.dim + 1)
         parts = [self._space.orthogonalise(r, block) for block in blocks]
         for block in blocks:
             self._space.orthogonalise(r, block)
         return float(parts[-1][-1])
 
-    def _kept(self) -> list[Any]:
-        """Return the rows of Q, block by block."""
-        blocks, left = [], self.dim
+    def _kept(self, count: int) -> list[Any]:
+        """Return the first rows of Q, block by block."""
+        if len(self._rows) == count:
+            return self._blocks
+        blocks = []
         for block in self._blocks:
-            blocks.append(block[:left])
-            left -= len(block)
+            blocks.append(block[:count])
+            count -= len(block)
         return blocks
 
     def basis(self) -> Any:
         """Return Q as one block of rows, which nothing changes any more; only where it is stored."""
-        if len(self._blocks) == 1 and self._room == self.dim:
+        if len(self._blocks) == 1 and len(self._rows) == self.dim:
             return self._blocks[0]
         rows, begin = self._space.rows(self.dim), 0
-        for block in self._kept():
+        for block in self._kept(self.dim):
             rows[begin : begin + len(block)] = block
             begin += len(block)
         return rows
@@ -266,7 +268,7 @@ class Krylov(Tridiagonal):
 
     def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
         begin = 0
-        for block in self._kept():
+        for block in self._kept(self.dim):
             total = self._space.combine(block, coefficients[begin : begin + len(block)], total)
             begin += len(block)
         return total

@@ -212,6 +212,10 @@ _PIECE = 2**20
 """Longer inner products are summed piece by piece: over 10⁹ entries one float32 sum would lose half its digits."""
 
 
+_LINE = 16
+"""Numbers of four bytes in a line of the cache."""
+
+
 class TorchSpace(Space):
     """Vectors held by torch, on any device."""
 
@@ -252,7 +256,8 @@ class TorchSpace(Space):
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def rows(self, count: int) -> Any:
-        return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
+        # Every row begins where a line of the cache does: work on them, products included, is faster by a few per cent.
+        return torch.empty((count, -(-self.dim // _LINE) * _LINE), dtype=self.dtype, device=self.device)[:, : self.dim]
 
     def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
         weights = torch.from_numpy(coefficients).to(self.device, self.dtype)

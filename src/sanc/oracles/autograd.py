@@ -148,7 +148,9 @@ def _plain(tensor: Tensor, dtype: torch.dtype, graph: bool = False) -> Tensor:
         tensor = tensor.to_dense()  # an embedding may give sparse gradients
     if tensor.dtype != dtype:
         tensor = tensor.to(dtype)
-    return (tensor if graph or not tensor.requires_grad else tensor.detach()).reshape(-1)
+    if tensor.requires_grad and not graph:
+        tensor = tensor.detach()
+    return tensor if tensor.ndim == 1 else tensor.flatten()
 
 
 class AutogradOracle(Oracle):
@@ -265,7 +267,8 @@ class AutogradOracle(Oracle):
             self.rewind(sample)
             for weight, closure in sample.parts:
                 part = self.call(closure, sample, graph=False).detach().double()
-                total = weight * part if total is None else total + weight * part
+                part = part if weight == 1.0 else weight * part
+                total = part if total is None else total + part
         assert total is not None
         return total
 

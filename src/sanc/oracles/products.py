@@ -142,6 +142,7 @@ class DoubleBackward(AutogradOperator):
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
         self._built = oracle.take_graph(x)
+        self._inference = torch.inference_mode()
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
         if into is None:
@@ -187,7 +188,7 @@ class DoubleBackward(AutogradOperator):
         assert self._built is not None
         if self.oracle.inference:
             try:
-                with torch.inference_mode():
+                with self._inference:
                     return self._again(self._built[0], v, retain=True)
             except RuntimeError:
                 self.oracle.inference = False

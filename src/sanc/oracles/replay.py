@@ -86,22 +86,22 @@ class Buffers:
                 module._buffers[name] = buffer
 
 
-@contextmanager
-def watched_buffers() -> Iterator[Buffers]:
+class watched_buffers(Buffers):  # noqa: N801 - it is used as a function of no arguments
     """Remember the buffers of every module that runs in training mode inside the block."""
-    buffers = Buffers()
-    handle = register_module_forward_pre_hook(buffers.remember)
-    try:
-        yield buffers
-    finally:
-        handle.remove()
+
+    def __enter__(self) -> Buffers:
+        self._handle = register_module_forward_pre_hook(self.remember)
+        return self
+
+    def __exit__(self, *trouble: object) -> None:
+        self._handle.remove()
 
 
-@contextmanager
-def still_buffers() -> Iterator[None]:
+class still_buffers(watched_buffers):  # noqa: N801
     """Put the buffers of every module that runs in training mode inside the block back as they were."""
-    with watched_buffers() as buffers:
+
+    def __exit__(self, *trouble: object) -> None:
         try:
-            yield
+            self.put_back()
         finally:
-            buffers.put_back()
+            super().__exit__(*trouble)
