@@ -128,7 +128,7 @@ class CubicOptimizer(Optimizer):
         self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
         self._capture = Capture(self._engine, hvp) if capture else None
         self._meter = Meter()
-        self._differentiates = False
+        self._differentiates, self._inference = False, True
         self._record: Record | None = None
 
     @property
@@ -158,6 +158,7 @@ class CubicOptimizer(Optimizer):
             "_known",
             "_meter",
             "_differentiates",
+            "_inference",
             "_record",
         )
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
@@ -263,7 +264,7 @@ class CubicOptimizer(Optimizer):
         oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
         oracle.inspect = first
         oracle.expected = self._settings.krylov_dim or oracle.expected
-        oracle.differentiates = self._differentiates
+        oracle.differentiates, oracle.inference = self._differentiates, self._inference
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
         for p in everyone:
@@ -274,7 +275,7 @@ class CubicOptimizer(Optimizer):
         finally:
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
-        self._differentiates, self._mode = oracle.differentiates, oracle.hvp
+        self._differentiates, self._inference, self._mode = oracle.differentiates, oracle.inference, oracle.hvp
         return loss
 
     def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:

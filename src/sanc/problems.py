@@ -151,7 +151,7 @@ class _Rows:
         return cls((count, X.shape[1]), (indptr, indices, data))
 
     @property
-    def T(self) -> _Rows:
+    def T(self) -> _Rows:  # noqa: N802 - as in NumPy
         """The same numbers, read the other way."""
         return _Rows(self.shape[::-1], self._entries, "csc" if self._products == "csr" else "csr")
 

@@ -83,9 +83,7 @@ class Layout:
         dtype, device = self.kind
         return same and decays == self._given and all(p.dtype == dtype and p.device == device for p in leaves)
 
-    def flatten(
-        self, tensors: Sequence[Tensor | None], out: Tensor | None = None, *, graph: bool = False
-    ) -> Tensor:
+    def flatten(self, tensors: Sequence[Tensor | None], out: Tensor | None = None, *, graph: bool = False) -> Tensor:
         """Join per-leaf tensors into one vector, new or `out`, with their graph or without; a missing one is zero."""
         dtype = self.kind[0]
         pieces = [
@@ -311,7 +309,6 @@ class AutogradOracle(Oracle):
                 joined = self.layout.flatten(grads, graph=True)
                 self._graph = (x, edge(joined))
                 result = joined.detach() if weight == 1.0 else weight * joined.detach()
-                del joined
             else:
                 result = self.layout.gather(grads, weight, result)
             del grads
