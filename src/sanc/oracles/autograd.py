@@ -19,7 +19,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.oracles.choice import REFERENCE, fastest
 from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, edge, refuse_once_differentiable
-from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
+from sanc.oracles.replay import Buffers, NumpyDrawsError, numpy_state, seed_all, still_buffers, watched_buffers
 from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
 
@@ -180,6 +180,10 @@ class AutogradOracle(Oracle):
         Whether the loss differentiates something itself, so that values too need a graph; found out when needed.
     inference : bool
         Whether products by double backward may be made in torch's inference mode; found out when needed.
+    seeds_numpy : bool
+        Whether NumPy's global generator is seeded too. Where it is not, a closure that draws from it is an error.
+    draws_numpy : bool
+        Whether a closure was seen to draw from it.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     """
@@ -212,6 +216,8 @@ class AutogradOracle(Oracle):
         self.inspect = True
         self.differentiates = False
         self.inference = True
+        self.seeds_numpy, self.draws_numpy = True, False
+        self._numpy: bytes | None = None
         self._training: Buffers | None = None
         self._products = True
 
@@ -324,11 +330,16 @@ class AutogradOracle(Oracle):
     def rewind(self, sample: Sample) -> None:
         """Put the random state back to where every evaluation of this sample starts."""
         if sample.seed is not None:
-            seed_all(sample.seed, self.device)
+            seed_all(sample.seed, self.device, numpy=self.seeds_numpy)
+            self._numpy = numpy_state()
 
     def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
         """Run a closure and reject what is no loss, or one that has called backward() already."""
         loss = closure()
+        if self._numpy is not None and not self.draws_numpy and numpy_state() != self._numpy:
+            self.draws_numpy = True
+            if not self.seeds_numpy:
+                raise NumpyDrawsError
         if any(leaf.grad is not None for leaf in self.layout.leaves):
             raise ArgumentError(
                 f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."
