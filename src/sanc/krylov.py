@@ -137,6 +137,25 @@ class Krylov(Tridiagonal):
         self._rows: list[Vector] = []  # the same, one by one
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
+        self._open: tuple[Vector, Vector] | None = None  # what the last β is made from
+
+    @property
+    def residual(self) -> float:
+        self._close()
+        return super().residual
+
+    @property
+    def invariant(self) -> bool:
+        self._close()
+        return super().invariant
+
+    def _close(self) -> None:
+        """Compute the last β: a full space can do without it, so it waits until somebody asks."""
+        if self._open is not None:
+            (alpha, beta), self._open = self._space.part(*self._open, None, 0.0), None
+            self._alpha.pop()
+            self._beta.pop()
+            self._append(alpha, beta)
 
     @property
     def linear(self) -> Floats:
@@ -170,6 +189,15 @@ class Krylov(Tridiagonal):
             r = self._product(q)
             alpha = self._orthogonalise(r)
             beta = space.norm(r) if math.isfinite(alpha) else alpha
+        elif self._store and j + 1 == self._limit < space.dim:
+            r = self._product(q)
+            if previous is not None:
+                space.subtract(r, last, previous)
+            alpha = beta = space.dot(q, r)
+            if math.isfinite(alpha):
+                self._alpha.append(alpha)
+                self._beta.append(math.nan)
+                self._open = (r, q)
         elif self._store:
             if self._write is not None and j + 1 < len(self._rows):
                 r = self._write(q, self._rows[j + 1])  # the row of what it becomes
@@ -179,7 +207,8 @@ class Krylov(Tridiagonal):
         else:
             r = self._image(q, previous, last)
             alpha, beta = space.part(r, q, None, 0.0)
-        beta = self._append(alpha, beta)
+        if self._open is None:
+            beta = self._append(alpha, beta)
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
         if beta > 0.0 and j + 1 < self._limit:
@@ -259,7 +288,8 @@ class Krylov(Tridiagonal):
         return [self._sum(c, None) for c in coefficients]
 
     def added(self, x: Vector, coefficients: Floats) -> Vector:
-        """Return x + Q u as a fresh vector."""
+        """Return x + Q u as a fresh vector; β_j can then not be asked for any more, if it was not."""
+        self._open = None
         if self._store:
             return self._sum(coefficients, x)
         (point,) = self._second_pass([coefficients])
