@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import sanc
@@ -99,6 +100,67 @@ def test_products_agree_with_the_dense_hessian(hvp, build, decay):
     assert torch.allclose(operator.gradient(), gradient, atol=1e-12)
     assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), before)
     assert oracle.meter.product == 4 * len(x) and oracle.meter.nhev == 4
+
+
+@pytest.mark.parametrize("hvp", HVP_MODES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_product_may_be_written_into_a_vector_that_is_there(hvp, parts):
+    model, x, y = mlp()
+    whole = sanc.Batch(lambda x, y: nn.functional.cross_entropy(model(x), y), x, y)
+    oracle = oracle_for(model, x, y, hvp, 0.3, whole.parts(len(x) // parts))
+    point = oracle.start()
+    operator = oracle.hessian(point)
+    v = torch.randn(len(point))
+    right, block = operator(v), torch.full((2, len(point) + 9), 7.0)
+    row = block[1, 4:-5]
+    product = operator(v, row)
+    assert torch.equal(product, right)
+    assert not product.is_inference() and not product.requires_grad
+    if parts == 1 and hvp in ("auto", "double-backward"):
+        assert product.data_ptr() == row.data_ptr()
+    assert (block[0] == 7.0).all() and (block[1, :4] == 7.0).all() and (block[1, -5:] == 7.0).all()
+    product.add_(1.0)  # taken over by the caller
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_activations_that_are_computed_anew_on_the_way_back(shared):
+    torch.manual_seed(0)
+    first, last, x = nn.Linear(3, 8).double(), nn.Linear(8, 2).double(), torch.randn(20, 3, dtype=torch.float64)
+    params = [*first.parameters(), *last.parameters()]
+
+    def plain():
+        return last(first(x).tanh().sin()).square().mean()
+
+    def frugal():
+        kept = torch.utils.checkpoint.checkpoint(lambda h: h.tanh().sin(), first(x), use_reentrant=False)
+        return last(kept).square().mean()
+
+    products = []
+    for closure in (plain, frugal):
+        sample = Sample("closure", [(1.0, closure)], 20, seed=5)
+        oracle = AutogradOracle(Layout(params, [0.0] * 4), sample, sample, sample, hvp="double-backward", meter=Meter())
+        point = oracle.start()
+        if shared:
+            oracle.gradient(point)
+        operator = oracle.hessian(point)
+        directions = torch.randn(3, len(point), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        products.append(torch.stack([operator(v) for v in directions]))
+        assert oracle.inference == (closure is plain)
+    assert torch.allclose(*products, rtol=1e-13, atol=1e-15)
+
+
+def test_hooks_of_parameters_see_every_product():
+    model, x, y = mlp()
+    seen = []
+    handle = next(model.parameters()).register_hook(lambda g: seen.append(g) or 2.0 * g)
+    oracle = oracle_for(model, x, y, "double-backward")
+    point = oracle.start()
+    operator = oracle.hessian(point)
+    twice, count = operator(torch.ones_like(point)), len(seen)
+    handle.remove()
+    once = oracle_for(model, x, y, "double-backward").hessian(point)(torch.ones_like(point))
+    assert count == 2 and not torch.allclose(twice, once)
+    seen[-1].clone().requires_grad_().sum().backward()  # a copy of it is a tensor like any other
 
 
 @pytest.mark.parametrize("hvp", HVP_MODES)

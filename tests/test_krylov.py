@@ -238,3 +238,46 @@ def test_lanczos_at_once_is_lanczos_step_by_step(rng, reorthogonalise, dim):
     assert at_once.invariant == one_by_one.invariant
     assert at_once.linear == pytest.approx(one_by_one.linear)
     assert torch.allclose(at_once.basis(), one_by_one.basis(), atol=1e-8)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_last_residual_waits_until_it_is_asked_for(rng, asked):
+    n, J = 30, 6
+    A = rng.standard_normal((n, n))
+    A = A + A.T
+    g = rng.standard_normal(n)
+    whole = Krylov(lambda v: A @ v, g, NumpySpace(n, np.float64))
+    full = Krylov(lambda v: A @ v, g, NumpySpace(n, np.float64), limit=J)
+    for _ in range(J):
+        assert whole.extend() and full.extend()
+        if asked:
+            assert full.residual == whole.residual and not full.invariant
+    assert not full.extend()
+    for mine, right in zip(full.tridiagonal(), whole.tridiagonal(), strict=True):
+        assert np.array_equal(mine, right)
+    assert full.residual == whole.residual and full.dim == J
+    x, u = rng.standard_normal(n), rng.standard_normal(J)
+    assert full.added(x, u) == pytest.approx(x + full.basis().T @ u, abs=1e-13)
+
+
+def test_rows_that_products_are_written_into(rng):
+    n, J = 37, 5
+    A = torch.from_numpy(rng.standard_normal((n, n)))
+    A = A + A.T
+    g, space, given = torch.from_numpy(rng.standard_normal(n)), TorchSpace(n, torch.float64, torch.device("cpu")), []
+
+    def write(v, out):
+        given.append(out)
+        return torch.mv(A, v, out=out)
+
+    plain = Krylov(lambda v: A @ v, g, space, limit=J)
+    written = Krylov(lambda v: A @ v, g, space, limit=J, write=write, start_norm=space.norm(g))
+    while plain.extend():
+        assert written.extend()
+    assert len(given) == J - 1 and torch.allclose(written.basis(), plain.basis(), atol=1e-12)
+    assert written.basis().data_ptr() % 8 == 0 and written.basis().stride(0) % 16 == 0
+    assert np.allclose(written.tridiagonal()[0], plain.tridiagonal()[0], atol=1e-12)
+    assert written.residual == pytest.approx(plain.residual, rel=1e-12)
+    x, u = torch.from_numpy(rng.standard_normal(n)), rng.standard_normal(J)
+    expected = x + written.basis().T @ torch.from_numpy(u)
+    assert torch.allclose(written.added(x, u), expected, atol=1e-12)

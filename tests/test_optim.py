@@ -847,3 +847,79 @@ def test_misuse_between_features_is_named():
     for parameters, word in [((3, x), "cannot be called"), ((good,), "empty"), ((good, x, y[:3]), "as many rows")]:
         with pytest.raises(sanc.SancError, match=word):
             sanc.Batch(*parameters)
+
+
+class FromNumpy:
+    """A loss that begins to draw from NumPy's global generator in some step."""
+
+    def __init__(self, begins, raises=None):
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(6, dtype=torch.float64))
+        self.step, self.begins, self.raises, self.calls = 0, begins, raises, 0
+
+    def __call__(self):
+        self.calls += 1
+        loss = (self.w**4).sum() + self.w.sum().cos()
+        if self.step >= self.begins:
+            noise = torch.from_numpy(np.random.standard_normal(6))
+            loss = loss + (noise * self.w).sum()
+            if self.step == self.raises:
+                raise KeyError("after a draw")
+        return loss
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+def test_a_loss_that_begins_to_draw_from_numpy_is_replayed(preset, hvp):
+    runs = []
+    for known in (False, True):  # whether the optimiser expects it from the start
+        np.random.seed(3)
+        np.random.random()
+        loss = FromNumpy(begins=3)
+        opt = sanc.SANC([loss.w], preset=preset, seed=1, hvp=hvp)
+        opt._draws_numpy = True if known else None
+        seen, global_draws = [], []
+        for loss.step in range(6):
+            opt.step(loss)
+            seen.append((opt.record.value, opt.record.trial_value, opt.record.calls, loss.w.detach().clone()))
+            global_draws.append(np.random.random())
+            assert opt._draws_numpy is (known or loss.step >= 3)
+        runs.append((seen, global_draws))
+    for mine, right in zip(*(seen for seen, _ in runs), strict=True):
+        assert mine[2] == right[2] and torch.equal(mine[3], right[3])
+        assert mine[:2] == pytest.approx(right[:2], rel=0.0, abs=0.0, nan_ok=True)
+    assert runs[0][1] == runs[1][1]
+    np.random.seed(3)
+    assert runs[0][1] == np.random.random(7)[1:].tolist()
+
+
+def test_a_loss_that_draws_from_numpy_and_fails_gives_it_back():
+    loss = FromNumpy(begins=2, raises=2)
+    opt = sanc.SANC([loss.w], seed=1)
+    np.random.seed(3)
+    for loss.step in range(2):
+        opt.step(loss)
+    assert opt._draws_numpy is False
+    before, loss.step = loss.w.detach().clone(), 2
+    with pytest.raises(KeyError):
+        opt.step(loss)
+    assert torch.equal(loss.w, before)
+    loss.step, state = 3, np.random.get_state()
+    opt.step(loss)
+    assert np.array_equal(state[1], np.random.get_state()[1]) and state[2:] == np.random.get_state()[2:]
+    np.random.seed(3)
+    assert np.array_equal(state[1], np.random.get_state()[1])
+
+
+def test_a_global_generator_of_another_kind():
+    twister = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(5))
+        opt = sanc.SANC([nn.Parameter(torch.ones(3))], seed=1)
+        w = opt.param_groups[0]["params"][0]
+        for _ in range(3):
+            before = np.random.get_bit_generator().state
+            opt.step(lambda: (w**4).sum())
+            assert np.random.get_bit_generator().state == before
+    finally:
+        np.random.set_bit_generator(twister)

@@ -91,23 +91,37 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     assert np.mean(halves, axis=0) == pytest.approx(problem.value_and_gradient(w)[1], abs=1e-13)
 
 
-@pytest.mark.parametrize("entries", [0, 1 << 13])
-def test_later_samples_of_a_sparse_matrix(X, rng, entries, monkeypatch):
-    monkeypatch.setattr(problems, "_FEW_ENTRIES", entries)
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
+@pytest.mark.parametrize(("width", "dtype"), [(np.int32, np.float64), (np.int64, np.float32)])
+@pytest.mark.parametrize("scipy_alone", [False, True])
+def test_samples_of_a_sparse_matrix_are_subsets_to_the_last_bit(X, rng, kind, width, dtype, scipy_alone, monkeypatch):
+    if scipy_alone:
+        monkeypatch.setattr(problems, "_sparsetools", None)
     X[5] = 0.0
-    y, w, v = rng.integers(0, 2, N), rng.standard_normal(D), rng.standard_normal(D)
-    problem, dense = Logistic(scipy.sparse.csr_matrix(X), y), Logistic(X, y)
-    kept = []
-    for size in (9, 9, 9, 4, 9, 1):
-        rows = np.append(rng.choice(N, size - 1, replace=False), 5)
-        kept.append((problem.subset(rows), dense.subset(rows), problem.subset(rows).subset(np.arange(size)[::-1])))
-    for part, alone, again in kept:
-        for one in (part, again, pickle.loads(pickle.dumps(part))):
-            assert one.value(w) == pytest.approx(alone.value(w), rel=1e-13)
-            assert one.value_and_gradient(w)[1] == pytest.approx(alone.value_and_gradient(w)[1], abs=1e-13)
-            assert one.hessian(w)(v) == pytest.approx(alone.hessian(w)(v), abs=1e-13)
-        assert np.array_equal(part.X.toarray(), alone.X)
-        part.X.check_format()
+    sparse = kind(X.astype(dtype))
+    sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
+    for problem in three(sparse, rng):
+        draw = problems.sampler(problem)
+        kept = []
+        for size in (9, 9, 4, 9, 1):
+            rows = np.append(rng.choice(N, size - 1, replace=False), 5)
+            kept.append((draw(rows), problem.subset(rows)))
+        for kind_of_point in (dtype, np.float64):
+            w, v = (rng.standard_normal(problem.dim).astype(kind_of_point) for _ in range(2))
+            for part, subset in kept:
+                for one in (part, pickle.loads(pickle.dumps(part)), pickle.loads(pickle.dumps(subset))):
+                    (value, g), product = one.value_and_gradient(w), one.hessian(w)(v)
+                    assert (one.value(w), value) == (subset.value(w), subset.value_and_gradient(w)[0])
+                    assert np.array_equal(g, subset.value_and_gradient(w)[1]) and g.dtype == kind_of_point
+                    assert np.array_equal(product, subset.hessian(w)(v)) and product.dtype == kind_of_point
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_subset_of_a_subset(X, rng, sparse):
+    y, w = rng.integers(0, 2, N), rng.standard_normal(D)
+    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y)
+    again = problem.subset(np.arange(9)).subset(np.arange(9)[::-1])
+    assert again.value_and_gradient(w)[1] == pytest.approx(Logistic(X[:9], y[:9]).value_and_gradient(w)[1], abs=1e-13)
 
 
 @pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])

@@ -19,6 +19,7 @@ from operator import mul
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
+from scipy.linalg.lapack import dstev
 
 from sanc.vectors import Floats
 
@@ -58,15 +59,11 @@ def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    size = len(diagonal)
-    if size <= 12:  # below this size the dense routine has less overhead than the tridiagonal driver
-        matrix = np.zeros(size * size)
-        matrix[:: size + 1] = diagonal
-        matrix[size :: size + 1] = off_diagonal
-        values, vectors = np.linalg.eigh(matrix.reshape(size, size))  # reads the lower triangle
-    else:
-        values, vectors = eigh_tridiagonal(diagonal, off_diagonal, check_finite=False)
-    return Spectrum(values, vectors)
+    if len(diagonal) <= 12:  # up to this size what eigh does around LAPACK takes longer than LAPACK
+        values, vectors, trouble = dstev(diagonal, off_diagonal)
+        if not trouble:
+            return Spectrum(values, vectors)
+    return Spectrum(*eigh_tridiagonal(diagonal, off_diagonal, check_finite=False))
 
 
 @dataclass(frozen=True, slots=True)

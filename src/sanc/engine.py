@@ -236,6 +236,8 @@ class Engine:
             linear=linear,
             limit=s.krylov_dim,
             add=operator.add,
+            write=operator,
+            start_norm=draft.grad_norm if start is None else None,
         )
 
     def grow(
@@ -304,11 +306,11 @@ class Engine:
     ) -> Vector | None:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
-        eps, x_norm = oracle.space.eps, oracle.space.norm(x)
+        eps = oracle.space.eps
         radius = self.settings.first_radius
         if tested and radius is not None and self.state.iteration == 0 and eigen.leftmost < 0.0:
             # Negative curvature leaves the length of the step to σ alone, and σ is still a guess.
-            longest = radius * max(1.0, 0.1 * x_norm)
+            longest = radius * max(1.0, 0.1 * oracle.space.norm(x))
             self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, longest)
             known = None
         for _ in range(1 + (self.settings.resolves if tested else 0)):
@@ -323,22 +325,22 @@ class Engine:
                 draft.note = "the model has its minimum here"
                 self._rest(oracle, draft)
                 return x
-            if step.norm <= eps * x_norm:
+            trial = krylov.added(x, step.u)
+            trial_norm = oracle.space.norm(trial)
+            if step.norm <= eps * trial_norm < math.inf:
                 draft.note = "the cubic step vanishes in the rounding of x"
                 self.judge.forget()
                 return None
-            (trial,) = krylov.combine(step.u)
             operator.release()
             if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
                 oracle.dismiss("hessian")
-            trial += x
             if draft.trials == 0:
                 draft.value = oracle.value(x)
                 if not math.isfinite(draft.value):
                     return self._refuse(x, draft, "the loss of the objective sample is not finite")
             draft.trial_value = oracle.value(trial)
             draft.trials += 1
-            if not oracle.space.finite(trial):
+            if not math.isfinite(trial_norm):
                 draft.trial_value = math.nan
             actual = draft.value - draft.trial_value
             if not tested:

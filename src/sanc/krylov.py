@@ -100,6 +100,10 @@ class Krylov(Tridiagonal):
         Most Lanczos iterations. It lets Q be allocated to measure.
     add : callable, optional
         ``(v, into)`` adds B v to `into`; used where Q is not kept. By default the vector of `product` is added.
+    write : callable, optional
+        ``(v, out)`` returns B v as `product` does, and may do so in `out`; used where Q is kept, to save copies.
+    start_norm : float, optional
+        ‖start‖, where it is known.
     """
 
     def __init__(
@@ -113,10 +117,13 @@ class Krylov(Tridiagonal):
         linear: Vector | None = None,
         limit: int | None = None,
         add: Callable[[Vector, Vector], None] | None = None,
+        write: Callable[[Vector, Vector], Vector] | None = None,
+        start_norm: float | None = None,
     ) -> None:
-        super().__init__(space.norm(start), space)
+        super().__init__(space.norm(start) if start_norm is None else start_norm, space)
         self._product = product
         self._add = add
+        self._write = write
         self._start = start
         self._store = store
         self._reorthogonalise = reorthogonalise and store
@@ -127,9 +134,28 @@ class Krylov(Tridiagonal):
             raise ValueError(f"a Krylov space needs a start of positive finite length, not {self.start_norm}")
         self._projections: list[float] = []
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
-        self._room = 0
+        self._rows: list[Vector] = []  # the same, one by one
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
+        self._open: tuple[Vector, Vector] | None = None  # what the last β is made from
+
+    @property
+    def residual(self) -> float:
+        self._close()
+        return super().residual
+
+    @property
+    def invariant(self) -> bool:
+        self._close()
+        return super().invariant
+
+    def _close(self) -> None:
+        """Compute the last β: a full space can do without it, so it waits until somebody asks."""
+        if self._open is not None:
+            (alpha, beta), self._open = self._space.part(*self._open, None, 0.0), None
+            self._alpha.pop()
+            self._beta.pop()
+            self._append(alpha, beta)
 
     @property
     def linear(self) -> Floats:
@@ -163,13 +189,26 @@ class Krylov(Tridiagonal):
             r = self._product(q)
             alpha = self._orthogonalise(r)
             beta = space.norm(r) if math.isfinite(alpha) else alpha
-        elif self._store:
+        elif self._store and j + 1 == self._limit < space.dim:
             r = self._product(q)
+            if previous is not None:
+                space.subtract(r, last, previous)
+            alpha = beta = space.dot(q, r)
+            if math.isfinite(alpha):
+                self._alpha.append(alpha)
+                self._beta.append(math.nan)
+                self._open = (r, q)
+        elif self._store:
+            if self._write is not None and j + 1 < len(self._rows):
+                r = self._write(q, self._rows[j + 1])  # the row of what it becomes
+            else:
+                r = self._product(q)
             alpha, beta = space.part(r, q, previous, last)
         else:
             r = self._image(q, previous, last)
             alpha, beta = space.part(r, q, None, 0.0)
-        beta = self._append(alpha, beta)
+        if self._open is None:
+            beta = self._append(alpha, beta)
         if self._linear is not None:
             self._projections.append(space.dot(q, self._linear))
         if beta > 0.0 and j + 1 < self._limit:
@@ -194,12 +233,12 @@ class Krylov(Tridiagonal):
         return row
 
     def _row(self) -> Vector:
-        j = len(self._alpha)
-        if j == self._room:
-            rows = max(6, self._room) if self._asked is None else 64
-            self._blocks.append(self._space.rows(min(rows, self._limit - self._room)))
-            self._room += len(self._blocks[-1])
-        return self._blocks[-1][j - self._room]
+        j, room = len(self._alpha), len(self._rows)
+        if j == room:
+            rows = max(6, room) if self._asked is None else 64
+            self._blocks.append(self._space.rows(min(rows, self._limit - room)))
+            self._rows.extend(self._blocks[-1])
+        return self._rows[j]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
         """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""
@@ -217,26 +256,28 @@ class Krylov(Tridiagonal):
 
     def _orthogonalise(self, r: Vector) -> float:
         """Take all of Q out of B q, and once more what rounding left of it; return α."""
-        blocks = [*self._blocks[:-1], self._blocks[-1][: self.dim + 1 - self._room + len(self._blocks[-1])]]
+        blocks = self._kept(self.dim + 1)
         parts = [self._space.orthogonalise(r, block) for block in blocks]
         for block in blocks:
             self._space.orthogonalise(r, block)
         return float(parts[-1][-1])
 
-    def _kept(self) -> list[Any]:
-        """Return the rows of Q, block by block."""
-        blocks, left = [], self.dim
+    def _kept(self, count: int) -> list[Any]:
+        """Return the first rows of Q, block by block."""
+        if len(self._rows) == count:
+            return self._blocks
+        blocks = []
         for block in self._blocks:
-            blocks.append(block[:left])
-            left -= len(block)
+            blocks.append(block[:count])
+            count -= len(block)
         return blocks
 
     def basis(self) -> Any:
         """Return Q as one block of rows, which nothing changes any more; only where it is stored."""
-        if len(self._blocks) == 1 and self._room == self.dim:
+        if len(self._blocks) == 1 and len(self._rows) == self.dim:
             return self._blocks[0]
         rows, begin = self._space.rows(self.dim), 0
-        for block in self._kept():
+        for block in self._kept(self.dim):
             rows[begin : begin + len(block)] = block
             begin += len(block)
         return rows
@@ -245,18 +286,23 @@ class Krylov(Tridiagonal):
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
         if not self._store:
             return self._second_pass(coefficients)
-        totals = []
-        for c in coefficients:
-            total, begin = None, 0
-            for block in self._kept():
-                part = self._space.combine(block, c[begin : begin + len(block)])
-                begin += len(block)
-                if total is None:
-                    total = part
-                else:
-                    total += part
-            totals.append(total)
-        return totals
+        return [self._sum(c, None) for c in coefficients]
+
+    def added(self, x: Vector, coefficients: Floats) -> Vector:
+        """Return x + Q u as a fresh vector; β_j can then not be asked for any more, if it was not."""
+        self._open = None
+        if self._store:
+            return self._sum(coefficients, x)
+        (point,) = self._second_pass([coefficients])
+        point += x
+        return point
+
+    def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
+        begin = 0
+        for block in self._kept(self.dim):
+            total = self._space.combine(block, coefficients[begin : begin + len(block)], total)
+            begin += len(block)
+        return total
 
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:
         self._limit = self.dim

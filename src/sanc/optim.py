@@ -22,7 +22,7 @@ from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
 from sanc.oracles.products import HvpMode, require_mode
-from sanc.oracles.replay import derive, own_randomness
+from sanc.oracles.replay import NumpyDrawsError, derive, numpy_state, own_randomness
 from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
 
@@ -127,7 +127,8 @@ class CubicOptimizer(Optimizer):
         self._engine: Engine | AmortisedEngine = kind(method, self._settings, seed)
         self._capture = Capture(self._engine, hvp) if capture else None
         self._meter = Meter()
-        self._differentiates = False
+        self._differentiates, self._inference = False, True
+        self._draws_numpy: bool | None = None  # not known yet
         self._record: Record | None = None
 
     @property
@@ -157,6 +158,8 @@ class CubicOptimizer(Optimizer):
             "_known",
             "_meter",
             "_differentiates",
+            "_inference",
+            "_draws_numpy",
             "_record",
         )
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
@@ -258,23 +261,33 @@ class CubicOptimizer(Optimizer):
         samples = [gradient]
         for role, (name, given) in enumerate((("hessian", hessian), ("objective", objective)), start=1):
             samples.append(gradient if given is None or given is closure else self._sample(name, given, role))
-        first = self._engine.state.iteration == 0
-        oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
-        oracle.inspect = first
-        oracle.expected = self._settings.krylov_dim or oracle.expected
-        oracle.differentiates = self._differentiates
-        oracle.lends = True
         everyone = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in everyone]
         for p in everyone:
             p.grad = None
         try:
-            with own_randomness(oracle.device), torch.enable_grad():
-                loss = self._iterate(oracle, gradient if first else None)
+            try:
+                return self._step(layout, samples, numpy=self._draws_numpy is not False or numpy_state() is None)
+            except NumpyDrawsError:  # no closure did so before
+                self._draws_numpy = True
+                return self._step(layout, samples, numpy=True)
         finally:
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
-        self._differentiates, self._mode = oracle.differentiates, oracle.hvp
+
+    def _step(self, layout: Layout, samples: list[Sample], *, numpy: bool) -> Tensor:
+        """Make one iteration with these samples; `numpy` says whether NumPy's generator is replaced meanwhile, too."""
+        first = self._engine.state.iteration == 0
+        oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
+        oracle.inspect = first
+        oracle.expected = self._settings.krylov_dim or oracle.expected
+        oracle.differentiates, oracle.inference = self._differentiates, self._inference
+        oracle.lends = True
+        oracle.seeds_numpy = numpy
+        with own_randomness(oracle.device, numpy=numpy), torch.enable_grad():
+            loss = self._iterate(oracle, samples[0] if first else None)
+        self._differentiates, self._inference, self._mode = oracle.differentiates, oracle.inference, oracle.hvp
+        self._draws_numpy = bool(self._draws_numpy) or oracle.draws_numpy
         return loss
 
     def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:

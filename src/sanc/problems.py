@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from copy import copy
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -27,6 +26,11 @@ import scipy.sparse
 import torch
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
+
+try:  # what SciPy's own sparse matrices are made of; it has no public name
+    from scipy.sparse import _sparsetools
+except ImportError:  # pragma: no cover - samples are then matrices of SciPy
+    _sparsetools = None
 
 __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
 
@@ -42,8 +46,6 @@ _FEW = 32
 """Rows a block has at least; where they do not fit, X is not divided."""
 _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
-_FEW_ENTRIES = 1 << 13
-"""Entries of a sample of sparse rows, about, up to which SciPy's checks take longer than the draw itself."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
 
@@ -126,45 +128,59 @@ class _Penalty:
         return self.strength if self.kind == "l2" else 0.0
 
 
-class _Mould:
-    """A matrix of a few sparse rows whose copies are filled with others: SciPy takes longer to check a new one."""
+class _Rows:
+    """Some rows of a sparse matrix, or the transpose of them, for products alone.
 
-    def __init__(self, rows: Any) -> None:
-        self.count, self._rows, self._turned = rows.shape[0], rows, rows.T
+    SciPy computes them, to the last bit as in ``X[rows] @ w``; around that it checks what is known to be right, and for
+    a few rows the checks take longer than the products.
+    """
 
-    def filled(self, X: Any, rows: Array) -> Any:
-        """Return ``X[rows]``."""
-        begin, length = X.indptr.take(rows), X.indptr.take(rows + 1)
-        length -= begin
-        indptr = np.zeros(self.count + 1, X.indptr.dtype)
-        length.cumsum(out=indptr[1:])
-        begin -= indptr[:-1]
-        places = begin.astype(np.intp).repeat(length)
-        places += np.arange(len(places))
-        part = copy(self._rows)
-        part.data, part.indices, part.indptr = X.data.take(places), X.indices.take(places), indptr
-        return part
+    __slots__ = ("_entries", "_products", "shape")
 
-    def turned(self, part: Any) -> Any:
-        """Return ``part.T`` of a matrix that was filled."""
-        turned = copy(self._turned)
-        turned.data, turned.indices, turned.indptr = part.data, part.indices, part.indptr
-        return turned
+    def __init__(self, shape: tuple[int, int], entries: tuple[Array, Array, Array], products: str = "csr") -> None:
+        self.shape, self._entries, self._products = shape, entries, products
+
+    @classmethod
+    def of(cls, X: Any, rows: Array, lengths: Array) -> _Rows:
+        """Return ``X[rows]``, where `lengths` says how many entries each row of X has."""
+        count, kind = len(rows), X.indptr.dtype
+        indptr = np.zeros(count + 1, kind)
+        lengths.take(rows).cumsum(out=indptr[1:])
+        indices, data = np.empty(indptr[-1], X.indices.dtype), np.empty(indptr[-1], X.data.dtype)
+        _sparsetools.csr_row_index(count, rows.astype(kind), X.indptr, X.indices, X.data, indices, data)
+        return cls((count, X.shape[1]), (indptr, indices, data))
+
+    @property
+    def T(self) -> _Rows:  # noqa: N802 - as in NumPy
+        """The same numbers, read the other way."""
+        return _Rows(self.shape[::-1], self._entries, "csc" if self._products == "csr" else "csr")
+
+    def __matmul__(self, other: Array) -> Array:
+        (rows, columns), (indptr, indices, data) = self.shape, self._entries
+        kind = data.dtype if other.dtype == data.dtype else np.result_type(data, other)
+        result = np.zeros((rows, *other.shape[1:]), kind)
+        if other.ndim == 1:
+            one = _sparsetools.csr_matvec if self._products == "csr" else _sparsetools.csc_matvec
+            one(rows, columns, indptr, indices, data, other, result)
+        else:
+            many = _sparsetools.csr_matvecs if self._products == "csr" else _sparsetools.csc_matvecs
+            many(rows, columns, other.shape[1], indptr, indices, data, other.ravel(), result.ravel())
+        return result
 
 
 class _Block:
     """Some rows of X, not copied where X is dense, and their labels in the form the loss uses."""
 
-    __slots__ = ("X", "_mould", "_turned", "labels")
+    __slots__ = ("X", "_turned", "labels")
 
-    def __init__(self, X: Any, labels: Array, mould: _Mould | None = None) -> None:
-        self.X, self.labels, self._mould, self._turned = X, labels, mould, None
+    def __init__(self, X: Any, labels: Array) -> None:
+        self.X, self.labels, self._turned = X, labels, None
 
     @property
     def turned(self) -> Any:
         """Xᵀ: the same numbers, read the other way."""
         if self._turned is None:
-            self._turned = self.X.T if self._mould is None else self._mould.turned(self.X)
+            self._turned = self.X.T
         return self._turned
 
 
@@ -192,8 +208,7 @@ class _Linear(FiniteSum):
     penalty: _Penalty
     _divides = True
     _separate = True  # each second derivative is a number, by which `_bent` multiplies
-    _sampled: _Mould | None  # that of its samples
-    _mould: _Mould | None  # that it came out of itself
+    _lengths: Array | None  # entries in each row of X, where that is sparse and was sampled from
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -208,37 +223,33 @@ class _Linear(FiniteSum):
         rows = np.asarray(rows)
         if rows.size == 0 or rows.min() < 0 or rows.max() >= self.n:
             raise ArgumentError(f"rows = {rows!r:.60} cannot be used: pass row numbers from 0 to {self.n - 1}.")
-        return self._part(rows)
+        return self._part(self.X[rows], rows)
 
-    def _part(self, rows: Array) -> _Linear:
-        """Return the mean over rows that are known to be there."""
-        mould = self._mould_of(rows)
+    def _part(self, X: Any, rows: Array) -> _Linear:
+        """Return the mean over rows of which X consists."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._forget()
         part.n = len(rows)
-        part.X = self.X[rows] if mould is None else mould.filled(self.X, rows)
+        part.X = X
         part.y = self.y[rows]
-        part._mould = mould
         return part
 
-    def _mould_of(self, rows: Array) -> _Mould | None:
-        """Return the mould of samples of so many rows, where they are sparse and few."""
-        if isinstance(self.X, np.ndarray) or rows.ndim != 1 or rows.dtype != np.intp:
-            return None
-        if self._sampled is None or self._sampled.count != len(rows):
-            if len(rows) * (self.X.nnz / self.n) > _FEW_ENTRIES:
-                return None
-            self._sampled = _Mould(self.X[rows])
-        return self._sampled
+    def _sample(self, rows: Array) -> _Linear:
+        """Return the mean over rows that are known to be there, for value, gradient and products alone."""
+        if isinstance(self.X, np.ndarray) or _sparsetools is None:
+            return self._part(self.X[rows], rows)
+        if self._lengths is None:
+            self._lengths = np.diff(self.X.indptr)
+        return self._part(_Rows.of(self.X, rows, self._lengths), rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_points": [], "_parts": None, "_sampled": None, "_mould": None}
+        return self.__dict__ | {"_points": [], "_parts": None, "_lengths": None}
 
     def _forget(self) -> None:
         self._points: list[_Point] = []
         self._parts: list[list[_Block]] | None = None
-        self._sampled = self._mould = None
+        self._lengths = None
 
     # ------------------------------------------------------------------ the loss of the rows of one block
 
@@ -373,7 +384,7 @@ class _Linear(FiniteSum):
             labels = self._used(self.y)
             size = self._rows_of_a_block()
             if size >= self.n:
-                self._parts = [[_Block(self.X, labels, self._mould)]]
+                self._parts = [[_Block(self.X, labels)]]
                 return self._parts
             blocks = [_Block(self.X[k : k + size], labels[k : k + size]) for k in range(0, self.n, size)]
             length = -(-len(blocks) // _PARTS)
@@ -381,7 +392,7 @@ class _Linear(FiniteSum):
         return self._parts
 
     def _rows_of_a_block(self) -> int:
-        if self._mould is not None or scipy.sparse.issparse(self.X) or not self._divides or self.X.nbytes <= _LARGE:
+        if not isinstance(self.X, np.ndarray) or not self._divides or self.X.nbytes <= _LARGE:
             return self.n
         rows = _BLOCK // (self.X.itemsize * self.features)
         return rows if rows >= _FEW else self.n
@@ -530,13 +541,13 @@ class Softmax(_Linear):
 
     def _scores(self, block: _Block, w: Array) -> Array:
         W = w.reshape(self.classes, self.features)
-        if scipy.sparse.issparse(block.X):
+        if not isinstance(block.X, np.ndarray):
             return np.ascontiguousarray((block.X @ W.T).T)
         z: Array = W @ block.turned
         return z
 
     def _pull(self, block: _Block, r: Array) -> Array:
-        if scipy.sparse.issparse(block.X):
+        if not isinstance(block.X, np.ndarray):
             g: Array = (block.turned @ r.T).T.reshape(-1)
         else:
             g = (r @ block.X).reshape(-1)
@@ -568,7 +579,7 @@ class Softmax(_Linear):
 def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
     """Return `problem.subset` for rows that need no check, where it makes one."""
     if isinstance(problem, _Linear) and type(problem).subset is _Linear.subset:
-        return problem._part
+        return problem._sample
     return problem.subset
 
 

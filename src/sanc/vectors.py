@@ -66,8 +66,8 @@ class Space(ABC):
         """Allocate an uninitialised ``(count, dim)`` block."""
 
     @abstractmethod
-    def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        """Sum of the rows weighted by the coefficients."""
+    def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
+        """Sum of the rows weighted by the coefficients, and of `onto` where that is given; a fresh vector."""
 
     @abstractmethod
     def zeros(self) -> Vector:
@@ -173,8 +173,11 @@ class NumpySpace(Space):
     def rows(self, count: int) -> Any:
         return np.empty((count, self.dim), self.dtype)
 
-    def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        return coefficients.astype(self.dtype, copy=False) @ rows
+    def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
+        total = coefficients.astype(self.dtype, copy=False) @ rows
+        if onto is not None:
+            total += onto
+        return total
 
     def zeros(self) -> Vector:
         return np.zeros(self.dim, self.dtype)
@@ -209,6 +212,10 @@ _PIECE = 2**20
 """Longer inner products are summed piece by piece: over 10⁹ entries one float32 sum would lose half its digits."""
 
 
+_LINE = 16
+"""Numbers of four bytes in a line of the cache."""
+
+
 class TorchSpace(Space):
     """Vectors held by torch, on any device."""
 
@@ -235,7 +242,10 @@ class TorchSpace(Space):
         v.sub_(w, alpha=scale)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
-        torch.div(v, divisor, out=out)
+        if self._least < divisor < 1.0 / self._least:  # then it has a reciprocal, and to multiply takes half the time
+            torch.mul(v, 1.0 / divisor, out=out)
+        else:
+            torch.div(v, divisor, out=out)
 
     def orthogonalise(self, v: Vector, rows: Any) -> Vector:
         parts = torch.mv(rows, v)
@@ -246,10 +256,12 @@ class TorchSpace(Space):
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def rows(self, count: int) -> Any:
-        return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
+        # Every row begins where a line of the cache does: work on them, products included, is faster by a few per cent.
+        return torch.empty((count, -(-self.dim // _LINE) * _LINE), dtype=self.dtype, device=self.device)[:, : self.dim]
 
-    def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        return torch.from_numpy(coefficients).to(self.device, self.dtype) @ rows
+    def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
+        weights = torch.from_numpy(coefficients).to(self.device, self.dtype)
+        return weights @ rows if onto is None else torch.addmv(onto, rows.t(), weights)
 
     def zeros(self) -> Vector:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)

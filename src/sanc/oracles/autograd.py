@@ -18,8 +18,8 @@ from torch.autograd.graph import GradientEdge
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.oracles.choice import REFERENCE, fastest
-from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, edges, refuse_once_differentiable
-from sanc.oracles.replay import Buffers, seed_all, still_buffers, watched_buffers
+from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, edge, refuse_once_differentiable
+from sanc.oracles.replay import Buffers, NumpyDrawsError, numpy_state, seed_all, still_buffers, watched_buffers
 from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
 
@@ -87,14 +87,14 @@ class Layout:
         dtype, device = self.kind
         return same and decays == self._given and all(p.dtype == dtype and p.device == device for p in leaves)
 
-    def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Join per-leaf tensors into one new vector; a missing one is zero."""
+    def flatten(self, tensors: Sequence[Tensor | None], out: Tensor | None = None, *, graph: bool = False) -> Tensor:
+        """Join per-leaf tensors into one vector, new or `out`, with their graph or without; a missing one is zero."""
         dtype = self.kind[0]
         pieces = [
-            leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, dtype)
+            leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, dtype, graph)
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         ]
-        return torch.cat(pieces)
+        return torch.cat(pieces, out=out)
 
     def gather(self, tensors: Sequence[Tensor | None], weight: float, into: Tensor | None) -> Tensor:
         """Add weighted per-leaf tensors to a vector in place; to a new one where there is none yet."""
@@ -127,7 +127,7 @@ class Layout:
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
-            torch._foreach_copy_([leaf.detach() for leaf in self.leaves], self.split(vector))
+            torch._foreach_copy_(self.leaves, self.split(vector))
         torch.clear_autocast_cache()  # it may hold casts of the old content
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
@@ -144,13 +144,15 @@ class Layout:
         return result
 
 
-def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Flatten one tensor, out of its graph."""
+def _plain(tensor: Tensor, dtype: torch.dtype, graph: bool = False) -> Tensor:
+    """Flatten one tensor, out of its graph or in it."""
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()  # an embedding may give sparse gradients
     if tensor.dtype != dtype:
         tensor = tensor.to(dtype)
-    return (tensor.detach() if tensor.requires_grad else tensor).reshape(-1)
+    if tensor.requires_grad and not graph:
+        tensor = tensor.detach()
+    return tensor if tensor.ndim == 1 else tensor.flatten()
 
 
 class AutogradOracle(Oracle):
@@ -180,6 +182,12 @@ class AutogradOracle(Oracle):
         itself lets some of them pass and answers zero.
     differentiates : bool
         Whether the loss differentiates something itself, so that values too need a graph; found out when needed.
+    inference : bool
+        Whether products by double backward may be made in torch's inference mode; found out when needed.
+    seeds_numpy : bool
+        Whether NumPy's global generator is seeded too. Where it is not, a closure that draws from it is an error.
+    draws_numpy : bool
+        Whether a closure was seen to draw from it.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     """
@@ -207,10 +215,13 @@ class AutogradOracle(Oracle):
         self._loaded: Vector | None = None
         self._values = Recent()
         self._gradients: tuple[Vector, tuple[float, Vector]] | None = None
-        self._graph: tuple[Vector, Sequence[GradientEdge | None]] | None = None
+        self._graph: tuple[Vector, GradientEdge | None] | None = None
         self.raw_loss: Tensor | None = None
         self.inspect = True
         self.differentiates = False
+        self.inference = True
+        self.seeds_numpy, self.draws_numpy = True, False
+        self._numpy: bytes | None = None
         self._training: Buffers | None = None
         self._products = True
 
@@ -264,7 +275,8 @@ class AutogradOracle(Oracle):
             self.rewind(sample)
             for weight, closure in sample.parts:
                 part = self.call(closure, sample, graph=False).detach().double()
-                total = weight * part if total is None else total + weight * part
+                part = part if weight == 1.0 else weight * part
+                total = part if total is None else total + part
         assert total is not None
         return total
 
@@ -303,9 +315,12 @@ class AutogradOracle(Oracle):
         for weight, closure in sample.parts:
             loss = self.call(closure, sample)
             grads = self._first_order(loss, create_graph=keep_graph)
-            result = self.layout.gather(grads, weight, result)
-            if keep_graph:
-                self._graph = (x, edges(grads))
+            if keep_graph:  # there is one part only
+                joined = self.layout.flatten(grads, graph=True)
+                self._graph = (x, edge(joined))
+                result = joined.detach() if weight == 1.0 else weight * joined.detach()
+            else:
+                result = self.layout.gather(grads, weight, result)
             del grads
             value = loss.detach() if weight == 1.0 else weight * loss.detach()
             raw = value if raw is None else raw + value
@@ -319,11 +334,16 @@ class AutogradOracle(Oracle):
     def rewind(self, sample: Sample) -> None:
         """Put the random state back to where every evaluation of this sample starts."""
         if sample.seed is not None:
-            seed_all(sample.seed, self.device)
+            seed_all(sample.seed, self.device, numpy=self.seeds_numpy)
+            self._numpy = numpy_state()
 
     def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
         """Run a closure and reject what is no loss, or one that has called backward() already."""
         loss = closure()
+        if self._numpy is not None and not self.draws_numpy and numpy_state() != self._numpy:
+            self.draws_numpy = True
+            if not self.seeds_numpy:
+                raise NumpyDrawsError
         if any(leaf.grad is not None for leaf in self.layout.leaves):
             raise ArgumentError(
                 f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."
@@ -351,10 +371,10 @@ class AutogradOracle(Oracle):
         gradient = self._gradients is not None and self._gradients[0] is x
         return (self._samples[2], x) in self._values, gradient
 
-    def take_graph(self, x: Vector) -> Sequence[GradientEdge | None] | None:
+    def take_graph(self, x: Vector) -> tuple[GradientEdge | None] | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one."""
         graph, self._graph = self._graph, None
-        return graph[1] if graph is not None and graph[0] is x else None
+        return graph[1:] if graph is not None and graph[0] is x else None
 
     @property
     def moves_buffers(self) -> bool:

@@ -99,8 +99,8 @@ class Operator(ABC):
     """The Hessian at one point on one sample, good for many products."""
 
     @abstractmethod
-    def __call__(self, v: Vector) -> Vector:
-        """Return the product with `v` as a fresh vector."""
+    def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
+        """Return the product with `v`: in `out` where one is given and that saves a copy, else as a fresh vector."""
 
     def add(self, v: Vector, into: Vector) -> None:
         """Add the product with `v` to another vector, in place; where memory is short that saves a vector."""

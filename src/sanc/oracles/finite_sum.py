@@ -173,7 +173,7 @@ class _SampleHessian(Operator):
         self._size = oracle.sizes[1]
         self._product: Callable[[Vector], Vector] | None = None
 
-    def __call__(self, v: Vector) -> Vector:
+    def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
         if self._product is None:
             self._product = self.oracle.sample("hessian").hessian(self.x)
         self.oracle.meter.count_product(self._size)

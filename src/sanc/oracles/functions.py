@@ -120,7 +120,7 @@ class _CallableOperator(Operator):
         self.oracle, self.x = oracle, x
         self._matrix: Any = None
 
-    def __call__(self, v: Vector) -> Vector:
+    def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
         o = self.oracle
         o.meter.count_product(1)
         if o.hessp is not None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import Variable, forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import has_torch_function
 
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
@@ -28,18 +29,21 @@ HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised
 HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")
 
 
+_AS_IT_IS = nullcontext()
+
+
 def require_mode(hvp: object) -> None:
     """Accept the name of a way to make products."""
     if hvp not in HVP_MODES:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
 
 
-def edges(grads: Sequence[Tensor | None]) -> list[GradientEdge | None]:
-    """Keep the graph of gradients, which is all that products need, and not their content.
+def edge(joined: Tensor) -> GradientEdge | None:
+    """Keep the graph of a flat gradient, which is all that products need, and not its content.
 
-    A gradient that requires none is constant, and its Hessian rows are zero.
+    A gradient that has none is constant, and its Hessian is zero.
     """
-    return [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in grads]
+    return get_gradient_edge(joined) if joined.requires_grad else None
 
 
 @contextmanager
@@ -73,18 +77,18 @@ class AutogradOperator(Operator):
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
 
-    def __call__(self, v: Vector) -> Vector:
-        return self._applied(v, None)
+    def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
+        return self._applied(v, None, out)
 
     def add(self, v: Vector, into: Vector) -> None:
         self._applied(v, into)
 
-    def _applied(self, v: Vector, into: Vector | None) -> Vector:
+    def _applied(self, v: Vector, into: Vector | None, out: Vector | None = None) -> Vector:
         oracle = self.oracle
-        with torch.enable_grad():
+        with _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad():
             oracle.load(self.x)
             try:
-                result = self.product(v, into)
+                result = self.product(v, into) if out is None else self.product_in(out, v)
             except (RuntimeError, NotImplementedError) as problem:
                 _explain(problem)
         oracle.meter.count_product(self.sample.size)
@@ -93,6 +97,10 @@ class AutogradOperator(Operator):
     @abstractmethod
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
         """Return the product with the Hessian of the loss, without decay; or add it to `into`, and return that."""
+
+    def product_in(self, out: Vector, v: Vector) -> Vector:
+        """Return the product in `out`, where that saves a copy, or as a fresh vector."""
+        return self.product(v)
 
     @contextmanager
     def short_of_memory(self, point: bool, tangent: Vector | None = None) -> Iterator[None]:
@@ -135,72 +143,95 @@ class DoubleBackward(AutogradOperator):
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
-        self._grads = oracle.take_graph(x)
+        self._built = oracle.take_graph(x)
+        self._inference = torch.inference_mode()
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        short = into is not None
-        with self.short_of_memory(short):
-            return self._product(v, into, short=short)
+        if into is None:
+            return self._product(v, None, short=False)
+        with self.short_of_memory(True):
+            return self._product(v, into, short=True)
+
+    def product_in(self, out: Vector, v: Vector) -> Vector:
+        if len(self.sample.parts) > 1 or self.sample.parts[0][0] != 1.0:
+            return self.product(v)
+        return self.oracle.layout.flatten(self._kept(v), out)
 
     def _product(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
-        parts = self.sample.parts
+        gather, parts = self.oracle.layout.gather, self.sample.parts
         if len(parts) == 1:
             self.prepare()
-            assert self._grads is not None
-            return self._again(self._grads, v, parts[0][0], into, short=short, retain=True)
+            assert self._built is not None
+            done = short and self._apart(self._built[0], v, parts[0][0], into, retain=True)
+            return into if done else gather(self._kept(v), parts[0][0], into)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
-                into = self._again(self._graph(closure), v, weight, into, short=short, retain=False)
+                graph = self._graph(closure)
+                if not (short and self._apart(graph, v, weight, into, retain=False)):
+                    into = gather(self._again(graph, v, retain=False), weight, into)
+                del graph
+        assert into is not None
         return into
 
     def prepare(self) -> None:
-        if self._grads is None and len(self.sample.parts) == 1:
+        if self._built is None and len(self.sample.parts) == 1:
             self.oracle.load(self.x)
             with torch.enable_grad(), still_buffers():
                 self.oracle.rewind(self.sample)
-                self._grads = self._graph(self.sample.parts[0][1])
+                self._built = (self._graph(self.sample.parts[0][1]),)
 
-    def _graph(self, closure: Closure) -> Sequence[GradientEdge | None]:
-        return edges(self.oracle._first_order(self.oracle.call(closure, self.sample), create_graph=True))
+    def _graph(self, closure: Closure) -> GradientEdge | None:
+        oracle = self.oracle
+        grads = oracle._first_order(oracle.call(closure, self.sample), create_graph=True)
+        return edge(oracle.layout.flatten(grads, graph=True))
 
-    def _again(
-        self,
-        grads: Sequence[GradientEdge | None],
-        v: Vector,
-        weight: float,
-        into: Vector | None,
-        *,
-        short: bool,
-        retain: bool,
-    ) -> Vector:
-        """Add the product of one graph; where memory is short, that of a heavy matrix term by term."""
+    def _apart(
+        self, graph: GradientEdge | None, v: Vector, weight: float, into: Vector | None, *, retain: bool
+    ) -> bool:
+        """Add the product of one graph with the terms of heavy matrices one by one; False where there are none."""
         layout = self.oracle.layout
-        pairs = [(g, w) for g, w in zip(grads, layout.split(v), strict=True) if g is not None]
-        if not pairs:
-            return layout.gather([None] * len(layout.leaves), weight, into)
-        outputs, weights = zip(*pairs, strict=True)
-        apart: list[tuple[int, MatrixUse]] = []
-        if short:
-            apart = uses_apart(layout, [g.node for g in outputs], 1 / 2, least=2)
+        apart = [] if graph is None else uses_apart(layout, [graph.node], 1 / 2, least=2)
         if not apart:
-            answers = torch.autograd.grad(outputs, layout.leaves, weights, retain_graph=retain, allow_unused=True)
-            return layout.gather(answers, weight, into)
+            return False
+        assert graph is not None
         assert into is not None
         gone = {place for place, _ in apart}
         others = [place for place in range(len(layout.leaves)) if place not in gone]
         inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
-        found = torch.autograd.grad(outputs, inputs, weights, retain_graph=retain, allow_unused=True)
+        found = torch.autograd.grad(graph, inputs, v, retain_graph=retain, allow_unused=True)
         by_place = dict(zip(others, found, strict=False))
         parts = layout.split(into)
         with torch.no_grad():
             for (place, use), g in zip(apart, found[len(others) :], strict=True):
                 if g is not None:
                     use.add(g, use.other, weight, parts[place])
-        return layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
+        layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
+        return True
+
+    def _kept(self, v: Vector) -> Sequence[Tensor | None]:
+        """Make a product by the graph that is kept.
+
+        Nothing of it is differentiated once more, and in inference mode torch does not prepare for that: a tenth less
+        work in a small network. Where a loss computes something of its own on the way back, such as activations that
+        were not kept, it may need to; the product is then made once more, as are all others, without.
+        """
+        self.prepare()
+        assert self._built is not None
+        if self.oracle.inference:
+            try:
+                with self._inference:
+                    return self._again(self._built[0], v, retain=True)
+            except RuntimeError:
+                self.oracle.inference = False
+        return self._again(self._built[0], v, retain=True)
+
+    def _again(self, graph: GradientEdge | None, v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
+        leaves = self.oracle.layout.leaves
+        return [None] * len(leaves) if graph is None else _pull(graph, leaves, v, retain)
 
     def release(self) -> None:
-        self._grads = None
+        self._built = None
 
 
 class ForwardOverReverse(AutogradOperator):
@@ -420,6 +451,21 @@ def _use(node: Any, place: int, transposed: bool, leaf: Tensor) -> MatrixUse | N
     if other is None or other.dtype != leaf.dtype or other.layout != torch.strided:
         return None
     return MatrixUse(GradientEdge(node, 0), other, first, transposed)
+
+
+def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) -> Sequence[Tensor | None]:
+    """Return ``torch.autograd.grad(graph, leaves, v, retain_graph=retain, allow_unused=True)``.
+
+    Torch's function looks at all of its arguments in Python, which are known to be right here, and gives them to the
+    engine. In a small network that is a twentieth of a product.
+    """
+    products: Sequence[Tensor | None]
+    if has_torch_function(leaves) or not hasattr(Variable, "_execution_engine"):
+        products = torch.autograd.grad(graph, leaves, v, retain_graph=retain, allow_unused=True)
+    else:
+        engine = Variable._execution_engine
+        products = engine.run_backward((graph,), (v,), retain, False, tuple(leaves), True, accumulate_grad=False)
+    return products
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:

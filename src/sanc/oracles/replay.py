@@ -7,6 +7,7 @@ count trial evaluations as training. This module holds them still.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
 from collections.abc import Iterator
@@ -33,27 +34,58 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     return generators
 
 
+_TWISTER = 625 * 4
+"""Bytes of a Mersenne twister: 624 words and its place among them."""
+
+
+class NumpyDrawsError(Exception):
+    """A closure drew from NumPy's global generator, which had not been seeded for it."""
+
+
+def numpy_state() -> bytes | None:
+    """Return the words of NumPy's global generator, None where that is not the usual one.
+
+    NumPy's own `get_state` and `set_state` take a hundred times as long, together the thirtieth part of a step of a
+    small network. What they have beyond this is a normal number that may be kept for the next one who asks.
+    """
+    twister = _twister()
+    return None if twister is None else ctypes.string_at(twister.ctypes.state_address, _TWISTER)
+
+
+def _twister() -> np.random.MT19937 | None:
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    return generator if type(generator) is np.random.MT19937 else None
+
+
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Give the global random states of torch, NumPy and Python back as they were when the block ends."""
+def own_randomness(device: torch.device, *, numpy: bool = True) -> Iterator[None]:
+    """Give the global random states of torch, NumPy and Python back as they were when the block ends.
+
+    Where `numpy` is off nobody seeds its generator inside the block, and its words alone are put back.
+    """
     generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global state is what closures use
+    python, whole = random.getstate(), np.random.get_state() if numpy else None  # noqa: NPY002 - what closures use
+    twister, words = (None, None) if numpy else (_twister(), numpy_state())
     try:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        if whole is not None:
+            np.random.set_state(whole)  # noqa: NPY002
+        elif twister is not None and words is not None:
+            ctypes.memmove(twister.ctypes.state_address, words, _TWISTER)
 
 
-def seed_all(seed: int, device: torch.device) -> None:
+def seed_all(seed: int, device: torch.device, *, numpy: bool = True) -> None:
     """Seed everything that a closure may draw from."""
     for generator in _generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    if numpy:
+        np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
 class Buffers:
@@ -88,22 +120,22 @@ class Buffers:
                 module._buffers[name] = buffer
 
 
-@contextmanager
-def watched_buffers() -> Iterator[Buffers]:
+class watched_buffers(Buffers):  # noqa: N801 - it is used as a function of no arguments
     """Remember the buffers of every module that runs in training mode inside the block."""
-    buffers = Buffers()
-    handle = register_module_forward_pre_hook(buffers.remember)
-    try:
-        yield buffers
-    finally:
-        handle.remove()
+
+    def __enter__(self) -> Buffers:
+        self._handle = register_module_forward_pre_hook(self.remember)
+        return self
+
+    def __exit__(self, *trouble: object) -> None:
+        self._handle.remove()
 
 
-@contextmanager
-def still_buffers() -> Iterator[None]:
+class still_buffers(watched_buffers):  # noqa: N801
     """Put the buffers of every module that runs in training mode inside the block back as they were."""
-    with watched_buffers() as buffers:
+
+    def __exit__(self, *trouble: object) -> None:
         try:
-            yield
+            self.put_back()
         finally:
-            buffers.put_back()
+            super().__exit__(*trouble)
