@@ -17,7 +17,7 @@ import numpy as np
 
 from sanc import cubic, escape
 from sanc.errors import NonFiniteStartError
-from sanc.judge import Judge, Verdict, ratio
+from sanc.judge import LONGER, Judge, Verdict, ratio
 from sanc.krylov import Krylov, NonFiniteProductError
 from sanc.lanczos import Recorded
 from sanc.oracles.base import Operator, Oracle, Tally
@@ -26,6 +26,10 @@ from sanc.settings import Method, Settings
 from sanc.vectors import Space, Vector
 
 _COIN, _START, _HARD = 1, 2, 3  # which random draw of an iteration
+_FORCING = 0.2
+"""Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
+_ENOUGH = 0.3
+"""Share of the gradient asked for below which ‖∇m‖ is not brought."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class EngineState:
     iteration: int = 0
     sigma: float = 1.0
     seconds: float = 0.0
+    reach: float = 0.0  # length of the last step
     previous: Vector | None = None
 
 
@@ -70,6 +75,8 @@ class Engine:
         Numbers and rules.
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
+    goal : float
+        ‖g‖ that the caller is content with: the model is not minimised far beyond it.
 
     Attributes
     ----------
@@ -77,9 +84,11 @@ class Engine:
         Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending.
     """
 
-    def __init__(self, method: Method, settings: Settings, seed: int) -> None:
+    def __init__(self, method: Method, settings: Settings, seed: int, goal: float = 0.0) -> None:
         self.method = method
         self.settings = settings
+        self.goal = goal
+        self._longest = math.inf  # of the steps to which negative curvature may lead in this iteration
         self.state = EngineState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
 
@@ -119,7 +128,13 @@ class Engine:
         before = self.state
         self._charge(oracle, draft.krylov_dim)
         sigma = self.judge.sigma if sigma is None else sigma
-        self.state = EngineState(before.seed, before.iteration + 1, sigma, before.seconds + seconds, before.previous)
+        self.state = replace(
+            before,
+            iteration=before.iteration + 1,
+            sigma=sigma,
+            seconds=before.seconds + seconds,
+            reach=draft.step_norm or before.reach,
+        )
         return Record(
             iteration=before.iteration,
             branch=draft.branch,
@@ -163,6 +178,7 @@ class Engine:
         if not self.method.momentum:
             oracle.dismiss("gradient")
         operator = oracle.hessian(x)
+        self._longest = self._bound(space.norm(x))
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
             eigen, step = self.grow(krylov, oracle.space, draft)
@@ -203,7 +219,7 @@ class Engine:
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         state = self.state
-        return {name: getattr(state, name) for name in ("seed", "iteration", "sigma", "seconds")}
+        return {name: getattr(state, name) for name in ("seed", "iteration", "sigma", "seconds", "reach")}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
@@ -242,8 +258,9 @@ class Engine:
         self, krylov: Krylov | Recorded, space: Space, draft: Draft
     ) -> tuple[cubic.Spectrum, cubic.CubicStep | None]:
         """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
-        limit = min(self.settings.krylov_dim or space.dim, space.dim)
-        test_at = 1
+        s = self.settings
+        limit = min(s.krylov_dim or space.dim, space.dim)
+        test_at, seen = 1, (0, 0.0)
         if isinstance(krylov, Recorded):
             alpha, beta = krylov.everything
             tolerance = self._tolerance(draft.grad_norm)
@@ -254,11 +271,16 @@ class Engine:
             last = j >= limit or krylov.invariant
             if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())
-                converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
-                if converged:
+                excess, step = (0.0, None) if last else self._excess(krylov, eigen, draft.grad_norm)
+                if excess <= 1.0:
                     draft.ritz_value = eigen.leftmost
                     return eigen, step
-                test_at = j + 1 + (j // 5 - 1 if j >= 10 else 0)  # eigenpairs are O(j²): test a long basis less often
+                ahead = max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
+                if s.krylov_stop == "forcing" and 1.0 < excess < seen[1]:  # … but not later than it seems to be enough
+                    rate = math.log(seen[1] / excess) / (j - seen[0])
+                    ahead = max(1, min(ahead, int(math.log(excess) / rate)))
+                seen = j, excess
+                test_at = j + ahead
 
     def _surely_open(self, krylov: Krylov | Recorded, grad_norm: float) -> bool:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
@@ -269,26 +291,46 @@ class Engine:
         return krylov.residual * krylov.least_last(self.judge.sigma) > self._tolerance(grad_norm)
 
     def _tolerance(self, grad_norm: float) -> float:
-        """Return what ‖∇m‖ may be at most; "forcing" may ask for less."""
+        """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
         if self.settings.krylov_stop == "paper":
             return self.settings.gradient_tolerance
-        return min(0.1, math.sqrt(grad_norm)) * grad_norm
+        return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self.goal)
 
-    def _converged(
+    def _excess(
         self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
-    ) -> tuple[bool, cubic.CubicStep | None]:
+    ) -> tuple[float, cubic.CubicStep | None]:
+        """Return ‖∇m‖ in units of its tolerance, infinite where the other test fails, and the step it belongs to."""
         s = self.settings
         if s.krylov_stop == "paper":
             ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
-                return False, None
+                return math.inf, None
         tolerance = self._tolerance(grad_norm)
         if self.method.model == "none":
-            return True, None
+            return 0.0, None
+        self._shorten(krylov, eigen)
         step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
         if s.krylov_stop == "forcing":
-            tolerance = min(tolerance, step.norm * grad_norm)
-        return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
+            tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
+        slope = krylov.residual * abs(float(step.u[-1]))
+        if slope <= tolerance:
+            return 0.0, step
+        return slope / tolerance if tolerance > 0.0 else math.inf, step
+
+    def _bound(self, x_norm: float) -> float:
+        """Return the longest step to which negative curvature may lead from here."""
+        radius = self.settings.first_radius
+        if radius is None or self.method.acceptance != "ratio":
+            return math.inf
+        return max(radius * max(1.0, 0.1 * x_norm), LONGER * self.state.reach)
+
+    def _shorten(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> None:
+        """Raise σ where negative curvature leaves the length of the step to σ alone, and σ says nothing about it.
+
+        At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
+        """
+        if eigen.leftmost < 0.0 and self._longest < math.inf:
+            self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, self._longest)
 
     # ------------------------------------------------------------------ the cubic step
 
@@ -305,12 +347,8 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps, x_norm = oracle.space.eps, oracle.space.norm(x)
-        radius = self.settings.first_radius
-        if tested and radius is not None and self.state.iteration == 0 and eigen.leftmost < 0.0:
-            # Negative curvature leaves the length of the step to σ alone, and σ is still a guess.
-            longest = radius * max(1.0, 0.1 * x_norm)
-            self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, longest)
-            known = None
+        if known is None:
+            self._shorten(krylov, eigen)
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = known or cubic.minimise(eigen, krylov.linear, draft.sigma)

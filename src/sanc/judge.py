@@ -11,7 +11,7 @@ from enum import Enum
 
 from sanc.settings import AUTHORS_FLOAT32_FLOOR, Settings
 
-_SHORTEST, _SHORTER, _LONGER = 0.1, 0.5, 3.0
+_SHORTEST, _SHORTER, LONGER = 0.1, 0.5, 3.0
 """How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
 
 
@@ -114,7 +114,7 @@ class Judge:
         if verdict is Verdict.UNSUCCESSFUL:
             self.sigma = self._bounded(min(max(seen, self._scaled(_SHORTER, pull)), self._scaled(_SHORTEST, pull)))
         elif verdict is Verdict.VERY_SUCCESSFUL:
-            self.sigma = self._bounded(min(max(seen, self._scaled(_LONGER, pull)), self.sigma))
+            self.sigma = self._bounded(min(max(seen, self._scaled(LONGER, pull)), self.sigma))
 
     def _scaled(self, t: float, pull: float) -> float:
         """Find the σ whose model has its minimum along s at t·s; where none has, for t > 1, a thousandth of σ."""

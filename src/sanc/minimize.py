@@ -154,10 +154,11 @@ def minimize(
     )
     if resume is not None and not isinstance(resume, Mapping):
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
+    limits = _limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products)
     run = Run(
         oracle=oracle,
-        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed),
-        limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
+        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed, limits.tol),
+        limits=limits,
         x=x,
         seed=seed,
     )
