@@ -111,6 +111,7 @@ class Watched(FiniteSum):
             self.products += 1
             return product(v)
 
+        counted.moved = getattr(product, "moved", None)  # type: ignore[attr-defined]
         return counted
 
     def hessp(self, w: Array, v: Array) -> Array:

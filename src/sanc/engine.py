@@ -366,10 +366,11 @@ class Engine:
                 self.judge.forget()
                 return None
             (trial,) = krylov.combine(step.u)
+            trial += x
+            operator.moved(trial, step.u)
             operator.release()
             if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
                 oracle.dismiss("hessian")
-            trial += x
             if draft.trials == 0:
                 draft.value = oracle.value(x)
                 if not math.isfinite(draft.value):

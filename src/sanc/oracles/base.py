@@ -11,7 +11,7 @@ from typing import Any
 from sanc.lanczos import Recorded
 from sanc.record import Calls
 from sanc.survey import Memory, Move, Moved, Survey, look_at, make, read
-from sanc.vectors import Space, Vector
+from sanc.vectors import Floats, Space, Vector
 
 
 @dataclass(slots=True)
@@ -113,6 +113,9 @@ class Operator(ABC):
     def error(self, v: Vector) -> float:
         """Estimate ‖error‖ of the product with `v`, beyond rounding; 0 where products are exact."""
         return 0.0
+
+    def moved(self, to: Vector, u: Floats) -> None:  # noqa: B027 - most learn nothing from it
+        """Hear that ``to`` = x + Σ uᵢvᵢ for all the vectors vᵢ it was multiplied by, before f is asked for there."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Do what all products share before the first of them."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.problems import FiniteSum, sampler
 from sanc.settings import Sampling
-from sanc.vectors import NumpySpace, Vector
+from sanc.vectors import Floats, NumpySpace, Vector
 
 _ROLES = {"gradient": 0, "hessian": 1, "objective": 2}
 
@@ -182,6 +182,11 @@ class _SampleHessian(Operator):
     def gradient(self) -> Vector:
         self.oracle.meter.count_gradient(self._size)
         return self.oracle.sample("hessian").value_and_gradient(self.x)[1]
+
+    def moved(self, to: Vector, u: Floats) -> None:
+        tell = getattr(self._product, "moved", None)
+        if tell is not None and self.oracle.wanted[1] is None and self.oracle.wanted[2] is None:
+            tell(to, u)
 
     def release(self) -> None:
         self._product = None
