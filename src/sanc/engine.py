@@ -28,8 +28,10 @@ from sanc.vectors import Space, Vector
 _COIN, _START, _HARD = 1, 2, 3  # which random draw of an iteration
 _FORCING = 0.2
 """Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
-_ENOUGH = 0.3
+_ENOUGH = 0.5
 """Share of the gradient asked for below which ‖∇m‖ is not brought."""
+_BETTER = 1.2
+"""ρ above which the model is not trusted to have made a step long enough."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Engine:
         self.settings = settings
         self.goal = goal
         self._longest = math.inf  # of the steps to which negative curvature may lead in this iteration
+        self._guessed = False  # whether σ of this iteration says nothing about f: it is the first, or that bound's
         self.state = EngineState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
 
@@ -179,6 +182,7 @@ class Engine:
             oracle.dismiss("gradient")
         operator = oracle.hessian(x)
         self._longest = self._bound(space.norm(x))
+        self._guessed = self._longest < math.inf and self.state.iteration == 0
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
             eigen, step = self.grow(krylov, oracle.space, draft)
@@ -308,8 +312,7 @@ class Engine:
         tolerance = self._tolerance(grad_norm)
         if self.method.model == "none":
             return 0.0, None
-        self._shorten(krylov, eigen)
-        step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        step = self._step(krylov, eigen)
         if s.krylov_stop == "forcing":
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
         slope = krylov.residual * abs(float(step.u[-1]))
@@ -324,13 +327,23 @@ class Engine:
             return math.inf
         return max(radius * max(1.0, 0.1 * x_norm), LONGER * self.state.reach)
 
-    def _shorten(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> None:
-        """Raise σ where negative curvature leaves the length of the step to σ alone, and σ says nothing about it.
+    def _step(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> cubic.CubicStep:
+        """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
 
         At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
         """
-        if eigen.leftmost < 0.0 and self._longest < math.inf:
-            self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, self._longest)
+        step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        if eigen.leftmost >= 0.0 or step.norm <= self._longest:
+            return step
+
+        def length(sigma: float) -> float:
+            nonlocal step
+            step = cubic.minimise(eigen, krylov.linear, sigma)
+            return step.norm
+
+        self._guessed = True
+        self.judge.shorten(length, self._longest)
+        return step
 
     # ------------------------------------------------------------------ the cubic step
 
@@ -347,8 +360,7 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps, x_norm = oracle.space.eps, oracle.space.norm(x)
-        if known is None:
-            self._shorten(krylov, eigen)
+        known = known or self._step(krylov, eigen)
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = known or cubic.minimise(eigen, krylov.linear, draft.sigma)
@@ -401,10 +413,47 @@ class Engine:
                 very = verdict is Verdict.VERY_SUCCESSFUL
                 draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
                 draft.step_norm = step.norm
+                if self._guessed:
+                    trial = self._farther(x, trial, krylov, eigen, operator, oracle, draft)
                 return trial
             if not math.isfinite(draft.trial_value):
                 draft.note = "the trial value is not finite"
         return None
+
+    def _farther(
+        self,
+        x: Vector,
+        point: Vector,
+        krylov: Krylov,
+        eigen: cubic.Spectrum,
+        operator: Operator,
+        oracle: Oracle,
+        draft: Draft,
+    ) -> Vector:
+        """Go on to steps of smaller σ in the same space while f falls by more than the model says."""
+        while draft.rho > _BETTER and self.judge.sigma < draft.sigma and draft.trials <= self.settings.resolves:
+            sigma = self.judge.sigma
+            step = cubic.minimise(eigen, krylov.linear, sigma)
+            if step.hard:
+                step = cubic.minimise(eigen, krylov.linear, sigma, self.hard_sign(krylov, eigen))
+            if step.norm < 2.0 * draft.step_norm:
+                break
+            (trial,) = krylov.combine(step.u)
+            trial += x
+            operator.moved(trial, step.u)
+            value = oracle.value(trial)
+            draft.trials += 1
+            if not (value < draft.trial_value and oracle.space.finite(trial)):
+                break
+            actual = draft.value - value
+            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, 0.0)
+            very = verdict is Verdict.VERY_SUCCESSFUL
+            draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
+            draft.sigma, draft.rho = sigma, ratio(actual, step.decrease)
+            draft.model_decrease, draft.cubic_norm, draft.step_norm = step.decrease, step.norm, step.norm
+            draft.curvature_share, draft.trial_value = step.curvature_share, value
+            point = trial
+        return point
 
     def _told(self, actual: float, predicted: float, trial: Vector, oracle: Oracle, draft: Draft) -> float:
         """Let the gradient decide where the values are lost in rounding: the step is as good as promised if it halves.

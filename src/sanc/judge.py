@@ -94,9 +94,14 @@ class Judge:
         self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
 
     def shorten(self, length: Callable[[float], float], longest: float) -> None:
-        """Raise σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`."""
-        while length(self.sigma) > longest and self.sigma < self.settings.sigma_ceiling:
-            self.sigma = self._bounded(2.0 * self.sigma)
+        """Double σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
+
+        A step of kσ is at least a k-th as long as that of σ, so that not every doubling needs a look.
+        """
+        while (norm := length(self.sigma)) > longest and self.sigma < self.settings.sigma_ceiling:
+            times = norm / longest
+            doublings = max(1, math.floor(math.log2(times))) if math.isfinite(times) else 1
+            self.sigma = self._bounded(2.0**doublings * self.sigma)
 
     def _interpolate(self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float) -> None:
         """Move σ to the κ that f showed along the step, f(x+s) = q(s) + (κ/3)‖s‖³, as far as the length of s allows."""

@@ -81,7 +81,12 @@ class FiniteSum(ABC):
 
     @abstractmethod
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        """Return v ↦ ∇²f(w) v; what depends on w alone is computed once."""
+        """Return v ↦ ∇²f(w) v; what depends on w alone is computed once.
+
+        What is returned may have a method ``moved(to, u)``. It is called before f is asked for at ``to`` = w + Σ uᵢvᵢ,
+        the vᵢ being all the vectors that were multiplied so far: where their products with the data are kept, f needs
+        none there.
+        """
 
 
 class _Penalty:
@@ -209,12 +214,13 @@ class _Product:
     def __call__(self, v: Array) -> Array:
         owner = self._sum
         z = owner._scores(self._block, v)
-        if self._kept is not None:
-            if len(self._kept) < self._most:
-                self._kept.append(z.copy())
-            else:
-                self._kept = None
-        result = owner._pull(self._block, owner._bent(self._bend, z))
+        if self._kept is not None and len(self._kept) < self._most:
+            self._kept.append(z)
+            bent = z * self._bend
+        else:
+            self._kept = None
+            bent = owner._bent(self._bend, z)
+        result = owner._pull(self._block, bent)
         if self._divisor != 1:
             result /= self._divisor
         result += self._curvature * v
@@ -234,7 +240,7 @@ class _Linear(FiniteSum):
     penalty: _Penalty
     _divides = True
     _separate = True  # each second derivative is a number, by which `_bent` multiplies
-    _recalls = False  # whether a state still tells the scores it was made from
+    _recalls = False  # whether that is so and a state still tells the scores it was made from
     _sampled: _Mould | None  # that of its samples
     _mould: _Mould | None  # that it came out of itself
 
