@@ -50,8 +50,9 @@ def readings(monkeypatch):
     """Count of products X @ w and Xᵀ @ r of logistic regression."""
     seen = Counter()
     for name in ("_scores", "_pull"):
+        plain = getattr(Logistic, name)
 
-        def call(self, block, v, name=name, plain=getattr(Logistic, name)):
+        def call(self, block, v, name=name, plain=plain):
             seen[name] += 1
             return plain(self, block, v)
 
