@@ -264,7 +264,7 @@ class Engine:
         """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
         s = self.settings
         limit = min(s.krylov_dim or space.dim, space.dim)
-        test_at, seen = 1, (0, 0.0)
+        test_at, shift, latest = 1, math.nan, 0
         if isinstance(krylov, Recorded):
             alpha, beta = krylov.everything
             tolerance = self._tolerance(draft.grad_norm)
@@ -273,18 +273,18 @@ class Engine:
             krylov.extend()
             draft.krylov_dim = j = krylov.dim
             last = j >= limit or krylov.invariant
+            if j < latest and not last and krylov.slope(shift) > 2.0 * self._tolerance(draft.grad_norm):
+                continue
             if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())
-                excess, step = (0.0, None) if last else self._excess(krylov, eigen, draft.grad_norm)
-                if excess <= 1.0:
+                converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
+                if converged:
                     draft.ritz_value = eigen.leftmost
                     return eigen, step
-                ahead = max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
-                if s.krylov_stop == "forcing" and 1.0 < excess < seen[1]:  # … but not later than it seems to be enough
-                    rate = math.log(seen[1] / excess) / (j - seen[0])
-                    ahead = max(1, min(ahead, int(math.log(excess) / rate)))
-                seen = j, excess
-                test_at = j + ahead
+                test_at = j + max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
+                if s.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
+                    # … and where the μ of this step would not do either: that is known without eigenpairs.
+                    test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
 
     def _surely_open(self, krylov: Krylov | Recorded, grad_norm: float) -> bool:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
@@ -300,25 +300,21 @@ class Engine:
             return self.settings.gradient_tolerance
         return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self.goal)
 
-    def _excess(
+    def _converged(
         self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
-    ) -> tuple[float, cubic.CubicStep | None]:
-        """Return ‖∇m‖ in units of its tolerance, infinite where the other test fails, and the step it belongs to."""
+    ) -> tuple[bool, cubic.CubicStep | None]:
         s = self.settings
         if s.krylov_stop == "paper":
             ritz_residual = krylov.residual * abs(eigen.leftmost_vector[-1])
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
-                return math.inf, None
+                return False, None
         tolerance = self._tolerance(grad_norm)
         if self.method.model == "none":
-            return 0.0, None
+            return True, None
         step = self._step(krylov, eigen)
         if s.krylov_stop == "forcing":
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
-        slope = krylov.residual * abs(float(step.u[-1]))
-        if slope <= tolerance:
-            return 0.0, step
-        return slope / tolerance if tolerance > 0.0 else math.inf, step
+        return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
 
     def _bound(self, x_norm: float) -> float:
         """Return the longest step to which negative curvature may lead from here."""

@@ -373,8 +373,9 @@ class _Linear(FiniteSum):
     def _derive(self, point: _Point, block: _Block, w: Array, u: Array, scores: list[Array]) -> None:
         """Measure the loss at w, whose scores are those of `point` and a combination of others."""
         z = self._recalled(point.states[0][0], block.labels)
+        room = np.empty_like(z)
         for factor, part in zip(u.tolist(), scores, strict=True):
-            z += factor * part
+            z += np.multiply(part, factor, out=room)
         loss, state = self._measure(z, block.labels)
         known = _Point(w, loss, [[state]], point.derived + 1)
         self._points = [known, *self._points[: _POINTS - 1]]
