@@ -680,3 +680,31 @@ def test_without_certificate_saddles_are_left(d):
         x0[0] = 0.0
         res = sanc.minimize(fun, x0, certify=False)
         assert res.success and float(res.fun) == pytest.approx(-0.25) and abs(float(res.x[0])) == pytest.approx(1.0)
+
+
+def test_an_interrupted_run_on_derived_scores_goes_on_bit_for_bit(rng, wide_problem):
+    """Scores that came from Lanczos differ from fresh ones by rounding, so they are part of the state."""
+    problem = wide_problem(rng, 0.1)
+    states = []
+    whole = sanc.minimize(
+        problem,
+        np.ones(60),
+        callback=lambda intermediate_result: states.append(pickle.dumps(intermediate_result.state)),
+    )
+    carried = 0
+    for cut in range(1, whole.nit):
+        state = pickle.loads(states[cut - 1])
+        carried += state["remembers"] is not None
+        again = Logistic(problem.X, problem.y, penalty="nonconvex", strength=0.1)
+        rest = sanc.minimize(again, np.ones(60), resume=state)
+        assert len(rest.history) == whole.nit - cut
+        for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):
+            assert repr(ours.as_dict() | {"seconds": 0}) == repr(theirs.as_dict() | {"seconds": 0})
+        assert np.array_equal(rest.x, whole.x)
+    assert carried >= 2
+
+
+def test_the_paper_reads_the_data_for_every_value(rng, wide_problem, readings):
+    problem = wide_problem(rng, 0.1)
+    res = sanc.minimize(problem, np.ones(60), preset="paper", max_iter=20, certify=False)
+    assert readings["_scores"] >= res.nhev + res.nfev

@@ -135,6 +135,7 @@ class Run:
             "vectors": self.engine.vectors(),
             "meter": asdict(self.oracle.meter),
             "knows": self.oracle.knows(self.x),
+            "remembers": self.oracle.remembered(self.x),
             "stalled": self.stalled,
             "best_gradient": self.best_gradient,
             "reference": self.reference,
@@ -165,6 +166,7 @@ class Run:
         self.reference = state["reference"]
         if self.base is not None and isinstance(self.oracle, FiniteSumOracle):
             self.oracle.wanted[:2] = state["sizes"]
+        self.oracle.remind(self.x, state.get("remembers"))
         value, gradient = state["knows"]
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)

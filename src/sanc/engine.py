@@ -375,7 +375,8 @@ class Engine:
                 return None
             (trial,) = krylov.combine(step.u)
             trial += x
-            operator.moved(trial, step.u)
+            if self.settings.rounding_guard:  # such an f has a rounding error of its own
+                operator.moved(trial, step.u)
             operator.release()
             if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
                 oracle.dismiss("hessian")

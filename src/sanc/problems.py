@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
@@ -631,6 +631,26 @@ def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
     if isinstance(problem, _Linear) and type(problem).subset is _Linear.subset:
         return problem._part
     return problem.subset
+
+
+def memory_of(problem: FiniteSum, w: Array) -> dict[str, Any] | None:
+    """Return the scores at w where they were made from others, which `remind` makes known to an equal problem."""
+    if not isinstance(problem, _Linear) or not problem._recalls:
+        return None
+    point = problem._known(w)
+    if point is None or not point.derived:
+        return None
+    ((block,),) = problem._divided()
+    return {"scores": problem._recalled(point.states[0][0], block.labels), "derived": point.derived}
+
+
+def remind(problem: FiniteSum, w: Array, memory: Mapping[str, Any] | None) -> None:
+    """Make known what `memory_of` returned."""
+    if memory is None or not isinstance(problem, _Linear):
+        return
+    ((block,),) = problem._divided()
+    loss, state = problem._measure(np.array(memory["scores"]), block.labels)
+    problem._points = [_Point(w, loss, [[state]], memory["derived"]), *problem._points[: _POINTS - 1]]
 
 
 _NOTHING: Array = np.empty(0)

@@ -168,6 +168,13 @@ class Oracle(Tally, ABC):
         """Whether value and gradient at `x` are remembered for the next iteration."""
         return False, False
 
+    def remembered(self, x: Vector) -> Any:
+        """Return what is known at `x` and would come out differently, by rounding, if it were computed from x alone."""
+        return None
+
+    def remind(self, x: Vector, memory: Any) -> None:
+        """Hear what `remembered` returned in the run that was interrupted at `x`."""
+
     @abstractmethod
     def value(self, x: Vector) -> float:
         """f(x) on the objective sample."""

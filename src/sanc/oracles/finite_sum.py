@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
-from sanc.problems import FiniteSum, sampler
+from sanc.problems import FiniteSum, memory_of, remind, sampler
 from sanc.settings import Sampling
 from sanc.vectors import Floats, NumpySpace, Vector
 
@@ -131,6 +131,12 @@ class FiniteSumOracle(Oracle):
     def knows(self, x: Vector) -> tuple[bool, bool]:
         value = self.wanted[2] is None and (x,) in self._values
         return value, self.wanted[0] is None and self._gradient is not None and self._gradient[0] is x
+
+    def remembered(self, x: Vector) -> Any:
+        return memory_of(self.problem, x)
+
+    def remind(self, x: Vector, memory: Any) -> None:
+        remind(self.problem, x, memory)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
