@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +39,12 @@ def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         for key in keys
     ]
     assert numbers and all(isinstance(number, float) and math.isfinite(number) for number in numbers)
-    assert {row["method"] for row in document["race"]} >= {"sanc", "sanc, certified", *linear.PEERS}
+    assert {row["method"] for row in document["race"]} >= {
+        "sanc",
+        "sanc, uncertified",
+        "sanc, certified",
+        *linear.PEERS,
+    }
     assert all(row["reached"] for row in document["race"] if row["method"].startswith("sanc"))
     assert [row["what"] for row in document["bandwidth"]] == ["X @ v", "value", "gradient", "product"]
     assert all(row["products"] == 5.0 for row in document["overhead"])
@@ -72,6 +80,26 @@ def test_a_small_gradient_ends_a_run(rng: np.random.Generator) -> None:
         linear.run_scipy(watched, "trust-ncg", np.ones(3))
     assert watched.least <= linear.TOLERANCE
     assert watched.values and watched.gradients and watched.products
+
+
+@pytest.mark.parametrize(("strength", "peers"), [(1.0, ("trust-ncg", "L-BFGS-B")), (1e-3, ("trust-ncg",))])
+def test_fewer_data_are_read_than_by_scipy(
+    wide_problem: Any, readings: Any, strength: float, peers: tuple[str, ...]
+) -> None:
+    """Products with X of four runs, to the same gradient."""
+    spent = dict.fromkeys(("sanc", *peers), 0)
+    for seed, method in product(range(4), spent):
+        problem = wide_problem(np.random.default_rng(seed), strength, d=120)
+        watched = linear.Watched(problem, 30.0)
+        readings.clear()
+        with contextlib.suppress(Budget):
+            if method == "sanc":
+                linear.sanc.minimize(watched, np.ones(120), tol=1e-8)
+            else:
+                linear.run_scipy(watched, method, np.ones(120))
+        assert watched.least <= 1e-8
+        spent[method] += readings.total()
+    assert all(spent["sanc"] < spent[peer] for peer in peers), spent
 
 
 def test_generated_rows_are_seeded() -> None:

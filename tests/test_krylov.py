@@ -281,3 +281,19 @@ def test_rows_that_products_are_written_into(rng):
     x, u = torch.from_numpy(rng.standard_normal(n)), rng.standard_normal(J)
     expected = x + written.basis().T @ torch.from_numpy(u)
     assert torch.allclose(written.added(x, u), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 10.0])
+def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
+    """β_j |u_j| is the residual of (B + shift·I) s = −g in the whole space, s its solution in the Krylov space."""
+    Q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
+    B = Q @ np.diag(np.linspace(0.1, 3.0, 12)) @ Q.T
+    g = rng.standard_normal(12)
+    krylov = Krylov(lambda v: B @ v, g, NumpySpace(12, np.float64), reorthogonalise=True)
+    for j in range(1, 12):
+        krylov.extend()
+        K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(B, k) @ g for k in range(j)]))[0]
+        s = -K @ np.linalg.solve(K.T @ (B + shift * np.eye(12)) @ K, K.T @ g)
+        left = np.linalg.norm(B @ s + shift * s + g)
+        assert krylov.slope(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
+    assert np.isnan(krylov.slope(-1.0))  # T − I is not positive definite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -545,3 +545,166 @@ def test_a_torch_function_draws_nothing_from_the_global_generator():
     sanc.minimize(rosen_torch, X0)
     sanc.certificate(rosen_torch, X0)
     assert torch.equal(state, torch.get_rng_state())
+
+
+# ---------------------------------------------------------------------- what a run costs
+
+
+def test_a_trial_after_few_products_reads_no_data(rng, wide_problem, readings):
+    problem = wide_problem(rng, 1.0)
+    readings.clear()
+    res = sanc.minimize(problem, np.ones(60), certify=False)
+    certificate = res.certificate.products
+    assert res.success and max(record.krylov_dim for record in res.history) <= 6
+    assert readings["_pull"] == res.nhev + certificate + res.njev
+    assert (
+        readings["_scores"] == res.nhev + certificate + 1 + res.nit // 9
+    )  # the start, and one in nine for rounding's sake
+    plain = scipy.optimize.minimize(
+        problem.value, res.x + 1e-3, jac=lambda w: problem.value_and_gradient(w)[1], method="BFGS", tol=1e-9
+    )
+    assert res.x == pytest.approx(plain.x, abs=1e-6) and res.fun <= plain.fun + 1e-13
+
+
+def test_negative_curvature_does_not_make_steps_much_longer_than_the_last(rng):
+    """Steps of positive curvature let σ fall; where negative curvature is met, the last step says how far to go."""
+
+    def fun(x):
+        return (0.5 * x[0] ** 2 + torch.cos(x[1:] * 0.3).sum() * 10 + 1e-3 * (x**4).sum()) / 10
+
+    seen = 0
+    for seed in range(20):
+        x0 = 5 * torch.from_numpy(np.random.default_rng(seed).standard_normal(8))
+        points = [x0.clone()]
+        res = sanc.minimize(fun, x0, callback=lambda x, points=points: points.append(x))
+        assert res.success
+        last = 0.0
+        for record, before, after in zip(res.history, points[:-1], points[1:], strict=True):
+            length = float(torch.linalg.norm(after - before))
+            longest = max(1.0, 0.1 * float(torch.linalg.norm(before)), 3 * last)
+            if record.ritz_value < 0 and length > 1.001 * longest:
+                assert record.trials > 1 and record.trial_value < record.value  # f was asked on the way
+            seen += record.ritz_value < 0
+            last = length or last
+    assert seen > 20
+
+
+def test_a_step_that_was_cut_short_is_made_longer_where_f_falls_faster_than_promised():
+    """From far out on −log-like slopes one gradient is enough for a long way: each trial is three times as far."""
+    calls = []
+
+    def fun(x):
+        calls.append(x.detach().clone())
+        return (x * x / (1 + x * x)).sum()
+
+    x0 = torch.full((100,), 1.5, dtype=torch.float64)
+    res = sanc.minimize(fun, x0, max_iter=1, hvp="double-backward", certify=False)
+    (record,) = res.history
+    assert record.trials >= 3 and record.krylov_dim == 1 and record.ritz_value < 0
+    assert record.step_norm == pytest.approx(float(torch.linalg.norm(res.x - x0)))
+    assert record.step_norm > 3 * max(1.0, 0.1 * float(torch.linalg.norm(x0)))
+    exact = float((res.x**2 / (1 + res.x**2)).sum())
+    assert record.trial_value == pytest.approx(exact) and exact < record.value
+    lengths = sorted({round(float(torch.linalg.norm(x - x0)), 6) for x in calls} - {0.0})
+    assert all(b / a <= 3.001 for a, b in pairwise(lengths))
+    assert sanc.minimize(fun, x0, max_iter=1, certify=False, first_radius=None).history[0].trials == 1
+    assert sanc.minimize(fun, x0, max_iter=1, certify=False, preset="paper").history[0].trials == 1
+
+
+@pytest.mark.parametrize("tol", [1e-10, 1e-6, 1e-3])
+def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol):
+    """Lanczos ends at the first space that the rule is content with; all spaces and minima here are dense."""
+    d = 40
+    Q = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    A = Q @ np.diag(np.geomspace(0.05, 1.0, d)) @ Q.T
+    x = 1e-3 * rng.standard_normal(d)
+    sigma = 0.5
+    res = sanc.minimize(
+        lambda w: 0.5 * w @ A @ w, x, jac=lambda w: A @ w, hess=lambda w: A, tol=tol, sigma0=sigma, max_iter=1
+    )
+    if not res.history:
+        assert np.linalg.norm(A @ x) <= tol
+        return
+    g = A @ x
+    size = np.linalg.norm(g)
+    content = []
+    for j in range(1, res.history[0].krylov_dim + 1):
+        K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(A, k) @ g for k in range(j)]))[0]
+
+        def model(u, K=K):
+            s = K @ u
+            return g @ s + 0.5 * s @ A @ s + sigma / 3 * np.linalg.norm(s) ** 3
+
+        def slope(u, K=K):
+            s = K @ u
+            return K.T @ (g + A @ s + sigma * np.linalg.norm(s) * s)
+
+        scale = 1e6  # so that the minimiser of SciPy sees numbers near 1
+        best = scipy.optimize.minimize(
+            lambda u, model=model: model(u / 1e3) * scale,
+            np.zeros(j),
+            jac=lambda u, slope=slope: slope(u / 1e3) * scale / 1e3,
+            tol=1e-14,
+        )
+        s = K @ best.x / 1e3
+        left = np.linalg.norm(g + A @ s + sigma * np.linalg.norm(s) * s)
+        wanted = max(min(0.2, np.sqrt(size), np.linalg.norm(s)) * size, 0.5 * tol)
+        content.append(left <= wanted * (1 + 1e-3))
+    if res.history[0].krylov_dim <= 10:
+        assert content == [False] * (len(content) - 1) + [True]
+    else:
+        assert content[-1]
+
+
+def test_without_certificate_only_a_look_is_taken(rng, wide_problem):
+    problem = wide_problem(rng, 1e-3)
+    whole, short = (sanc.minimize(problem, np.ones(60), certify=certify) for certify in (True, False))
+    assert whole.status is Status.SECOND_ORDER and whole.certificate.products > 30
+    assert short.status is Status.UNCERTIFIED and short.success and not short.certificate.second_order
+    assert short.certificate.products == max(10, short.nhev // 10) < whole.certificate.products / 2
+    assert np.array_equal(whole.x, short.x) and whole.nhev == short.nhev
+    fewer = sanc.minimize(problem, np.ones(60), certify=False, max_products=4)
+    assert fewer.certificate.products == 4
+
+
+@pytest.mark.parametrize("d", [3, 50, 400])
+def test_without_certificate_saddles_are_left(d):
+    """On the stable manifold of a saddle no gradient shows its curvature; at the saddle itself there is no gradient."""
+    scale = torch.linspace(0.5, 2.0, d, dtype=torch.float64)
+
+    def fun(x):
+        return 0.5 * (scale[1:] * x[1:] ** 2).sum() - 0.5 * x[0] ** 2 + 0.25 * x[0] ** 4
+
+    for start in (0.0, 1.0):
+        x0 = torch.full((d,), start, dtype=torch.float64)
+        x0[0] = 0.0
+        res = sanc.minimize(fun, x0, certify=False)
+        assert res.success and float(res.fun) == pytest.approx(-0.25) and abs(float(res.x[0])) == pytest.approx(1.0)
+
+
+def test_an_interrupted_run_on_derived_scores_goes_on_bit_for_bit(rng, wide_problem):
+    """Scores that came from Lanczos differ from fresh ones by rounding, so they are part of the state."""
+    problem = wide_problem(rng, 0.1)
+    states = []
+    whole = sanc.minimize(
+        problem,
+        np.ones(60),
+        callback=lambda intermediate_result: states.append(pickle.dumps(intermediate_result.state)),
+    )
+    carried = 0
+    for cut in range(1, whole.nit):
+        state = pickle.loads(states[cut - 1])
+        carried += state["remembers"] is not None
+        again = Logistic(problem.X, problem.y, penalty="nonconvex", strength=0.1)
+        rest = sanc.minimize(again, np.ones(60), resume=state)
+        assert len(rest.history) == whole.nit - cut
+        for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):
+            assert repr(ours.as_dict() | {"seconds": 0}) == repr(theirs.as_dict() | {"seconds": 0})
+        assert np.array_equal(rest.x, whole.x)
+    assert carried >= 2
+
+
+def test_the_paper_reads_the_data_for_every_value(rng, wide_problem, readings):
+    problem = wide_problem(rng, 0.1)
+    res = sanc.minimize(problem, np.ones(60), preset="paper", max_iter=20, certify=False)
+    assert readings["_scores"] >= res.nhev + res.nfev

@@ -218,6 +218,77 @@ def test_scores_are_computed_once(X, rng, monkeypatch):
         assert counts == {"_scores": 1 + 2, "_pull": 2 + 2, "_bend": 1}  # a product needs scores of its own
 
 
+@pytest.fixture
+def wide(rng):
+    X = rng.standard_normal((700, 30))
+    X[rng.random(X.shape) < 0.4] = 0.0
+    return X, rng.integers(0, 2, 700)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_scores_of_a_move_come_from_the_products(wide, rng, readings, sparse, dtype):
+    X, y = wide[0].astype(dtype), wide[1]
+    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y, strength=0.1)
+    w = rng.standard_normal(30).astype(dtype)
+    product = problem.hessian(w)
+    vectors = [rng.standard_normal(30).astype(dtype) for _ in range(5)]
+    for v in vectors:
+        product(v)
+    u = rng.standard_normal(5)
+    to = (w + sum(a * v for a, v in zip(u, vectors, strict=True))).astype(dtype)
+    readings.clear()
+    product.moved(to, u)
+    value, g = problem.value(to), problem.value_and_gradient(to)[1]
+    Hv = problem.hessian(to)(vectors[0])
+    assert readings["_scores"] == 1  # for the last product alone
+    exact = Logistic(X.astype(np.float64), y, strength=0.1)
+    at = to.astype(np.float64)
+    wanted = exact.value_and_gradient(at)
+    near = {"rel": 1e-12, "abs": 1e-13} if dtype == "float64" else {"rel": 1e-4, "abs": 1e-5}
+    assert value == pytest.approx(wanted[0], **near) and g.dtype == dtype
+    assert g == pytest.approx(wanted[1], **near)
+    assert Hv == pytest.approx(exact.hessian(at)(vectors[0].astype(np.float64)), **near)
+
+
+def test_a_move_that_is_not_known_is_computed(wide, rng, readings):
+    X, y = wide
+    problem = Logistic(X, y, strength=0.1)
+    w, v = rng.standard_normal((2, 30))
+    few, many, after = problem.hessian(w), problem.hessian(w), problem.hessian(w)
+    few(v)
+    few.moved(w + v, np.ones(2))  # it was multiplied by one vector only
+    for _ in range(16):  # more than are worth keeping: half the 30 entries of a row
+        many(v)
+    many.moved(w + v, np.eye(16)[0])
+    after.moved(w + v, np.ones(0))
+    readings.clear()
+    assert problem.value(w + v) == pytest.approx(Logistic(X, y, strength=0.1).value(w + v), rel=1e-14)
+    assert readings["_scores"] == 2  # its own, and that of the other problem
+    small = Logistic(X[:20], y[:20], strength=0.1).hessian(w)
+    small(v)
+    small.moved(w + v, np.ones(1))
+    assert small._kept is None  # not worth it
+
+
+def test_moves_do_not_add_up_their_rounding(wide, rng, readings):
+    X, y = wide
+    problem = Logistic(X, y, strength=0.1)
+    w = 1e3 * rng.standard_normal(30)
+    fresh = 0
+    for _ in range(60):
+        product = problem.hessian(w)
+        v = rng.standard_normal(30)
+        product(v)
+        w = w + 0.5 * v
+        product.moved(w, np.array([0.5]))
+        before = readings["_scores"]
+        problem.value(w)
+        fresh += readings["_scores"] - before
+    assert fresh == 60 // (problems._DERIVED + 1)
+    assert problem.value(w) == pytest.approx(Logistic(X, y, strength=0.1).value(w), rel=1e-13)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["C", "F", "mapped"])

@@ -23,6 +23,10 @@ _PATIENCE = 10
 """Iterations without any progress that rounding allows before the run is called stalled."""
 
 
+_LOOK = 10
+"""Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
+
+
 class Status(IntEnum):
     """How a minimisation ended; `sentence` says it in words."""
 
@@ -131,6 +135,7 @@ class Run:
             "vectors": self.engine.vectors(),
             "meter": asdict(self.oracle.meter),
             "knows": self.oracle.knows(self.x),
+            "remembers": self.oracle.remembered(self.x),
             "stalled": self.stalled,
             "best_gradient": self.best_gradient,
             "reference": self.reference,
@@ -161,6 +166,7 @@ class Run:
         self.reference = state["reference"]
         if self.base is not None and isinstance(self.oracle, FiniteSumOracle):
             self.oracle.wanted[:2] = state["sizes"]
+        self.oracle.remind(self.x, state.get("remembers"))
         value, gradient = state["knows"]
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)
@@ -193,12 +199,16 @@ class Run:
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
+        most = self.limits.max_products
+        if self.iteration and not self.limits.certify:
+            look = max(_LOOK, self.oracle.meter.nhev // 10)
+            most = look if most is None else min(most, look)
         cert, v = probe(
             self.oracle,
             self.x,
             eps=self.limits.tol,
             eps_curvature=self.limits.curvature_tol,
-            max_products=self.limits.max_products,
+            max_products=most,
             seed=self.seed + self.iteration,
         )
         self.certificate = cert

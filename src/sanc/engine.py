@@ -17,7 +17,7 @@ import numpy as np
 
 from sanc import cubic, escape
 from sanc.errors import NonFiniteStartError
-from sanc.judge import Judge, Verdict, ratio
+from sanc.judge import LONGER, Judge, Verdict, ratio
 from sanc.krylov import Krylov, NonFiniteProductError
 from sanc.lanczos import Recorded
 from sanc.oracles.base import Operator, Oracle, Tally
@@ -26,6 +26,12 @@ from sanc.settings import Method, Settings
 from sanc.vectors import Space, Vector
 
 _COIN, _START, _HARD = 1, 2, 3  # which random draw of an iteration
+_FORCING = 0.2
+"""Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
+_ENOUGH = 0.5
+"""Share of the gradient asked for below which ‖∇m‖ is not brought."""
+_BETTER = 1.2
+"""ρ above which the model is not trusted to have made a step long enough."""
 
 
 @dataclass(slots=True)
@@ -56,6 +62,7 @@ class EngineState:
     iteration: int = 0
     sigma: float = 1.0
     seconds: float = 0.0
+    reach: float = 0.0  # length of the last step
     previous: Vector | None = None
 
 
@@ -70,6 +77,8 @@ class Engine:
         Numbers and rules.
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
+    goal : float
+        ‖g‖ that the caller is content with: the model is not minimised far beyond it.
 
     Attributes
     ----------
@@ -77,9 +86,12 @@ class Engine:
         Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending.
     """
 
-    def __init__(self, method: Method, settings: Settings, seed: int) -> None:
+    def __init__(self, method: Method, settings: Settings, seed: int, goal: float = 0.0) -> None:
         self.method = method
         self.settings = settings
+        self.goal = goal
+        self._longest = math.inf  # of the steps to which negative curvature may lead in this iteration
+        self._guessed = False  # whether σ of this iteration says nothing about f: it is the first, or that bound's
         self.state = EngineState(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
 
@@ -119,7 +131,13 @@ class Engine:
         before = self.state
         self._charge(oracle, draft.krylov_dim)
         sigma = self.judge.sigma if sigma is None else sigma
-        self.state = EngineState(before.seed, before.iteration + 1, sigma, before.seconds + seconds, before.previous)
+        self.state = replace(
+            before,
+            iteration=before.iteration + 1,
+            sigma=sigma,
+            seconds=before.seconds + seconds,
+            reach=draft.step_norm or before.reach,
+        )
         return Record(
             iteration=before.iteration,
             branch=draft.branch,
@@ -163,6 +181,8 @@ class Engine:
         if not self.method.momentum:
             oracle.dismiss("gradient")
         operator = oracle.hessian(x)
+        self._longest = self._bound(space.norm(x))
+        self._guessed = self._longest < math.inf and self.state.iteration == 0
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
             eigen, step = self.grow(krylov, oracle.space, draft)
@@ -203,7 +223,7 @@ class Engine:
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         state = self.state
-        return {name: getattr(state, name) for name in ("seed", "iteration", "sigma", "seconds")}
+        return {name: getattr(state, name) for name in ("seed", "iteration", "sigma", "seconds", "reach")}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
@@ -244,8 +264,9 @@ class Engine:
         self, krylov: Krylov | Recorded, space: Space, draft: Draft
     ) -> tuple[cubic.Spectrum, cubic.CubicStep | None]:
         """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
-        limit = min(self.settings.krylov_dim or space.dim, space.dim)
-        test_at = 1
+        s = self.settings
+        limit = min(s.krylov_dim or space.dim, space.dim)
+        test_at, shift, latest = 1, math.nan, 0
         if isinstance(krylov, Recorded):
             alpha, beta = krylov.everything
             tolerance = self._tolerance(draft.grad_norm)
@@ -254,13 +275,18 @@ class Engine:
             krylov.extend()
             draft.krylov_dim = j = krylov.dim
             last = j >= limit or krylov.invariant
+            if j < latest and not last and krylov.slope(shift) > 2.0 * self._tolerance(draft.grad_norm):
+                continue
             if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
                 eigen = cubic.spectrum(*krylov.tridiagonal())
                 converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
                 if converged:
                     draft.ritz_value = eigen.leftmost
                     return eigen, step
-                test_at = j + 1 + (j // 5 - 1 if j >= 10 else 0)  # eigenpairs are O(j²): test a long basis less often
+                test_at = j + max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
+                if s.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
+                    # … and where the μ of this step would not do either: that is known without eigenpairs.
+                    test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
 
     def _surely_open(self, krylov: Krylov | Recorded, grad_norm: float) -> bool:
         """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
@@ -271,10 +297,10 @@ class Engine:
         return krylov.residual * krylov.least_last(self.judge.sigma) > self._tolerance(grad_norm)
 
     def _tolerance(self, grad_norm: float) -> float:
-        """Return what ‖∇m‖ may be at most; "forcing" may ask for less."""
+        """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
         if self.settings.krylov_stop == "paper":
             return self.settings.gradient_tolerance
-        return min(0.1, math.sqrt(grad_norm)) * grad_norm
+        return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self.goal)
 
     def _converged(
         self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
@@ -287,10 +313,35 @@ class Engine:
         tolerance = self._tolerance(grad_norm)
         if self.method.model == "none":
             return True, None
-        step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        step = self._step(krylov, eigen)
         if s.krylov_stop == "forcing":
-            tolerance = min(tolerance, step.norm * grad_norm)
+            tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
         return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
+
+    def _bound(self, x_norm: float) -> float:
+        """Return the longest step to which negative curvature may lead from here."""
+        radius = self.settings.first_radius
+        if radius is None or self.method.acceptance != "ratio":
+            return math.inf
+        return max(radius * max(1.0, 0.1 * x_norm), LONGER * self.state.reach)
+
+    def _step(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> cubic.CubicStep:
+        """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
+
+        At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
+        """
+        step = cubic.minimise(eigen, krylov.linear, self.judge.sigma)
+        if eigen.leftmost >= 0.0 or step.norm <= self._longest:
+            return step
+
+        def length(sigma: float) -> float:
+            nonlocal step
+            step = cubic.minimise(eigen, krylov.linear, sigma)
+            return step.norm
+
+        self._guessed = True
+        self.judge.shorten(length, self._longest)
+        return step
 
     # ------------------------------------------------------------------ the cubic step
 
@@ -307,12 +358,7 @@ class Engine:
         """Try the cubic step, then those of larger σ in the same space; None when all were rejected."""
         tested = self.method.acceptance == "ratio"
         eps = oracle.space.eps
-        radius = self.settings.first_radius
-        if tested and radius is not None and self.state.iteration == 0 and eigen.leftmost < 0.0:
-            # Negative curvature leaves the length of the step to σ alone, and σ is still a guess.
-            longest = radius * max(1.0, 0.1 * oracle.space.norm(x))
-            self.judge.shorten(lambda sigma: cubic.minimise(eigen, krylov.linear, sigma).norm, longest)
-            known = None
+        known = known or self._step(krylov, eigen)
         for _ in range(1 + (self.settings.resolves if tested else 0)):
             draft.sigma = self.judge.sigma
             step = known or cubic.minimise(eigen, krylov.linear, draft.sigma)
@@ -331,6 +377,8 @@ class Engine:
                 draft.note = "the cubic step vanishes in the rounding of x"
                 self.judge.forget()
                 return None
+            if self.settings.rounding_guard:  # such an f has a rounding error of its own
+                operator.moved(trial, step.u)
             operator.release()
             if self.settings.lanczos == "store" and self.settings.fallback_sample == "gradient":
                 oracle.dismiss("hessian")
@@ -364,10 +412,47 @@ class Engine:
                 very = verdict is Verdict.VERY_SUCCESSFUL
                 draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
                 draft.step_norm = step.norm
+                if self._guessed:
+                    trial = self._farther(x, trial, krylov, eigen, operator, oracle, draft)
                 return trial
             if not math.isfinite(draft.trial_value):
                 draft.note = "the trial value is not finite"
         return None
+
+    def _farther(
+        self,
+        x: Vector,
+        point: Vector,
+        krylov: Krylov,
+        eigen: cubic.Spectrum,
+        operator: Operator,
+        oracle: Oracle,
+        draft: Draft,
+    ) -> Vector:
+        """Go on to steps of smaller σ in the same space while f falls by more than the model says."""
+        while draft.rho > _BETTER and self.judge.sigma < draft.sigma and draft.trials <= self.settings.resolves:
+            sigma = self.judge.sigma
+            step = cubic.minimise(eigen, krylov.linear, sigma)
+            if step.hard:
+                step = cubic.minimise(eigen, krylov.linear, sigma, self.hard_sign(krylov, eigen))
+            if step.norm < 2.0 * draft.step_norm:
+                break
+            (trial,) = krylov.combine(step.u)
+            trial += x
+            operator.moved(trial, step.u)
+            value = oracle.value(trial)
+            draft.trials += 1
+            if not (value < draft.trial_value and oracle.space.finite(trial)):
+                break
+            actual = draft.value - value
+            verdict = self.judge.try_step(actual, step.decrease, step.norm, draft.grad_norm, 0.0)
+            very = verdict is Verdict.VERY_SUCCESSFUL
+            draft.branch = Branch.VERY_SUCCESSFUL if very else Branch.SUCCESSFUL
+            draft.sigma, draft.rho = sigma, ratio(actual, step.decrease)
+            draft.model_decrease, draft.cubic_norm, draft.step_norm = step.decrease, step.norm, step.norm
+            draft.curvature_share, draft.trial_value = step.curvature_share, value
+            point = trial
+        return point
 
     def _told(self, actual: float, predicted: float, trial: Vector, oracle: Oracle, draft: Draft) -> float:
         """Let the gradient decide where the values are lost in rounding: the step is as good as promised if it halves.

@@ -11,7 +11,7 @@ from enum import Enum
 
 from sanc.settings import AUTHORS_FLOAT32_FLOOR, Settings
 
-_SHORTEST, _SHORTER, _LONGER = 0.1, 0.5, 3.0
+_SHORTEST, _SHORTER, LONGER = 0.1, 0.5, 3.0
 """How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
 
 
@@ -94,9 +94,14 @@ class Judge:
         self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
 
     def shorten(self, length: Callable[[float], float], longest: float) -> None:
-        """Raise σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`."""
-        while length(self.sigma) > longest and self.sigma < self.settings.sigma_ceiling:
-            self.sigma = self._bounded(2.0 * self.sigma)
+        """Double σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
+
+        A step of kσ is at least a k-th as long as that of σ, so that not every doubling needs a look.
+        """
+        while (norm := length(self.sigma)) > longest and self.sigma < self.settings.sigma_ceiling:
+            times = norm / longest
+            doublings = max(1, math.floor(math.log2(times))) if math.isfinite(times) else 1
+            self.sigma = self._bounded(2.0**doublings * self.sigma)
 
     def _interpolate(self, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float) -> None:
         """Move σ to the κ that f showed along the step, f(x+s) = q(s) + (κ/3)‖s‖³, as far as the length of s allows."""
@@ -114,7 +119,7 @@ class Judge:
         if verdict is Verdict.UNSUCCESSFUL:
             self.sigma = self._bounded(min(max(seen, self._scaled(_SHORTER, pull)), self._scaled(_SHORTEST, pull)))
         elif verdict is Verdict.VERY_SUCCESSFUL:
-            self.sigma = self._bounded(min(max(seen, self._scaled(_LONGER, pull)), self.sigma))
+            self.sigma = self._bounded(min(max(seen, self._scaled(LONGER, pull)), self.sigma))
 
     def _scaled(self, t: float, pull: float) -> float:
         """Find the σ whose model has its minimum along s at t·s; where none has, for t > 1, a thousandth of σ."""

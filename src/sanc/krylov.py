@@ -65,6 +65,20 @@ class Tridiagonal:
         """Diagonal and off-diagonal of T."""
         return np.array(self._alpha, np.float64), np.array(self._beta[: self.dim - 1], np.float64)
 
+    def slope(self, shift: float) -> float:
+        """β_j |u_j| for (T + shift·I) u = −start e₁, from the pivots alone; NaN where they are not all positive.
+
+        That is ‖∇m‖ where `shift` is the μ of the cubic model's minimiser.
+        """
+        result, pivot, last = self.start_norm, 1.0, 0.0
+        for alpha, beta in zip(self._alpha, self._beta, strict=True):
+            pivot = alpha + shift - last * (last / pivot)
+            if not pivot > 0.0:
+                return math.nan
+            result *= beta / pivot
+            last = beta
+        return result
+
     def _append(self, alpha: float, beta: float) -> float:
         """Add a column; return β_j, 0 where it is rounding or nothing can follow."""
         j = len(self._alpha)

@@ -99,7 +99,9 @@ def minimize(
         enough for that to pay, and takes the fastest; a run is then repeated to rounding only. A small one gets
         "double-backward" at once.
     certify : bool
-        Compute the certificate of the final point also where the run ended at a limit.
+        Compute the certificate of the final point, also where the run ended at a limit. Without it a run whose gradient
+        became small looks for negative curvature with 10 products, or a tenth of those it made: that leads out of a
+        saddle, but for very weak curvature, and seldom certifies that there is none.
     max_products : int, optional
         Most Hessian products of one certificate.
     disp : bool
@@ -115,7 +117,8 @@ def minimize(
     -------
     scipy.optimize.OptimizeResult
         With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
-        calls, certificate (None where `certify` is off and the run ended at a limit), and hvp (how torch made the
+        calls, certificate (undecided where `certify` is off and its products did not suffice, None where the run then
+        ended at a limit), and hvp (how torch made the
         products; empty where it did not). The counts leave the certificates out; they have their own.
 
     Examples
@@ -154,10 +157,11 @@ def minimize(
     )
     if resume is not None and not isinstance(resume, Mapping):
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
+    limits = _limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products)
     run = Run(
         oracle=oracle,
-        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed),
-        limits=_limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products),
+        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed, limits.tol),
+        limits=limits,
         x=x,
         seed=seed,
     )

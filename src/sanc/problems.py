@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -46,8 +46,12 @@ _FEW = 32
 """Rows a block has at least; where they do not fit, X is not divided."""
 _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
+_FEW_ENTRIES = 1 << 13
+"""Entries of X, about, up to which a product takes less than what saves it."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
+_DERIVED = 8
+"""Most points in a row whose scores are made from those of the point before: rounding does not add up for longer."""
 
 
 class FiniteSum(ABC):
@@ -81,7 +85,12 @@ class FiniteSum(ABC):
 
     @abstractmethod
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        """Return v ↦ ∇²f(w) v; what depends on w alone is computed once."""
+        """Return v ↦ ∇²f(w) v; what depends on w alone is computed once.
+
+        What is returned may have a method ``moved(to, u)``. It is called before f is asked for at ``to`` = w + Σ uᵢvᵢ,
+        the vᵢ being all the vectors that were multiplied so far: where their products with the data are kept, f needs
+        none there.
+        """
 
 
 class _Penalty:
@@ -185,12 +194,15 @@ class _Block:
 
 
 class _Point:
-    """What is known at one w: the sum of the losses and, for each block, what slopes and curvature are made from."""
+    """What is known at one w: the sum of the losses and, for each block, what slopes and curvature are made from.
 
-    __slots__ = ("bends", "loss", "states", "w")
+    `derived` counts the points since the last one whose scores were computed from w itself.
+    """
 
-    def __init__(self, w: Array, loss: float, states: list[list[Any]]) -> None:
-        self.w, self.loss, self.states = w.copy(), loss, states
+    __slots__ = ("bends", "derived", "loss", "states", "w")
+
+    def __init__(self, w: Array, loss: float, states: list[list[Any]], derived: int = 0) -> None:
+        self.w, self.loss, self.states, self.derived = w.copy(), loss, states, derived
         self.bends: list[list[Any]] | None = None
 
     def belongs(self, w: Array) -> bool:
@@ -198,6 +210,44 @@ class _Point:
         if self.w.item(0) != w.item(0):
             return False
         return self.w.dtype == w.dtype and self.w.shape == w.shape and bool((self.w == w).all())
+
+
+class _Product:
+    """v ↦ ∇²f(w) v where X is one block, with the scores Xv of the first vectors kept.
+
+    They are kept as long as a combination of them is cheaper than another product with X.
+    """
+
+    __slots__ = ("_bend", "_block", "_curvature", "_divisor", "_kept", "_most", "_point", "_sum")
+
+    def __init__(self, owner: _Linear, block: _Block, point: _Point, curvature: Array | float) -> None:
+        assert point.bends is not None
+        self._sum, self._block, self._point, self._curvature = owner, block, point, curvature
+        self._bend, self._divisor = point.bends[0][0], owner.n
+        if owner._separate:
+            self._bend, self._divisor = self._bend / owner.n, 1
+        self._kept: list[Array] | None = []
+        self._most = owner._worth_keeping() if point.derived < _DERIVED else 0
+
+    def __call__(self, v: Array) -> Array:
+        owner = self._sum
+        z = owner._scores(self._block, v)
+        if self._kept is not None and len(self._kept) < self._most:
+            self._kept.append(z)
+            bent = z * self._bend
+        else:
+            self._kept = None
+            bent = owner._bent(self._bend, z)
+        result = owner._pull(self._block, bent)
+        if self._divisor != 1:
+            result /= self._divisor
+        result += self._curvature * v
+        return result
+
+    def moved(self, to: Array, u: Array) -> None:
+        """Let the sum know its scores at ``to`` = w + Σ uᵢvᵢ, the vᵢ being all the vectors it was multiplied by."""
+        if self._kept and len(self._kept) == len(u):
+            self._sum._derive(self._point, self._block, to, u, self._kept)
 
 
 class _Linear(FiniteSum):
@@ -208,6 +258,7 @@ class _Linear(FiniteSum):
     penalty: _Penalty
     _divides = True
     _separate = True  # each second derivative is a number, by which `_bent` multiplies
+    _recalls = False  # whether that is so and a state still tells the scores it was made from
     _lengths: Array | None  # entries in each row of X, where that is sparse and was sampled from
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
@@ -273,6 +324,10 @@ class _Linear(FiniteSum):
     def _bend(self, state: Any) -> Array:
         """Second derivatives, or what `_bent` makes them from."""
 
+    def _recalled(self, state: Any, labels: Array) -> Array:
+        """Scores that a state was made from, in an array of their own; only where `_recalls` is set."""
+        raise NotImplementedError
+
     def _bent(self, bend: Array, z: Array) -> Array:
         """Second derivatives times a change z of the scores, which is taken over."""
         z *= bend
@@ -305,7 +360,7 @@ class _Linear(FiniteSum):
             point.bends = _each(lambda k: [self._bend(state) for state in point.states[k]], len(parts))
         bends, curvature = point.bends, self.penalty.curvature(w)
         if len(parts) == 1 == len(parts[0]):
-            return self._product_of_one(parts[0][0], bends[0][0], curvature)
+            return _Product(self, parts[0][0], point, curvature)
 
         def product(v: Array) -> Array:
             def partial(k: int) -> Array:
@@ -321,20 +376,22 @@ class _Linear(FiniteSum):
 
         return product
 
-    def _product_of_one(self, block: _Block, bend: Any, curvature: Array | float) -> Callable[[Array], Array]:
-        """Return the product where there is one block only."""
-        divisor = self.n
-        if self._separate:
-            bend, divisor = bend / divisor, 1
+    def _worth_keeping(self) -> int:
+        """Return how many vectors of scores are combined in half the time of a product with X; 0 for a small X."""
+        if not self._recalls or isinstance(self.X, _Rows):
+            return 0
+        entries = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
+        return entries // (2 * self.n) if entries > _FEW_ENTRIES else 0
 
-        def product(v: Array) -> Array:
-            result = self._pull(block, self._bent(bend, self._scores(block, v)))
-            if divisor != 1:
-                result /= divisor
-            result += curvature * v
-            return result
-
-        return product
+    def _derive(self, point: _Point, block: _Block, w: Array, u: Array, scores: list[Array]) -> None:
+        """Measure the loss at w, whose scores are those of `point` and a combination of others."""
+        z = self._recalled(point.states[0][0], block.labels)
+        room = np.empty_like(z)
+        for factor, part in zip(u.tolist(), scores, strict=True):
+            z += np.multiply(part, factor, out=room)
+        loss, state = self._measure(z, block.labels)
+        known = _Point(w, loss, [[state]], point.derived + 1)
+        self._points = [known, *self._points[: _POINTS - 1]]
 
     def _visit(self, w: Array, slopes: bool = False) -> tuple[_Point, Array]:
         """Return what is known at w and, where `slopes` is set, Xᵀ times the slopes, from one reading of X."""
@@ -421,6 +478,8 @@ class Logistic(_Linear):
     0.693147
     """
 
+    _recalls = True
+
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind = "nonconvex", strength: float = 1.0) -> None:
         super().__init__(X, y, penalty, strength)
 
@@ -438,6 +497,10 @@ class Logistic(_Linear):
         loss = np.log1p(e)
         loss += np.maximum(z, 0.0)
         return float(np.add.reduce(loss)), (z, e)
+
+    def _recalled(self, state: Any, labels: Array) -> Array:
+        z: Array = state[0] * labels
+        return z
 
     def _slope(self, state: Any, labels: Array) -> Array:
         t, e = state
@@ -581,6 +644,26 @@ def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
     if isinstance(problem, _Linear) and type(problem).subset is _Linear.subset:
         return problem._sample
     return problem.subset
+
+
+def memory_of(problem: FiniteSum, w: Array) -> dict[str, Any] | None:
+    """Return the scores at w where they were made from others, which `remind` makes known to an equal problem."""
+    if not isinstance(problem, _Linear) or not problem._recalls:
+        return None
+    point = problem._known(w)
+    if point is None or not point.derived:
+        return None
+    ((block,),) = problem._divided()
+    return {"scores": problem._recalled(point.states[0][0], block.labels), "derived": point.derived}
+
+
+def remind(problem: FiniteSum, w: Array, memory: Mapping[str, Any] | None) -> None:
+    """Make known what `memory_of` returned."""
+    if memory is None or not isinstance(problem, _Linear):
+        return
+    ((block,),) = problem._divided()
+    loss, state = problem._measure(np.array(memory["scores"]), block.labels)
+    problem._points = [_Point(w, loss, [[state]], memory["derived"]), *problem._points[: _POINTS - 1]]
 
 
 _NOTHING: Array = np.empty(0)

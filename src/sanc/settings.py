@@ -39,8 +39,10 @@ class Settings:
         σ follows the cubic coefficient that f showed along the last step, up or down, as far as the step along the same
         direction becomes 0.1 to 0.5 times as long after a rejection and at most 3 times after a very successful step.
     first_radius : float or None
-        Where the first Krylov space shows negative curvature, σ starts at least so large that the first step is no
-        longer than this times max(1, ‖x‖/10); None: wherever `sigma0` is. Only for methods that test their steps.
+        Where a Krylov space shows negative curvature, σ is at least so large that the step is no longer than this times
+        max(1, ‖x‖/10), or than three times the last step. Where that or `sigma0` decided on σ, and f falls by more than
+        the model says, longer steps in the same space are tried at once. None: neither. Only for methods that test
+        their steps.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves; and where an
         exact f moves less than rounding may hide, take a step that f refuses if it halves the gradient.
@@ -50,7 +52,7 @@ class Settings:
         Most Lanczos iterations J. None: as many as the problem needs, which only the function front door allows.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
-        ‖∇m(s)‖ ≤ min(0.1, √‖g‖, ‖s‖)·‖g‖, an inexact Newton condition.
+        ‖∇m(s)‖ ≤ min(0.2, √‖g‖, ‖s‖)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`.
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass and hold three vectors whatever J is. A basis that is not
         kept serves one step only: `refresh` is then 0 unless given, which is an error.

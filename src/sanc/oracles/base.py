@@ -11,7 +11,7 @@ from typing import Any
 from sanc.lanczos import Recorded
 from sanc.record import Calls
 from sanc.survey import Memory, Move, Moved, Survey, look_at, make, read
-from sanc.vectors import Space, Vector
+from sanc.vectors import Floats, Space, Vector
 
 
 @dataclass(slots=True)
@@ -114,6 +114,9 @@ class Operator(ABC):
         """Estimate ‖error‖ of the product with `v`, beyond rounding; 0 where products are exact."""
         return 0.0
 
+    def moved(self, to: Vector, u: Floats) -> None:  # noqa: B027 - most learn nothing from it
+        """Hear that ``to`` = x + Σ uᵢvᵢ for all the vectors vᵢ it was multiplied by, before f is asked for there."""
+
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Do what all products share before the first of them."""
 
@@ -167,6 +170,13 @@ class Oracle(Tally, ABC):
     def knows(self, x: Vector) -> tuple[bool, bool]:
         """Whether value and gradient at `x` are remembered for the next iteration."""
         return False, False
+
+    def remembered(self, x: Vector) -> Any:
+        """Return what is known at `x` and would come out differently, by rounding, if it were computed from x alone."""
+        return None
+
+    def remind(self, x: Vector, memory: Any) -> None:
+        """Hear what `remembered` returned in the run that was interrupted at `x`."""
 
     @abstractmethod
     def value(self, x: Vector) -> float:

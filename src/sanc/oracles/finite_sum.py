@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
-from sanc.problems import FiniteSum, sampler
+from sanc.problems import FiniteSum, memory_of, remind, sampler
 from sanc.settings import Sampling
-from sanc.vectors import NumpySpace, Vector
+from sanc.vectors import Floats, NumpySpace, Vector
 
 _ROLES = {"gradient": 0, "hessian": 1, "objective": 2}
 
@@ -132,6 +132,12 @@ class FiniteSumOracle(Oracle):
         value = self.wanted[2] is None and (x,) in self._values
         return value, self.wanted[0] is None and self._gradient is not None and self._gradient[0] is x
 
+    def remembered(self, x: Vector) -> Any:
+        return memory_of(self.problem, x)
+
+    def remind(self, x: Vector, memory: Any) -> None:
+        remind(self.problem, x, memory)
+
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
             return self._gradient[1], self._gradient[2]
@@ -183,5 +189,11 @@ class _SampleHessian(Operator):
         self.oracle.meter.count_gradient(self._size)
         return self.oracle.sample("hessian").value_and_gradient(self.x)[1]
 
+    def moved(self, to: Vector, u: Floats) -> None:
+        tell = getattr(self._product, "moved", None)
+        if tell is not None and self.oracle.wanted[1] is None and self.oracle.wanted[2] is None:
+            tell(to, u)
+
     def release(self) -> None:
-        self._product = None
+        if self.oracle.wanted[1] is not None:  # what a sample needs is let go; the whole sum stays as it is
+            self._product = None
