@@ -708,3 +708,39 @@ def test_the_paper_reads_the_data_for_every_value(rng, wide_problem, readings):
     problem = wide_problem(rng, 0.1)
     res = sanc.minimize(problem, np.ones(60), preset="paper", max_iter=20, certify=False)
     assert readings["_scores"] >= res.nhev + res.nfev
+
+
+@pytest.mark.parametrize("lanczos", ["store", "regenerate"])
+def test_several_longer_steps_from_one_space(lanczos):
+    """With a σ that is far too large; where the basis is not kept, each trial needs a second pass at x."""
+    A = torch.linspace(0.05, 50, 20, dtype=torch.float64)
+
+    def f(x):
+        return 0.5 * (A * x * x).sum() + 0.01 * (x**4).sum() + 1e-3 * x.sum()
+
+    x0 = torch.full((20,), 1e-3, dtype=torch.float64)
+    res = sanc.minimize(f, x0, method="arc", lanczos=lanczos, hvp="double-backward", sigma0=1e6)
+    assert res.success and res.history[0].trials >= 3 and res.history[0].krylov_dim >= 2
+
+
+def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
+    """The scores of its point were made from others, and are those of the trials no longer."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((400, 60))
+    y = (X @ rng.standard_normal(60) + rng.standard_normal(400) > 0).astype(int)
+    for _ in range(4):
+        rng.standard_normal(60)
+    x0 = 30 * rng.standard_normal(60)
+    options = {"method": "arc", "max_iter": 25, "eta1": 0.95, "eta2": 0.975, "resolves": 2, "sigma0": 1e-6}
+    states, stayed = [], []
+
+    def keep(intermediate_result):
+        states.append(pickle.loads(pickle.dumps(intermediate_result.state)))
+        record = intermediate_result.record
+        stayed.append(record.branch is sanc.Branch.STAYED and record.trials > 1)
+
+    whole = sanc.minimize(Logistic(X, y, "nonconvex", 1e-2), x0, callback=keep, **options)
+    assert any(stayed)
+    for state in states[:-1]:
+        again = sanc.minimize(Logistic(X, y, "nonconvex", 1e-2), x0, resume=state, **options)
+        assert np.array_equal(again.x, whole.x) and again.fun == whole.fun

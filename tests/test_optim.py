@@ -923,3 +923,39 @@ def test_a_global_generator_of_another_kind():
             assert np.random.get_bit_generator().state == before
     finally:
         np.random.set_bit_generator(twister)
+
+
+def test_draws_on_the_way_back_are_replayed_too():
+    """A function that draws from NumPy in its backward pass makes the same draw in every evaluation of a step."""
+    seen = []
+
+    class Noise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(np.random.rand())
+            return g
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(8, 4)
+    opt = sanc.SANC(model.parameters(), seed=1, preset="paper", hvp="finite-difference")
+    for k in range(3):
+        np.random.seed(k)
+        before = np.random.get_state()[1].copy()
+        seen.clear()
+        opt.step(lambda: Noise.apply(model(x)).square().mean())
+        assert len(seen) > 3 and len(set(seen)) == 1
+        assert np.array_equal(np.random.get_state()[1], before)
+
+
+def test_hooks_of_parameters_see_ordinary_tensors():
+    model, x = nn.Linear(4, 1), torch.randn(8, 4)
+    seen = []
+    model.weight.register_hook(lambda g: seen.append(g.is_inference()))
+    opt = sanc.SANC(model.parameters(), seed=1, preset="paper", hvp="double-backward")
+    for _ in range(3):
+        opt.step(lambda: torch.tanh(model(x)).square().mean())
+    assert len(seen) > 6 and not any(seen)

@@ -441,3 +441,20 @@ def test_bad_data_is_named(X, rng, make, words):
         make(X, rng.integers(0, 2, N))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_scores_are_made_anew_after_a_far_start():
+    """Rounding of scores a thousand times as large as those of now would be seen."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2000, 30)).astype(np.float32)
+    y = (X @ rng.standard_normal(30) > 0).astype(int)
+    problem = problems.Logistic(X, y, "l2", 1e-3)
+    far = 1e3 * rng.standard_normal(30).astype(np.float32)
+    product = problem.hessian(far)
+    for v in np.eye(30, dtype=np.float32)[:3]:
+        product(v)
+    assert product._most > 3
+    near = far.copy()
+    near[:] = 0.0
+    problem._derive(problem._known(far), problem._divided()[0][0], near, -far, [X[:, k].copy() for k in range(30)])
+    assert problem._known(near) is None

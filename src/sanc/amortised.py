@@ -453,9 +453,8 @@ class AmortisedEngine:
             ritz_vectors=eigen.vectors,
         )
         inside = np.zeros(krylov.dim) if zero else krylov.linear
-        return _Mean(
-            self._mean(g, oracle), bias, inside, float(inside @ inside)
-        )  # it lies in the space that it started
+        # The mean lies in the space that it started.
+        return _Mean(self._mean(g, oracle), bias, inside, float(inside @ inside))
 
     def _lanczos(self, x: Vector, start: list[Vector], oracle: Oracle) -> Krylov | Recorded:
         """Make the Lanczos iterations, all at once where the oracle can; the start is taken out of its list."""

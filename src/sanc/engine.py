@@ -181,7 +181,7 @@ class Engine:
         if not self.method.momentum:
             oracle.dismiss("gradient")
         operator = oracle.hessian(x)
-        self._longest = self._bound(space.norm(x))
+        self._longest = self._bound(x, space)
         self._guessed = self._longest < math.inf and self.state.iteration == 0
         try:
             krylov = self._krylov(operator, g, start, oracle, draft)
@@ -318,12 +318,12 @@ class Engine:
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
         return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
 
-    def _bound(self, x_norm: float) -> float:
+    def _bound(self, x: Vector, space: Space) -> float:
         """Return the longest step to which negative curvature may lead from here."""
         radius = self.settings.first_radius
         if radius is None or self.method.acceptance != "ratio":
             return math.inf
-        return max(radius * max(1.0, 0.1 * x_norm), LONGER * self.state.reach)
+        return max(radius * max(1.0, 0.1 * space.norm(x)), LONGER * self.state.reach)
 
     def _step(self, krylov: Krylov | Recorded, eigen: cubic.Spectrum) -> cubic.CubicStep:
         """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
@@ -437,9 +437,10 @@ class Engine:
                 step = cubic.minimise(eigen, krylov.linear, sigma, self.hard_sign(krylov, eigen))
             if step.norm < 2.0 * draft.step_norm:
                 break
-            (trial,) = krylov.combine(step.u)
-            trial += x
-            operator.moved(trial, step.u)
+            trial = krylov.added(x, step.u)
+            if self.settings.rounding_guard:
+                operator.moved(trial, step.u)
+            operator.release()
             value = oracle.value(trial)
             draft.trials += 1
             if not (value < draft.trial_value and oracle.space.finite(trial)):

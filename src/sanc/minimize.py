@@ -118,8 +118,8 @@ def minimize(
     scipy.optimize.OptimizeResult
         With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
         calls, certificate (undecided where `certify` is off and its products did not suffice, None where the run then
-        ended at a limit), and hvp (how torch made the
-        products; empty where it did not). The counts leave the certificates out; they have their own.
+        ended at a limit), and hvp (how torch made the products; empty where it did not). The counts leave the
+        certificates out; they have their own.
 
     Examples
     --------

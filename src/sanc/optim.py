@@ -281,12 +281,15 @@ class CubicOptimizer(Optimizer):
         oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
         oracle.inspect = first
         oracle.expected = self._settings.krylov_dim or oracle.expected
-        oracle.differentiates, oracle.inference = self._differentiates, self._inference
+        oracle.differentiates = self._differentiates
+        # Somebody's hooks may keep what they see.
+        oracle.inference = self._inference and not any(leaf._backward_hooks for leaf in layout.leaves)
         oracle.lends = True
         oracle.seeds_numpy = numpy
         with own_randomness(oracle.device, numpy=numpy), torch.enable_grad():
             loss = self._iterate(oracle, samples[0] if first else None)
-        self._differentiates, self._inference, self._mode = oracle.differentiates, oracle.inference, oracle.hvp
+        self._differentiates, self._mode = oracle.differentiates, oracle.hvp
+        self._inference = self._inference and not oracle.needs_grad_mode
         self._draws_numpy = bool(self._draws_numpy) or oracle.draws_numpy
         return loss
 
@@ -299,6 +302,7 @@ class CubicOptimizer(Optimizer):
                 self._probe(oracle, x, probed)
             self._gather(oracle.layout)
             point, made = self._engine.iterate(x, oracle)
+            oracle.look_for_draws()
             went_back = isinstance(self._engine, AmortisedEngine) and self._engine.went_back
             if went_back or not (math.isfinite(made.grad_norm) and math.isfinite(made.value)):
                 oracle.undo_training()

@@ -6,7 +6,8 @@ sampling needs.
 What costs time is reading X. The scores Xw are therefore computed once for value, gradient and Hessian at the same w,
 and a dense X too large for the cache is gone through in blocks of rows that fit it: a gradient or a product then reads
 X from memory once, not twice. The blocks are shared out to as many threads as torch may use; they are summed in one
-order, so that results do not depend on the number of threads.
+order, so that gradients and products do not depend on the number of threads; scores for a value alone come from one
+product of BLAS, whose threads may round differently.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ try:  # what SciPy's own sparse matrices are made of; it has no public name
     from scipy.sparse import _sparsetools
 except ImportError:  # pragma: no cover - samples are then matrices of SciPy
     _sparsetools = None
+if not all(hasattr(_sparsetools, name) for name in ("csr_row_index", "csr_matvec", "csc_matvec", "csr_matvecs")):
+    _sparsetools = None
 
 __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
 
@@ -50,6 +53,8 @@ _FEW_ENTRIES = 1 << 13
 """Entries of X, about, up to which a product takes less than what saves it."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
+_FELL = 0.01
+"""Where the loss falls below this part of what it was, scores are not made from the old ones."""
 _DERIVED = 8
 """Most points in a row whose scores are made from those of the point before: rounding does not add up for longer."""
 
@@ -390,8 +395,10 @@ class _Linear(FiniteSum):
         for factor, part in zip(u.tolist(), scores, strict=True):
             z += np.multiply(part, factor, out=room)
         loss, state = self._measure(z, block.labels)
+        if loss < _FELL * point.loss:  # so may the scores, beside which the rounding of the old ones is large
+            return
         known = _Point(w, loss, [[state]], point.derived + 1)
-        self._points = [known, *self._points[: _POINTS - 1]]
+        self._points = [known, point]  # from which the next trial may come, too
 
     def _visit(self, w: Array, slopes: bool = False) -> tuple[_Point, Array]:
         """Return what is known at w and, where `slopes` is set, Xᵀ times the slopes, from one reading of X."""
@@ -654,7 +661,7 @@ class Softmax(_Linear):
 
 def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
     """Return `problem.subset` for rows that need no check, where it makes one."""
-    if isinstance(problem, _Linear) and type(problem).subset is _Linear.subset:
+    if isinstance(problem, _Linear) and type(problem) in (Logistic, NonconvexSVM, Softmax):
         return problem._sample
     return problem.subset
 

@@ -183,7 +183,9 @@ class AutogradOracle(Oracle):
     differentiates : bool
         Whether the loss differentiates something itself, so that values too need a graph; found out when needed.
     inference : bool
-        Whether products by double backward may be made in torch's inference mode; found out when needed.
+        Whether products by double backward may be made in torch's inference mode.
+    needs_grad_mode : bool
+        Whether they were seen to fail there, because the loss computes something of its own on the way back.
     seeds_numpy : bool
         Whether NumPy's global generator is seeded too. Where it is not, a closure that draws from it is an error.
     draws_numpy : bool
@@ -219,7 +221,7 @@ class AutogradOracle(Oracle):
         self.raw_loss: Tensor | None = None
         self.inspect = True
         self.differentiates = False
-        self.inference = True
+        self.inference, self.needs_grad_mode = True, False
         self.seeds_numpy, self.draws_numpy = True, False
         self._numpy: bytes | None = None
         self._training: Buffers | None = None
@@ -334,16 +336,21 @@ class AutogradOracle(Oracle):
     def rewind(self, sample: Sample) -> None:
         """Put the random state back to where every evaluation of this sample starts."""
         if sample.seed is not None:
+            self.look_for_draws()  # on the way back from the last evaluation
             seed_all(sample.seed, self.device, numpy=self.seeds_numpy)
             self._numpy = numpy_state()
 
-    def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
-        """Run a closure and reject what is no loss, or one that has called backward() already."""
-        loss = closure()
+    def look_for_draws(self) -> None:
+        """Note whether somebody drew from NumPy's generator, which must be seeded then."""
         if self._numpy is not None and not self.draws_numpy and numpy_state() != self._numpy:
             self.draws_numpy = True
             if not self.seeds_numpy:
                 raise NumpyDrawsError
+
+    def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
+        """Run a closure and reject what is no loss, or one that has called backward() already."""
+        loss = closure()
+        self.look_for_draws()
         if any(leaf.grad is not None for leaf in self.layout.leaves):
             raise ArgumentError(
                 f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."

@@ -186,12 +186,17 @@ class DoubleBackward(AutogradOperator):
         grads = oracle._first_order(oracle.call(closure, self.sample), create_graph=True)
         return edge(oracle.layout.flatten(grads, graph=True))
 
+    _uses: list[tuple[int, MatrixUse]] | None = None  # of the graph that is kept
+
     def _apart(
         self, graph: GradientEdge | None, v: Vector, weight: float, into: Vector | None, *, retain: bool
     ) -> bool:
         """Add the product of one graph with the terms of heavy matrices one by one; False where there are none."""
         layout = self.oracle.layout
-        apart = [] if graph is None else uses_apart(layout, [graph.node], 1 / 2, least=2)
+        apart = self._uses if retain else None
+        if apart is None:
+            apart = [] if graph is None else uses_apart(layout, [graph.node], 1 / 2, least=2)
+            self._uses = apart if retain else None
         if not apart:
             return False
         assert graph is not None
@@ -223,15 +228,16 @@ class DoubleBackward(AutogradOperator):
                 with self._inference:
                     return self._again(self._built[0], v, retain=True)
             except RuntimeError:
-                self.oracle.inference = False
-        return self._again(self._built[0], v, retain=True)
+                self.oracle.inference, self.oracle.needs_grad_mode = False, True
+        with still_buffers() if self.oracle.needs_grad_mode else nullcontext():
+            return self._again(self._built[0], v, retain=True)
 
     def _again(self, graph: GradientEdge | None, v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
         leaves = self.oracle.layout.leaves
         return [None] * len(leaves) if graph is None else _pull(graph, leaves, v, retain)
 
     def release(self) -> None:
-        self._built = None
+        self._built = self._uses = None
 
 
 class ForwardOverReverse(AutogradOperator):
@@ -464,7 +470,10 @@ def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) ->
         products = torch.autograd.grad(graph, leaves, v, retain_graph=retain, allow_unused=True)
     else:
         engine = Variable._execution_engine
-        products = engine.run_backward((graph,), (v,), retain, False, tuple(leaves), True, accumulate_grad=False)
+        try:
+            products = engine.run_backward((graph,), (v,), retain, False, tuple(leaves), True, accumulate_grad=False)
+        except TypeError:  # another torch may want other arguments
+            products = torch.autograd.grad(graph, leaves, v, retain_graph=retain, allow_unused=True)
     return products
 
 
