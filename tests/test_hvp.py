@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import sanc
-from sanc.oracles import choice, products
+from sanc.oracles import choice, factors, products
 from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 
@@ -213,10 +213,10 @@ def test_products_of_one_heavy_matrix_are_added_in_place(name):
         oracle.hessian(at).add(v, sums[hvp])
         torch.testing.assert_close(sums[hvp], begin + oracle.hessian(at)(v), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*sums.values(), rtol=1e-12, atol=1e-12)
-    uses = products.matrix_uses([closure().grad_fn], [w])
+    uses = factors.matrix_uses([closure().grad_fn], [w])
     assert [len(found) for found in uses.values()] == ([count] if count else [])
     handle = w.register_hook(lambda g: None)  # somebody's
-    assert not products.matrix_uses([closure().grad_fn], [w])
+    assert not factors.matrix_uses([closure().grad_fn], [w])
     handle.remove()
 
 
