@@ -707,3 +707,22 @@ def test_no_graph_outlives_a_step(measuring, mode):
     for _ in range(2):
         opt.step(closure)
     assert "seen" not in node().metadata
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_the_record_tells_how_products_are_made(preset):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(8, 4)
+    opt = sanc.SANC(model.parameters(), preset=preset, seed=0)
+    for _ in range(25):
+        opt.step(lambda: model(x).square().mean())
+    assert opt.record.hvp == opt.hvp != "auto"
+    given = sanc.SANC(model.parameters(), preset=preset, seed=0, hvp="linearised")
+    given.step(lambda: model(x).square().mean())
+    assert given.record.hvp == "linearised"
+    res = sanc.minimize(lambda w: (w**4).sum() - w.sum(), torch.zeros(3, dtype=torch.float64))
+    assert res.history[-1].hvp == res.hvp == "double-backward"
+    closed = sanc.minimize(
+        lambda w: (w**4).sum(), np.ones(3), jac=lambda w: 4 * w**3, hessp=lambda w, v: 12 * w * w * v
+    )
+    assert closed.history[-1].hvp == closed.hvp == ""

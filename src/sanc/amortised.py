@@ -188,7 +188,7 @@ class AmortisedEngine:
             self._set(square=oracle.keep(state.square))
         self._last = oracle.keep(point)
         calls = oracle.meter.snapshot()
-        return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, **entries)
+        return point, Record(iteration=before.iteration, calls=calls, seconds=seconds, hvp=oracle.hvp, **entries)
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, dict[str, Any]]:
         refresh = self._due()

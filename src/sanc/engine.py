@@ -155,6 +155,7 @@ class Engine:
             seconds=self.state.seconds,
             curvature_share=draft.curvature_share,
             note=draft.note,
+            hvp=oracle.hvp,
         )
 
     def _charge(self, oracle: Tally, krylov_dim: int) -> None:

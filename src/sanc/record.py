@@ -87,6 +87,8 @@ class Record:
         1 for a step of branch "curvature"; NaN where there was no model or it promised nothing.
     note : str
         Why the iteration went as it did, where that is not plain from the branch.
+    hvp : str
+        How torch makes the Hessian products; "auto" where that has not chosen yet, empty where they are given.
     """
 
     iteration: int
@@ -105,6 +107,7 @@ class Record:
     seconds: float
     curvature_share: float = math.nan
     note: str = ""
+    hvp: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and strings, ready for JSON."""

@@ -118,7 +118,7 @@ class Trace:
         """Append a record with the loss at its end, if it was evaluated."""
         flat = record.as_dict()
         calls = flat.pop("calls")
-        for name in ("value", "trial_value"):
+        for name in ("value", "trial_value", "hvp"):
             flat.pop(name)
         self.write(flat | {k: calls[k] for k in ("value", "gradient", "product", "paper_calls")} | {"loss": loss})
 

@@ -133,10 +133,13 @@ class Tally:
         The vectors that are spoken in.
     meter : Meter
         What was asked so far.
+    hvp : str
+        How torch makes the Hessian products; empty where it does not.
     """
 
     space: Space
     meter: Meter
+    hvp: str = ""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -151,14 +154,11 @@ class Oracle(Tally, ABC):
     ----------
     exact : bool
         Whether all three samples are the whole objective in every iteration.
-    hvp : str
-        How torch makes the Hessian products; empty where it does not.
     lends : bool
         Whether vectors may go while a product is made, and come back; not where somebody knows them by their address.
     """
 
     exact: bool = False
-    hvp: str = ""
     lends: bool = False
 
     def begin(self, iteration: int, *, products: bool = True) -> None:

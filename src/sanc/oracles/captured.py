@@ -213,7 +213,7 @@ class _Tally(Tally):
     """Knows the sizes of the samples and counts."""
 
     def __init__(self, like: AutogradOracle, meter: Meter) -> None:
-        self.space, self.meter, self._sizes = like.space, meter, like.sizes
+        self.space, self.meter, self.hvp, self._sizes = like.space, meter, like.hvp, like.sizes
 
     @property
     def sizes(self) -> tuple[int, int, int]:
