@@ -131,13 +131,8 @@ class Engine:
         before = self.state
         self._charge(oracle, draft.krylov_dim)
         sigma = self.judge.sigma if sigma is None else sigma
-        self.state = replace(
-            before,
-            iteration=before.iteration + 1,
-            sigma=sigma,
-            seconds=before.seconds + seconds,
-            reach=draft.step_norm or before.reach,
-        )
+        reach, seconds = draft.step_norm or before.reach, before.seconds + seconds
+        self.state = EngineState(before.seed, before.iteration + 1, sigma, seconds, reach, before.previous)
         return Record(
             iteration=before.iteration,
             branch=draft.branch,

@@ -242,7 +242,7 @@ class TorchSpace(Space):
         v.sub_(w, alpha=scale)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
-        if self._least < divisor < 1.0 / self._least:  # then it has a reciprocal, and to multiply takes half the time
+        if self._least < divisor < 1.0 / self._least:  # then it has a reciprocal, and to multiply is faster
             torch.mul(v, 1.0 / divisor, out=out)
         else:
             torch.div(v, divisor, out=out)
@@ -256,7 +256,7 @@ class TorchSpace(Space):
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def rows(self, count: int) -> Any:
-        # Every row begins where a line of the cache does: work on them, products included, is faster by a few per cent.
+        # Every row begins where a line of the cache does, which is faster to work on.
         return torch.empty((count, -(-self.dim // _LINE) * _LINE), dtype=self.dtype, device=self.device)[:, : self.dim]
 
     def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:

@@ -217,9 +217,9 @@ class DoubleBackward(AutogradOperator):
     def _kept(self, v: Vector) -> Sequence[Tensor | None]:
         """Make a product by the graph that is kept.
 
-        Nothing of it is differentiated once more, and in inference mode torch does not prepare for that: a tenth less
-        work in a small network. Where a loss computes something of its own on the way back, such as activations that
-        were not kept, it may need to; the product is then made once more, as are all others, without.
+        Nothing of it is differentiated once more, and in inference mode torch does not prepare for that. Where a loss
+        computes something of its own on the way back, such as activations that were not kept, it may need to; the
+        product is then made once more, as are all others, without.
         """
         self.prepare()
         assert self._built is not None
@@ -360,7 +360,7 @@ def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) ->
     """Return ``torch.autograd.grad(graph, leaves, v, retain_graph=retain, allow_unused=True)``.
 
     Torch's function looks at all of its arguments in Python, which are known to be right here, and gives them to the
-    engine. In a small network that is a twentieth of a product.
+    engine.
     """
     products: Sequence[Tensor | None]
     if has_torch_function(leaves) or not hasattr(Variable, "_execution_engine"):

@@ -45,8 +45,8 @@ class NumpyDrawsError(Exception):
 def numpy_state() -> bytes | None:
     """Return the words of NumPy's global generator, None where that is not the usual one.
 
-    NumPy's own `get_state` and `set_state` take a hundred times as long, together the thirtieth part of a step of a
-    small network. What they have beyond this is a normal number that may be kept for the next one who asks.
+    NumPy's own `get_state` and `set_state` take far longer, which is felt in a step of a small network. What they have
+    beyond this is a normal number that may be kept for the next one who asks.
     """
     twister = _twister()
     return None if twister is None else ctypes.string_at(twister.ctypes.state_address, _TWISTER)
