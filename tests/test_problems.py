@@ -13,6 +13,7 @@ import torch
 import sanc
 from sanc import problems
 from sanc.problems import FiniteSum, Logistic, NonconvexSVM, Softmax
+from sanc.threads import each
 
 N, D, C = 40, 7, 4
 
@@ -96,7 +97,7 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
 @pytest.mark.parametrize("scipy_alone", [False, True])
 def test_samples_of_a_sparse_matrix_are_subsets_to_the_last_bit(X, rng, kind, width, dtype, scipy_alone, monkeypatch):
     if scipy_alone:
-        monkeypatch.setattr(problems, "_sparsetools", None)
+        monkeypatch.setattr("sanc.rows._sparsetools", None)
     X[5] = 0.0
     sparse = kind(X.astype(dtype))
     sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
@@ -340,9 +341,9 @@ def test_an_error_in_a_thread_is_raised(monkeypatch):
         return k
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert problems._each(lambda k: k * k, 50) == [k * k for k in range(50)]
+    assert each(lambda k: k * k, 50) == [k * k for k in range(50)]
     with pytest.raises(ZeroDivisionError):
-        problems._each(work, 50)
+        each(work, 50)
 
 
 def test_what_is_known_does_not_travel(X, rng):

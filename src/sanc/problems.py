@@ -12,34 +12,23 @@ product of BLAS, whose threads may round differently.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-import torch
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
-
-try:  # what SciPy's own sparse matrices are made of; it has no public name
-    from scipy.sparse import _sparsetools
-except ImportError:  # pragma: no cover - samples are then matrices of SciPy
-    _sparsetools = None
-if not all(hasattr(_sparsetools, name) for name in ("csr_row_index", "csr_matvec", "csc_matvec", "csr_matvecs")):
-    _sparsetools = None
+from sanc.rows import Rows
+from sanc.rows import available as rows_available
+from sanc.threads import each
 
 __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
-Result = TypeVar("Result")
 
 _BLOCK = 1 << 20
 """Bytes of X in a block: it stays in the cache of a core while it is read twice."""
@@ -140,46 +129,6 @@ class _Penalty:
             bend *= 2 * self.strength
             return bend
         return self.strength if self.kind == "l2" else 0.0
-
-
-class _Rows:
-    """Some rows of a sparse matrix, or the transpose of them, for products alone.
-
-    SciPy computes them, to the last bit as in ``X[rows] @ w``; around that it checks what is known to be right, and for
-    a few rows the checks take longer than the products.
-    """
-
-    __slots__ = ("_entries", "_products", "shape")
-
-    def __init__(self, shape: tuple[int, int], entries: tuple[Array, Array, Array], products: str = "csr") -> None:
-        self.shape, self._entries, self._products = shape, entries, products
-
-    @classmethod
-    def of(cls, X: Any, rows: Array, lengths: Array) -> _Rows:
-        """Return ``X[rows]``, where `lengths` says how many entries each row of X has."""
-        count, kind = len(rows), X.indptr.dtype
-        indptr = np.zeros(count + 1, kind)
-        lengths.take(rows).cumsum(out=indptr[1:])
-        indices, data = np.empty(indptr[-1], X.indices.dtype), np.empty(indptr[-1], X.data.dtype)
-        _sparsetools.csr_row_index(count, rows.astype(kind), X.indptr, X.indices, X.data, indices, data)
-        return cls((count, X.shape[1]), (indptr, indices, data))
-
-    @property
-    def T(self) -> _Rows:  # noqa: N802 - as in NumPy
-        """The same numbers, read the other way."""
-        return _Rows(self.shape[::-1], self._entries, "csc" if self._products == "csr" else "csr")
-
-    def __matmul__(self, other: Array) -> Array:
-        (rows, columns), (indptr, indices, data) = self.shape, self._entries
-        kind = data.dtype if other.dtype == data.dtype else np.result_type(data, other)
-        result = np.zeros((rows, *other.shape[1:]), kind)
-        if other.ndim == 1:
-            one = _sparsetools.csr_matvec if self._products == "csr" else _sparsetools.csc_matvec
-            one(rows, columns, indptr, indices, data, other, result)
-        else:
-            many = _sparsetools.csr_matvecs if self._products == "csr" else _sparsetools.csc_matvecs
-            many(rows, columns, other.shape[1], indptr, indices, data, other.ravel(), result.ravel())
-        return result
 
 
 class _Block:
@@ -293,11 +242,11 @@ class _Linear(FiniteSum):
 
     def _sample(self, rows: Array) -> _Linear:
         """Return the mean over rows that are known to be there, for value, gradient and products alone."""
-        if isinstance(self.X, np.ndarray) or _sparsetools is None:
+        if isinstance(self.X, np.ndarray) or not rows_available():
             return self._part(self.X[rows], rows)
         if self._lengths is None:
             self._lengths = np.diff(self.X.indptr)
-        return self._part(_Rows.of(self.X, rows, self._lengths), rows)
+        return self._part(Rows.of(self.X, rows, self._lengths), rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_points": [], "_parts": None, "_lengths": None}
@@ -362,7 +311,7 @@ class _Linear(FiniteSum):
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         point, parts = self._visit(w)[0], self._divided()
         if point.bends is None:
-            point.bends = _each(lambda k: [self._bend(state) for state in point.states[k]], len(parts))
+            point.bends = each(lambda k: [self._bend(state) for state in point.states[k]], len(parts))
         bends, curvature = point.bends, self.penalty.curvature(w)
         if len(parts) == 1 == len(parts[0]):
             return _Product(self, parts[0][0], point, curvature)
@@ -374,7 +323,7 @@ class _Linear(FiniteSum):
                     for block, bend in zip(parts[k], bends[k], strict=True)
                 )
 
-            result = _sum(_each(partial, len(parts)))
+            result = _sum(each(partial, len(parts)))
             result /= self.n
             result += curvature * v
             return result
@@ -383,7 +332,7 @@ class _Linear(FiniteSum):
 
     def _worth_keeping(self) -> int:
         """Return how many vectors of scores are combined in half the time of a product with X; 0 for a small X."""
-        if not self._recalls or isinstance(self.X, _Rows):
+        if not self._recalls or isinstance(self.X, Rows):
             return 0
         entries = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
         return entries // (2 * self.n) if entries > _FEW_ENTRIES else 0
@@ -412,9 +361,9 @@ class _Linear(FiniteSum):
             total = done[0][2]
         elif self._separate and not slopes:  # what is read once needs no blocks, and BLAS has threads of its own
             scores, total = self.X @ w, _NOTHING
-            done = _each(lambda k: self._cut(parts[k], scores), len(parts))
+            done = each(lambda k: self._cut(parts[k], scores), len(parts))
         else:
-            done = _each(lambda k: self._read(parts[k], w, states[k], slopes), len(parts))
+            done = each(lambda k: self._read(parts[k], w, states[k], slopes), len(parts))
             total = _sum(part[2] for part in done) if slopes else _NOTHING
         if known is None:
             known = _Point(w, sum([part[0] for part in done]), [part[1] for part in done])
@@ -695,42 +644,6 @@ def _sum(terms: Iterable[Array]) -> Array:
     for term in terms:
         total = term if total is None else np.add(total, term, out=total)
     return _NOTHING if total is None else total
-
-
-def _each(work: Callable[[int], Result], count: int) -> list[Result]:
-    """[work(0), work(1), …], by as many threads as torch may use."""
-    helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
-    if helpers == 0:
-        return [work(k) for k in range(count)]
-    results: dict[int, Result] = {}
-    left = deque(range(count))
-
-    def drain() -> None:
-        while left:
-            try:
-                k = left.popleft()
-            except IndexError:  # another thread was faster
-                return
-            results[k] = work(k)
-
-    pool = _threads(helpers)
-    others = [pool.submit(copy_context().run, drain) for _ in range(helpers)]
-    try:
-        drain()
-    finally:
-        left.clear()
-    for other in others:
-        other.result()
-    return [results[k] for k in range(count)]
-
-
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="sanc")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
 def _matrix(X: Any) -> Any:
