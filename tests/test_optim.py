@@ -877,13 +877,13 @@ def test_a_loss_that_begins_to_draw_from_numpy_is_replayed(preset, hvp):
         np.random.random()
         loss = FromNumpy(begins=3)
         opt = sanc.SANC([loss.w], preset=preset, seed=1, hvp=hvp)
-        opt._draws_numpy = True if known else None
+        opt._draws_host = True if known else None
         seen, global_draws = [], []
         for loss.step in range(6):
             opt.step(loss)
             seen.append((opt.record.value, opt.record.trial_value, opt.record.calls, loss.w.detach().clone()))
             global_draws.append(np.random.random())
-            assert opt._draws_numpy is (known or loss.step >= 3)
+            assert opt._draws_host is (known or loss.step >= 3)
         runs.append((seen, global_draws))
     for mine, right in zip(*(seen for seen, _ in runs), strict=True):
         assert mine[2] == right[2] and torch.equal(mine[3], right[3])
@@ -899,7 +899,7 @@ def test_a_loss_that_draws_from_numpy_and_fails_gives_it_back():
     np.random.seed(3)
     for loss.step in range(2):
         opt.step(loss)
-    assert opt._draws_numpy is False
+    assert opt._draws_host is False
     before, loss.step = loss.w.detach().clone(), 2
     with pytest.raises(KeyError):
         opt.step(loss)

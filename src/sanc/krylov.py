@@ -151,7 +151,7 @@ class Krylov(Tridiagonal):
         self._rows: list[Vector] = []  # the same, one by one
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
-        self._open: tuple[Vector, Vector] | None = None  # what the last β is made from
+        self._open: tuple[Vector, Vector, Vector | None, float] | None = None  # what the last β is made from
 
     @property
     def residual(self) -> float:
@@ -166,10 +166,9 @@ class Krylov(Tridiagonal):
     def _close(self) -> None:
         """Compute the last β: a full space can do without it, so it waits until somebody asks."""
         if self._open is not None:
-            (alpha, beta), self._open = self._space.part(*self._open, None, 0.0), None
-            self._alpha.pop()
+            (_, beta), self._open = self._space.part(*self._open), None
             self._beta.pop()
-            self._append(alpha, beta)
+            self._append(self._alpha.pop(), beta)
 
     @property
     def linear(self) -> Floats:
@@ -205,13 +204,11 @@ class Krylov(Tridiagonal):
             beta = space.norm(r) if math.isfinite(alpha) else alpha
         elif self._store and j + 1 == self._limit < space.dim:
             r = self._product(q)
-            if previous is not None:
-                space.subtract(r, last, previous)
-            alpha = beta = space.dot(q, r)
+            alpha = beta = space.dot(q, r)  # the vector before, which would be taken out of r first, is orthogonal to q
             if math.isfinite(alpha):
                 self._alpha.append(alpha)
                 self._beta.append(math.nan)
-                self._open = (r, q)
+                self._open = (r, q, previous, last)
         elif self._store:
             if self._write is not None and j + 1 < len(self._rows):
                 r = self._write(q, self._rows[j + 1])  # the row of what it becomes

@@ -22,7 +22,7 @@ from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
 from sanc.oracles.products import HvpMode, require_mode
-from sanc.oracles.replay import NumpyDrawsError, derive, numpy_state, own_randomness
+from sanc.oracles.replay import HostDrawsError, derive, host_state, own_randomness
 from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
 
@@ -128,7 +128,7 @@ class CubicOptimizer(Optimizer):
         self._capture = Capture(self._engine, hvp) if capture else None
         self._meter = Meter()
         self._differentiates, self._inference = False, True
-        self._draws_numpy: bool | None = None  # not known yet
+        self._draws_host: bool | None = None  # not known yet
         self._record: Record | None = None
 
     @property
@@ -159,7 +159,7 @@ class CubicOptimizer(Optimizer):
             "_meter",
             "_differentiates",
             "_inference",
-            "_draws_numpy",
+            "_draws_host",
             "_record",
         )
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
@@ -267,16 +267,16 @@ class CubicOptimizer(Optimizer):
             p.grad = None
         try:
             try:
-                return self._step(layout, samples, numpy=self._draws_numpy is not False or numpy_state() is None)
-            except NumpyDrawsError:  # no closure did so before
-                self._draws_numpy = True
-                return self._step(layout, samples, numpy=True)
+                return self._step(layout, samples, host=self._draws_host is not False or host_state() is None)
+            except HostDrawsError:  # no closure did so before
+                self._draws_host = True
+                return self._step(layout, samples, host=True)
         finally:
             for p, grad in zip(everyone, grads, strict=True):
                 p.grad = grad
 
-    def _step(self, layout: Layout, samples: list[Sample], *, numpy: bool) -> Tensor:
-        """Make one iteration with these samples; `numpy` says whether NumPy's generator is replaced meanwhile, too."""
+    def _step(self, layout: Layout, samples: list[Sample], *, host: bool) -> Tensor:
+        """Make one iteration with these samples; `host` says whether NumPy and Python are seeded meanwhile, too."""
         first = self._engine.state.iteration == 0
         oracle = AutogradOracle(layout, *samples, hvp=self._mode, meter=self._meter, exact=METHODS[self.method].exact)
         oracle.inspect = first
@@ -285,12 +285,12 @@ class CubicOptimizer(Optimizer):
         # Somebody's hooks may keep what they see.
         oracle.inference = self._inference and not any(leaf._backward_hooks for leaf in layout.leaves)
         oracle.lends = True
-        oracle.seeds_numpy = numpy
-        with own_randomness(oracle.device, numpy=numpy), torch.enable_grad():
+        oracle.seeds_host = host
+        with own_randomness(oracle.device, host=host), torch.enable_grad():
             loss = self._iterate(oracle, samples[0] if first else None)
         self._differentiates, self._mode = oracle.differentiates, oracle.hvp
         self._inference = self._inference and not oracle.needs_grad_mode
-        self._draws_numpy = bool(self._draws_numpy) or oracle.draws_numpy
+        self._draws_host = bool(self._draws_host) or oracle.draws_host
         return loss
 
     def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:

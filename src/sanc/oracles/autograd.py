@@ -19,7 +19,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.oracles.choice import REFERENCE, fastest
 from sanc.oracles.products import HVP_MODES, OPERATORS, HvpMode, edge, refuse_once_differentiable
-from sanc.oracles.replay import Buffers, NumpyDrawsError, numpy_state, seed_all, still_buffers, watched_buffers
+from sanc.oracles.replay import Buffers, HostDrawsError, host_state, seed_all, still_buffers, watched_buffers
 from sanc.survey import Memory, Survey, look_at, read
 from sanc.vectors import TorchSpace, Vector
 
@@ -186,10 +186,11 @@ class AutogradOracle(Oracle):
         Whether products by double backward may be made in torch's inference mode.
     needs_grad_mode : bool
         Whether they were seen to fail there, because the loss computes something of its own on the way back.
-    seeds_numpy : bool
-        Whether NumPy's global generator is seeded too. Where it is not, a closure that draws from it is an error.
-    draws_numpy : bool
-        Whether a closure was seen to draw from it.
+    seeds_host : bool
+        Whether the global generators of NumPy and Python are seeded too. Where they are not, a closure that draws from
+        one of them is an error.
+    draws_host : bool
+        Whether a closure was seen to draw from one.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     """
@@ -222,8 +223,8 @@ class AutogradOracle(Oracle):
         self.inspect = True
         self.differentiates = False
         self.inference, self.needs_grad_mode = True, False
-        self.seeds_numpy, self.draws_numpy = True, False
-        self._numpy: bytes | None = None
+        self.seeds_host, self.draws_host = True, False
+        self._host: bytes | None = None
         self._training: Buffers | None = None
         self._products = True
 
@@ -337,15 +338,16 @@ class AutogradOracle(Oracle):
         """Put the random state back to where every evaluation of this sample starts."""
         if sample.seed is not None:
             self.look_for_draws()  # on the way back from the last evaluation
-            seed_all(sample.seed, self.device, numpy=self.seeds_numpy)
-            self._numpy = numpy_state()
+            seed_all(sample.seed, self.device, host=self.seeds_host)
+            if self.seeds_host or self._host is None:
+                self._host = host_state()
 
     def look_for_draws(self) -> None:
-        """Note whether somebody drew from NumPy's generator, which must be seeded then."""
-        if self._numpy is not None and not self.draws_numpy and numpy_state() != self._numpy:
-            self.draws_numpy = True
-            if not self.seeds_numpy:
-                raise NumpyDrawsError
+        """Note whether somebody drew from a generator of the host, which must be seeded then."""
+        if self._host is not None and not self.draws_host and host_state() != self._host:
+            self.draws_host = True
+            if not self.seeds_host:
+                raise HostDrawsError
 
     def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
         """Run a closure and reject what is no loss, or one that has called backward() already."""

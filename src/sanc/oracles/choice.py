@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sanc.oracles.base import Meter
 from sanc.oracles.products import OPERATORS, HvpMode
-from sanc.oracles.replay import NumpyDrawsError, own_randomness, still_buffers
+from sanc.oracles.replay import HostDrawsError, own_randomness, still_buffers
 from sanc.vectors import Vector
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -
     for mode in CANDIDATES:
         try:
             agrees = stand.worst(stand.products(mode), right) <= tolerance
-        except NumpyDrawsError:
+        except HostDrawsError:
             raise
         except Exception:  # whatever else it is, this one cannot be used
             agrees = False

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import platform
 import random
+import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,18 +41,20 @@ _TWISTER = 625 * 4
 """Bytes of a Mersenne twister: 624 words and its place among them."""
 
 
-class NumpyDrawsError(Exception):
-    """A closure drew from NumPy's global generator, which had not been seeded for it."""
+class HostDrawsError(Exception):
+    """A closure drew from NumPy's or Python's global generator, which had not been seeded for it."""
 
 
-def numpy_state() -> bytes | None:
-    """Return the words of NumPy's global generator, None where that is not the usual one.
+def host_state() -> bytes | None:
+    """Return the words of NumPy's and Python's global generators, None where these are not the usual ones.
 
-    NumPy's own `get_state` and `set_state` take far longer, which is felt in a step of a small network. What they have
-    beyond this is a normal number that may be kept for the next one who asks.
+    To ask them by their own functions, and to seed them, takes so long that it is felt in a step of a small network.
+    What they have beyond this is a normal number that may be kept for the next one who asks.
     """
     twister = _twister()
-    return None if twister is None else ctypes.string_at(twister.ctypes.state_address, _TWISTER)
+    if twister is None or _PYTHON is None:
+        return None
+    return ctypes.string_at(twister.ctypes.state_address, _TWISTER) + ctypes.string_at(_PYTHON, _TWISTER)
 
 
 def _twister() -> np.random.MT19937 | None:
@@ -57,34 +62,54 @@ def _twister() -> np.random.MT19937 | None:
     return generator if type(generator) is np.random.MT19937 else None
 
 
+def _python_words() -> int | None:
+    """Where Python's global generator has its place and its words; None unless they are seen to be there."""
+    generator = random.random.__self__  # type: ignore[attr-defined]
+    address = id(generator) + object.__basicsize__
+    if platform.python_implementation() != "CPython" or sys.getsizeof(generator) < object.__basicsize__ + _TWISTER:
+        return None
+    _, (*words, place), _ = random.getstate()
+    found = array("I", ctypes.string_at(address, _TWISTER))
+    return address if found.itemsize == 4 and found.tolist() == [place, *words] else None
+
+
+_PYTHON = _python_words()
+
+
 @contextmanager
-def own_randomness(device: torch.device, *, numpy: bool = True) -> Iterator[None]:
+def own_randomness(device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Give the global random states of torch, NumPy and Python back as they were when the block ends.
 
-    Where `numpy` is off nobody seeds its generator inside the block, and its words alone are put back.
+    Where `host` is off nobody seeds the generators of NumPy and Python inside the block. Their words are put back all
+    the same, should somebody draw from them, but not a normal number that NumPy kept.
     """
     generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    python, whole = random.getstate(), np.random.get_state() if numpy else None  # noqa: NPY002 - what closures use
-    twister, words = (None, None) if numpy else (_twister(), numpy_state())
+    before = host_state()
+    whole = (random.getstate(), np.random.get_state()) if host or before is None else None  # noqa: NPY002
+    kept = random.random.__self__.gauss_next  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-        random.setstate(python)
         if whole is not None:
-            np.random.set_state(whole)  # noqa: NPY002
-        elif twister is not None and words is not None:
-            ctypes.memmove(twister.ctypes.state_address, words, _TWISTER)
+            random.setstate(whole[0])
+            np.random.set_state(whole[1])  # noqa: NPY002
+        elif before is not None and host_state() != before:
+            twister = _twister()
+            assert twister is not None
+            ctypes.memmove(twister.ctypes.state_address, before, _TWISTER)
+            place, *words = array("I", before[_TWISTER:])
+            random.setstate((3, (*words, place), kept))
 
 
-def seed_all(seed: int, device: torch.device, *, numpy: bool = True) -> None:
-    """Seed everything that a closure may draw from."""
+def seed_all(seed: int, device: torch.device, *, host: bool = True) -> None:
+    """Seed everything that a closure may draw from, or with `host` off the generators of torch alone."""
     for generator in _generators(device):
         generator.manual_seed(seed)
-    random.seed(seed)
-    if numpy:
+    if host:
+        random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
