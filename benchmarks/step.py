@@ -67,6 +67,7 @@ class Task:
             )
             for _ in range(8)
         ]
+        self._samples = [sanc.Batch(self.loss, *batch) for batch in self.batches]
         self.start = [p.detach().clone() for p in self.model.parameters()]
         self.at = 0
 
@@ -74,7 +75,7 @@ class Task:
         return nn.functional.cross_entropy(self.model(x), y)
 
     def batch(self, shift: int = 0) -> sanc.Batch:
-        return sanc.Batch(self.loss, *self.batches[(self.at + shift) % len(self.batches)])
+        return self._samples[(self.at + shift) % len(self._samples)]
 
     def next(self) -> sanc.Batch:
         self.at += 1

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -33,6 +34,8 @@ def in_turns(
     before: Callable[[], Any] | None = None,
 ) -> dict[str, float]:
     """Time functions in turns, so that whatever slows the machine down slows all of them.
+
+    The order is drawn anew in every round: what comes always after the same other finds the caches as that left them.
 
     Parameters
     ----------
@@ -62,10 +65,13 @@ def in_turns(
     synchronise(device)
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
+    order, lots = list(candidates), random.Random(0)
     for turn in range(most):
         if turn >= least and time.perf_counter() > end:
             break
-        for name, call in candidates.items():
+        lots.shuffle(order)
+        for name in order:
+            call = candidates[name]
             if before is not None:
                 before()
                 synchronise(device)

@@ -54,7 +54,7 @@ class Batch:
         self.tensors = tensors
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return self.tensors[0].shape[0]
 
     def __call__(self) -> Tensor:
         return self.loss(*self.tensors)

@@ -92,6 +92,12 @@ class Tridiagonal:
         return beta
 
 
+_SHORT, _LONG = 2.0**-5, 2.0**10
+"""Lengths between which a vector of Q that lies in its place already is left as it is, which saves a pass over it.
+
+A shorter one would lose digits where products are made in half precision."""
+
+
 class Krylov(Tridiagonal):
     """A growing Krylov space of a symmetric operator.
 
@@ -149,9 +155,10 @@ class Krylov(Tridiagonal):
         self._projections: list[float] = []
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
         self._rows: list[Vector] = []  # the same, one by one
+        self._lengths: list[float] = []  # of the rows; 1 but for those that were left as they came
         self._current: Vector | None = None  # q_j
         self._next: Vector | None = None  # β_j q_{j+1}
-        self._open: tuple[Vector, Vector, Vector | None, float] | None = None  # what the last β is made from
+        self._open: tuple[Any, ...] | None = None  # what the last β is made from
 
     @property
     def residual(self) -> float:
@@ -198,30 +205,33 @@ class Krylov(Tridiagonal):
         if last == 0.0 or j >= self._limit:
             return False
         previous, q = self._current, self._advance()
+        length = self._lengths[-1]
+        pull = last * length / self._lengths[-2] if j else 0.0
         if self._reorthogonalise:
             r = self._product(q)
             alpha = self._orthogonalise(r)
             beta = space.norm(r) if math.isfinite(alpha) else alpha
         elif self._store and j + 1 == self._limit < space.dim:
             r = self._product(q)
-            alpha = beta = space.dot(q, r)  # the vector before, which would be taken out of r first, is orthogonal to q
+            # The vector before, which would be taken out of r first, is orthogonal to q.
+            alpha = beta = space.dot(q, r) / length**2
             if math.isfinite(alpha):
                 self._alpha.append(alpha)
                 self._beta.append(math.nan)
-                self._open = (r, q, previous, last)
+                self._open = (r, q, previous, pull, length)
         elif self._store:
             if self._write is not None and j + 1 < len(self._rows):
                 r = self._write(q, self._rows[j + 1])  # the row of what it becomes
             else:
                 r = self._product(q)
-            alpha, beta = space.part(r, q, previous, last)
+            alpha, beta = space.part(r, q, previous, pull, length)
         else:
             r = self._image(q, previous, last)
             alpha, beta = space.part(r, q, None, 0.0)
         if self._open is None:
             beta = self._append(alpha, beta)
         if self._linear is not None:
-            self._projections.append(space.dot(q, self._linear))
+            self._projections.append(space.dot(q, self._linear) / length)
         if beta > 0.0 and j + 1 < self._limit:
             self._current, self._next = q, r
         else:
@@ -229,17 +239,21 @@ class Krylov(Tridiagonal):
         return True
 
     def _advance(self) -> Vector:
-        """Return q_{j+1}, of length 1: a row of Q, or where Q is not kept a vector of its own."""
-        v, length = (self._start, self.start_norm) if self._next is None else (self._next, self.residual)
-        if self._store:
-            row = self._row()
-            self._space.divide(v, length, out=row)
-            self._start = None  # only a second pass begins there again
-        elif self._next is None:
-            row = v / length
+        """Return q_{j+1}: a row of Q, or where Q is not kept a vector of its own; its length is noted."""
+        v, length = self._start, self.start_norm
+        if self._next is not None:
+            v, length = self._next, self.residual * self._lengths[-1]
+        row = self._row() if self._store else v
+        if self._store and row is v and _SHORT < length < _LONG:
+            self._lengths.append(length)
         else:
-            self._space.divide(v, length, out=v)
-            row = v
+            if self._store or self._next is not None:
+                self._space.divide(v, length, out=row)
+            else:
+                row = v / length
+            self._lengths.append(1.0)
+        if self._store:
+            self._start = None  # only a second pass begins there again
         self._next = None
         return row
 
@@ -248,7 +262,7 @@ class Krylov(Tridiagonal):
         if j == room:
             rows = max(6, room) if self._asked is None else 64
             self._blocks.append(self._space.rows(min(rows, self._limit - room)))
-            self._rows.extend(self._blocks[-1])
+            self._rows.extend(self._space.each(self._blocks[-1]))
         return self._rows[j]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
@@ -285,6 +299,11 @@ class Krylov(Tridiagonal):
 
     def basis(self) -> Any:
         """Return Q as one block of rows, which nothing changes any more; only where it is stored."""
+        for j, length in enumerate(self._lengths):
+            if length != 1.0:
+                self._close()  # while the rows are what it remembers
+                self._space.divide(self._rows[j], length, out=self._rows[j])
+                self._lengths[j] = 1.0
         if len(self._blocks) == 1 and len(self._rows) == self.dim:
             return self._blocks[0]
         rows, begin = self._space.rows(self.dim), 0
@@ -309,10 +328,11 @@ class Krylov(Tridiagonal):
         return point
 
     def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
-        begin = 0
+        begin, coefficients = 0, coefficients / np.array(self._lengths)
         for block in self._kept(self.dim):
-            total = self._space.combine(block, coefficients[begin : begin + len(block)], total)
-            begin += len(block)
+            end = begin + block.shape[0]
+            total = self._space.combine(block, coefficients[begin:end], total)
+            begin = end
         return total
 
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from sanc.oracles.autograd import AutogradOracle, Layout, Sample
 from sanc.oracles.base import Meter
 from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
 from sanc.oracles.products import HvpMode, require_mode
-from sanc.oracles.replay import HostDrawsError, derive, host_state, own_randomness
+from sanc.oracles.replay import HostDrawsError, derive, host_is_usual, own_randomness
 from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
 
@@ -267,7 +266,7 @@ class CubicOptimizer(Optimizer):
             p.grad = None
         try:
             try:
-                return self._step(layout, samples, host=self._draws_host is not False or host_state() is None)
+                return self._step(layout, samples, host=self._draws_host is not False or not host_is_usual())
             except HostDrawsError:  # no closure did so before
                 self._draws_host = True
                 return self._step(layout, samples, host=True)
@@ -296,7 +295,7 @@ class CubicOptimizer(Optimizer):
     def _iterate(self, oracle: AutogradOracle, probed: Sample | None = None) -> Tensor:
         """Make one iteration with an oracle; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
-        meter, record, state, layout = copy(self._meter), self._record, self._engine.state, self._known
+        meter, record, state, layout = self._meter.copy(), self._record, self._engine.state, self._known
         try:
             if probed is not None:
                 self._probe(oracle, x, probed)

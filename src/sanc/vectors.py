@@ -41,13 +41,15 @@ class Space(ABC):
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         """Subtract ``scale * w`` from `v` in place."""
 
-    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+    def part(
+        self, r: Vector, q: Vector, previous: Vector | None, beta: float, length: float = 1.0
+    ) -> tuple[float, float]:
         """Subtract ``beta * previous`` and then its part α along the unit vector q from r, in place; give α and ‖r‖."""
         if previous is not None:
             self.subtract(r, beta, previous)
-        alpha = self.dot(q, r)
+        alpha = self.dot(q, r) / length**2
         self.subtract(r, alpha, q)
-        return alpha, self.norm(r) if math.isfinite(alpha) else alpha
+        return alpha, self.norm(r) / length if math.isfinite(alpha) else alpha
 
     @abstractmethod
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
@@ -64,6 +66,10 @@ class Space(ABC):
     @abstractmethod
     def rows(self, count: int) -> Any:
         """Allocate an uninitialised ``(count, dim)`` block."""
+
+    def each(self, rows: Any) -> Sequence[Vector]:
+        """Return the rows of a block one by one."""
+        return list(rows)
 
     @abstractmethod
     def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
@@ -150,14 +156,16 @@ class NumpySpace(Space):
         else:
             v -= scale * w  # a Python float keeps the type of the array
 
-    def part(self, r: Vector, q: Vector, previous: Vector | None, beta: float) -> tuple[float, float]:
+    def part(
+        self, r: Vector, q: Vector, previous: Vector | None, beta: float, length: float = 1.0
+    ) -> tuple[float, float]:
         if r.dtype != self.dtype or not r.flags.c_contiguous:
-            return super().part(r, q, previous, beta)
+            return super().part(r, q, previous, beta, length)
         if previous is not None:
             self._axpy(previous, r, a=-beta)
-        alpha = self._dot(q, r)
+        alpha = self._dot(q, r) / length**2
         self._axpy(q, r, a=-alpha)
-        return alpha, self.norm(r)
+        return alpha, self.norm(r) / length
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
         np.divide(v, divisor, out)
@@ -260,6 +268,10 @@ class TorchSpace(Space):
     def rows(self, count: int) -> Any:
         # Every row begins where a line of the cache does, which is faster to work on.
         return torch.empty((count, -(-self.dim // _LINE) * _LINE), dtype=self.dtype, device=self.device)[:, : self.dim]
+
+    def each(self, rows: Any) -> Sequence[Vector]:
+        views: Sequence[Vector] = rows.unbind()
+        return views
 
     def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
         weights = torch.from_numpy(coefficients).to(self.device, self.dtype)

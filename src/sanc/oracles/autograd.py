@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 from torch.autograd.graph import GradientEdge
 
 from sanc.errors import ArgumentError, ArgumentTypeError
@@ -114,10 +116,11 @@ class Layout:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
-        pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
         rows = vector.shape[:-1]
-        shapes = self._shapes if not rows else [rows + shape for shape in self._shapes]
-        return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        if not rows and vector.is_contiguous():
+            return list(_unflatten_dense_tensors(vector, self.leaves))  # type: ignore[no-untyped-call]
+        pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
+        return [piece.reshape(rows + shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Undo `split`."""
@@ -146,9 +149,9 @@ class Layout:
 
 def _plain(tensor: Tensor, dtype: torch.dtype, graph: bool = False) -> Tensor:
     """Flatten one tensor, out of its graph or in it."""
-    if tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()  # an embedding may give sparse gradients
-    if tensor.dtype != dtype:
+    if tensor.dtype is not dtype:
         tensor = tensor.to(dtype)
     if tensor.requires_grad and not graph:
         tensor = tensor.detach()
@@ -274,7 +277,8 @@ class AutogradOracle(Oracle):
 
     def _evaluate(self, sample: Sample, graph: bool) -> Tensor:
         total: Tensor | None = None
-        with still_buffers(), torch.set_grad_enabled(graph):
+        seen = self._training if sample is self._samples[0] else None  # its gradient pass went through the same modules
+        with still_buffers() if seen is None or seen.some else nullcontext(), torch.set_grad_enabled(graph):
             self.rewind(sample)
             for weight, closure in sample.parts:
                 part = self.call(closure, sample, graph=False).detach().double()
@@ -336,11 +340,13 @@ class AutogradOracle(Oracle):
 
     def rewind(self, sample: Sample) -> None:
         """Put the random state back to where every evaluation of this sample starts."""
-        if sample.seed is not None:
+        if sample.seed is None:
+            return
+        if self.seeds_host:
             self.look_for_draws()  # on the way back from the last evaluation
-            seed_all(sample.seed, self.device, host=self.seeds_host)
-            if self.seeds_host or self._host is None:
-                self._host = host_state()
+        seed_all(sample.seed, self.device, host=self.seeds_host)
+        if self.seeds_host or self._host is None:
+            self._host = host_state()
 
     def look_for_draws(self) -> None:
         """Note whether somebody drew from a generator of the host, which must be seeded then."""

@@ -41,6 +41,10 @@ class Meter:
         self.product += size
         self.nhev += 1
 
+    def copy(self) -> Meter:
+        """Return another one that stands where this one does."""
+        return Meter(self.value, self.gradient, self.product, self.paper_calls, self.nfev, self.njev, self.nhev)
+
     def snapshot(self) -> Calls:
         """Return the component counts as they stand."""
         return Calls(self.value, self.gradient, self.product, self.paper_calls)

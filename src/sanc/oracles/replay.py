@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,35 +46,45 @@ class HostDrawsError(Exception):
     """A closure drew from NumPy's or Python's global generator, which had not been seeded for it."""
 
 
+def _numpy_words() -> Any:
+    """Where NumPy's global generator has its words and its place; None where it is of another kind."""
+    global _numpy
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if generator is not _numpy[0]:
+        usual = type(generator) is np.random.MT19937
+        words = (ctypes.c_char * _TWISTER).from_address(generator.ctypes.state_address) if usual else None
+        _numpy = generator, words
+    return _numpy[1]
+
+
+def _python_words() -> Any:
+    """Where Python's global generator has its place and its words; None unless they are seen to be there."""
+    generator = random.random.__self__  # type: ignore[attr-defined]
+    if platform.python_implementation() != "CPython" or sys.getsizeof(generator) < object.__basicsize__ + _TWISTER:
+        return None
+    words = (ctypes.c_char * _TWISTER).from_address(id(generator) + object.__basicsize__)
+    _, (*expected, place), _ = random.getstate()
+    found = array("I", words.raw)
+    return words if found.itemsize == 4 and found.tolist() == [place, *expected] else None
+
+
+_numpy: tuple[Any, Any] = (None, None)  # the generator that was seen last, and its words
+_PYTHON = _python_words()
+
+
+def host_is_usual() -> bool:
+    """Whether `host_state` has an answer."""
+    return _PYTHON is not None and _numpy_words() is not None
+
+
 def host_state() -> bytes | None:
     """Return the words of NumPy's and Python's global generators, None where these are not the usual ones.
 
     To ask them by their own functions, and to seed them, takes so long that it is felt in a step of a small network.
     What they have beyond this is a normal number that may be kept for the next one who asks.
     """
-    twister = _twister()
-    if twister is None or _PYTHON is None:
-        return None
-    return ctypes.string_at(twister.ctypes.state_address, _TWISTER) + ctypes.string_at(_PYTHON, _TWISTER)
-
-
-def _twister() -> np.random.MT19937 | None:
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    return generator if type(generator) is np.random.MT19937 else None
-
-
-def _python_words() -> int | None:
-    """Where Python's global generator has its place and its words; None unless they are seen to be there."""
-    generator = random.random.__self__  # type: ignore[attr-defined]
-    address = id(generator) + object.__basicsize__
-    if platform.python_implementation() != "CPython" or sys.getsizeof(generator) < object.__basicsize__ + _TWISTER:
-        return None
-    _, (*words, place), _ = random.getstate()
-    found = array("I", ctypes.string_at(address, _TWISTER))
-    return address if found.itemsize == 4 and found.tolist() == [place, *words] else None
-
-
-_PYTHON = _python_words()
+    words = _numpy_words()
+    return None if words is None or _PYTHON is None else words.raw + _PYTHON.raw
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def own_randomness(device: torch.device, *, host: bool = True) -> Iterator[None]
     """
     generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    before = host_state()
+    before, words = host_state(), _numpy_words()
     whole = (random.getstate(), np.random.get_state()) if host or before is None else None  # noqa: NPY002
     kept = random.random.__self__.gauss_next  # type: ignore[attr-defined]
     try:
@@ -97,11 +108,9 @@ def own_randomness(device: torch.device, *, host: bool = True) -> Iterator[None]
             random.setstate(whole[0])
             np.random.set_state(whole[1])  # noqa: NPY002
         elif before is not None and host_state() != before:
-            twister = _twister()
-            assert twister is not None
-            ctypes.memmove(twister.ctypes.state_address, before, _TWISTER)
-            place, *words = array("I", before[_TWISTER:])
-            random.setstate((3, (*words, place), kept))
+            words.raw = before[:_TWISTER]
+            place, *others = array("I", before[_TWISTER:])
+            random.setstate((random.getstate()[0], (*others, place), kept))
 
 
 def seed_all(seed: int, device: torch.device, *, host: bool = True) -> None:
