@@ -32,6 +32,7 @@ def in_turns(
     least: int = 5,
     most: int = 1000,
     before: Callable[[], Any] | None = None,
+    in_a_row: int = 1,
 ) -> dict[str, float]:
     """Time functions in turns, so that whatever slows the machine down slows all of them.
 
@@ -51,6 +52,8 @@ def in_turns(
         Rounds, whatever the time says.
     before : callable, optional
         Called before each of them, off the clock.
+    in_a_row : int
+        Calls of each in a turn, all of them timed: a training loop, too, calls the same thing again and again.
 
     Returns
     -------
@@ -70,7 +73,7 @@ def in_turns(
         if turn >= least and time.perf_counter() > end:
             break
         lots.shuffle(order)
-        for name in order:
+        for name in [name for name in order for _ in range(in_a_row)]:
             call = candidates[name]
             if before is not None:
                 before()

@@ -283,6 +283,49 @@ def test_rows_that_products_are_written_into(rng):
     assert torch.allclose(written.added(x, u), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 0.05, 1.0, 40.0, 1e6])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_rows_are_left_as_long_as_they_come_within_bounds(rng, library, scale):
+    """What is computed of them does not depend on it: T, its residual, projections, combinations and the basis."""
+    n, J = 37, 6
+    A = rng.standard_normal((n, n))
+    A, g, other = scale * (A + A.T), rng.standard_normal(n), rng.standard_normal(n)
+    lengths = []
+    if library == "torch":
+        space, one = TorchSpace(n, torch.float64, torch.device("cpu")), torch.from_numpy
+    else:
+        space, one = NumpySpace(n, np.float64), np.array
+    B = one(A)
+
+    def write(v, out):
+        lengths.append(float(np.linalg.norm(np.asarray(v))))
+        out[:] = B @ v
+        return out
+
+    def product(v):
+        lengths.append(float(np.linalg.norm(np.asarray(v))))
+        return B @ v
+
+    krylov = Krylov(product, one(g), space, limit=J, write=write, linear=one(other))
+    while krylov.extend():
+        pass
+    plain = Krylov(lambda v: B @ v, one(g), space, limit=J, linear=one(other))
+    while plain.extend():
+        pass
+    assert lengths[0] == pytest.approx(1.0) and all(0.03 < length < 1025.0 for length in lengths)
+    assert any(length != pytest.approx(1.0) for length in lengths) == (1e-3 < scale < 1e3)
+    Q, u = np.asarray(plain.basis()), rng.standard_normal(J)
+    T = Q @ A @ Q.T
+    assert np.allclose(krylov.tridiagonal()[0], np.diag(T), rtol=1e-9, atol=1e-10 * scale)
+    assert np.allclose(krylov.tridiagonal()[1], np.diag(T, 1), rtol=1e-9, atol=1e-10 * scale)
+    assert np.allclose(krylov.linear, Q @ other, atol=1e-10)
+    assert np.allclose(np.asarray(krylov.combine(u)[0]), u @ Q, atol=1e-10)
+    out_of_it = np.linalg.norm(A @ Q[-1] - Q.T @ (Q @ (A @ Q[-1])))
+    assert krylov.residual == pytest.approx(out_of_it, rel=1e-9)
+    assert np.allclose(np.asarray(krylov.basis()), Q, atol=1e-10)
+    assert np.allclose(np.asarray(krylov.added(one(other), u)), other + u @ Q, atol=1e-10)
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.3, 10.0])
 def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
     """β_j |u_j| is the residual of (B + shift·I) s = −g in the whole space, s its solution in the Krylov space."""

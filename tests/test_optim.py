@@ -19,6 +19,7 @@ from torch import nn
 import sanc
 from sanc import Branch
 from sanc.amortised import AmortisedEngine
+from sanc.oracles import replay
 
 FAMILY = [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD]
 PRESETS = ["paper", "authors", "robust"]
@@ -357,6 +358,22 @@ def test_batch_norm_moves_once_a_step(hvp):
     assert torch.equal(model[1].running_mean, twin[1].running_mean)
     assert torch.equal(model[1].running_var, twin[1].running_var)
     assert int(model[1].num_batches_tracked) == 1
+
+
+def test_batch_norm_of_another_sample_does_not_move():
+    """The gradient's sample goes through no module with buffers, the objective's does."""
+    torch.manual_seed(0)
+    first, second, norm = nn.Linear(5, 8).double(), nn.Linear(8, 3).double(), nn.BatchNorm1d(8).double()
+    _, x, y = make()
+    before = copy.deepcopy(norm.state_dict())
+    opt = sanc.SANC([*first.parameters(), *second.parameters()], preset="paper", seed=0)
+    for _ in range(3):
+        opt.step(
+            lambda: nn.functional.cross_entropy(second(first(x).tanh()), y),
+            objective=lambda: nn.functional.cross_entropy(second(norm(first(x)).tanh()), y),
+        )
+        assert opt.record.trials >= 1
+    assert all(torch.equal(now, before[name]) for name, now in norm.state_dict().items())
 
 
 def test_buffers_that_are_replaced_are_put_back():
@@ -849,54 +866,67 @@ def test_misuse_between_features_is_named():
             sanc.Batch(*parameters)
 
 
-class FromNumpy:
-    """A loss that begins to draw from NumPy's global generator in some step."""
+class Drawing:
+    """A loss that begins to draw from a global generator of the host in some step."""
 
-    def __init__(self, begins, raises=None):
+    def __init__(self, source, begins, raises=None):
         torch.manual_seed(0)
         self.w = nn.Parameter(torch.randn(6, dtype=torch.float64))
-        self.step, self.begins, self.raises, self.calls = 0, begins, raises, 0
+        self.source, self.step, self.begins, self.raises = source, 0, begins, raises
+
+    def noise(self):
+        if self.source == "numpy":
+            return np.random.standard_normal(6)
+        return np.array([random.gauss(0.0, 1.0) for _ in range(7)][:6])  # an odd number: one more is kept for later
 
     def __call__(self):
-        self.calls += 1
         loss = (self.w**4).sum() + self.w.sum().cos()
         if self.step >= self.begins:
-            noise = torch.from_numpy(np.random.standard_normal(6))
-            loss = loss + (noise * self.w).sum()
+            loss = loss + (torch.from_numpy(self.noise()) * self.w).sum()
             if self.step == self.raises:
                 raise KeyError("after a draw")
         return loss
 
 
+def seed_host(seed):
+    np.random.seed(seed)
+    random.seed(seed)
+    random.gauss(0.0, 1.0)
+
+
+def draw_host():
+    return np.random.random(), random.gauss(0.0, 1.0), random.random()
+
+
+@pytest.mark.parametrize("source", ["numpy", "python"])
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
-def test_a_loss_that_begins_to_draw_from_numpy_is_replayed(preset, hvp):
+def test_a_loss_that_begins_to_draw_on_the_host_is_replayed(source, preset, hvp):
     runs = []
     for known in (False, True):  # whether the optimiser expects it from the start
-        np.random.seed(3)
-        np.random.random()
-        loss = FromNumpy(begins=3)
+        seed_host(3)
+        loss = Drawing(source, begins=3)
         opt = sanc.SANC([loss.w], preset=preset, seed=1, hvp=hvp)
         opt._draws_host = True if known else None
         seen, global_draws = [], []
         for loss.step in range(6):
             opt.step(loss)
             seen.append((opt.record.value, opt.record.trial_value, opt.record.calls, loss.w.detach().clone()))
-            global_draws.append(np.random.random())
+            global_draws.append(draw_host())
             assert opt._draws_host is (known or loss.step >= 3)
         runs.append((seen, global_draws))
     for mine, right in zip(*(seen for seen, _ in runs), strict=True):
         assert mine[2] == right[2] and torch.equal(mine[3], right[3])
         assert mine[:2] == pytest.approx(right[:2], rel=0.0, abs=0.0, nan_ok=True)
-    assert runs[0][1] == runs[1][1]
-    np.random.seed(3)
-    assert runs[0][1] == np.random.random(7)[1:].tolist()
+    seed_host(3)
+    assert runs[0][1] == runs[1][1] == [draw_host() for _ in range(6)]
 
 
-def test_a_loss_that_draws_from_numpy_and_fails_gives_it_back():
-    loss = FromNumpy(begins=2, raises=2)
+@pytest.mark.parametrize("source", ["numpy", "python"])
+def test_a_loss_that_draws_on_the_host_and_fails_gives_it_back(source):
+    loss = Drawing(source, begins=2, raises=2)
     opt = sanc.SANC([loss.w], seed=1)
-    np.random.seed(3)
+    seed_host(3)
     for loss.step in range(2):
         opt.step(loss)
     assert opt._draws_host is False
@@ -904,11 +934,27 @@ def test_a_loss_that_draws_from_numpy_and_fails_gives_it_back():
     with pytest.raises(KeyError):
         opt.step(loss)
     assert torch.equal(loss.w, before)
-    loss.step, state = 3, np.random.get_state()
+    loss.step = 3
     opt.step(loss)
-    assert np.array_equal(state[1], np.random.get_state()[1]) and state[2:] == np.random.get_state()[2:]
-    np.random.seed(3)
-    assert np.array_equal(state[1], np.random.get_state()[1])
+    seen = draw_host()
+    seed_host(3)
+    assert seen == draw_host()
+
+
+def test_where_the_words_of_a_generator_are_not_found_all_is_as_before(monkeypatch):
+    """On another Python than this one the generators are seeded in every step."""
+    runs = []
+    for found in (True, False):
+        if not found:
+            monkeypatch.setattr(replay, "_PYTHON", None)
+        assert replay.host_is_usual() is found and (replay.host_state() is not None) is found
+        seed_host(5)
+        loss = Drawing("python", begins=2)
+        opt = sanc.SANC([loss.w], preset="paper", seed=1)
+        for loss.step in range(4):
+            opt.step(loss)
+        runs.append((loss.w.detach().tolist(), draw_host()))
+    assert runs[0] == runs[1]
 
 
 def test_a_global_generator_of_another_kind():
