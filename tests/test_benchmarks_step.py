@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from benchmarks import step
+from benchmarks.timing import in_turns
 
 
 def test_step_quick(tmp_path, capsys):
@@ -22,6 +23,29 @@ def test_step_quick(tmp_path, capsys):
         assert row["bare"] == min(value for name, value in row["times"].items() if name.startswith("bare"))
     assert "| small" in capsys.readouterr().out
     assert (tmp_path / "step.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("three", [False, True])
+def test_a_step_makes_the_calls_that_it_is_compared_with(three):
+    task = step.Task("small", torch.device("cpu"), rows=12)
+    opt = step.optimiser(task, preset="paper", sigma0=100.0, sigma_floor=100.0, epsilon_g=1e-30)
+    step.prepare(opt, task, three)
+    before = opt.record.calls
+    task.reset()
+    step.take(opt, task, three)
+    made = {name: (getattr(opt.record.calls, name) - getattr(before, name)) / 12 for name in ("value", "product")}
+    assert made == {"value": 2 if three else 1, "product": step.J}
+
+
+def test_turns_are_drawn_and_every_call_is_timed():
+    seen, resets = [], []
+    candidates = {name: (lambda name=name: seen.append(name)) for name in "abc"}
+    times = in_turns(candidates, seconds=0.0, warm_up=1, least=20, before=lambda: resets.append(len(seen)), in_a_row=2)
+    assert set(times) == set("abc") and all(seconds >= 0.0 for seconds in times.values())
+    assert seen[:3] == ["a", "b", "c"] and len(seen) == len(resets) == 3 + 20 * 3 * 2
+    turns = [tuple(seen[at : at + 6]) for at in range(3, len(seen), 6)]
+    assert all(turn[::2] == turn[1::2] and set(turn) == set("abc") for turn in turns)
+    assert len(set(turns)) == 6  # all orders come
 
 
 def test_bare_calls_are_those_of_a_dense_hessian():
