@@ -17,7 +17,7 @@ Eager steps start at the same point, to which the parameters are put back off th
 made in a row, as in a training loop. Graphs do the same work wherever they are: both kinds are launched fifty times in
 a row and only then waited for. σ hardly moves (100 or more, gamma = 1.0001), epsilon_g is 1e-30 and the three samples
 hold the same rows, so that every step builds the whole Krylov space and is taken. Everything is timed in turns, in an
-order that is drawn, in one process; ratios are of medians.
+order that is drawn, in one process; a ratio is the median over the turns of the ratio within one.
 
 The steps of the default method (`robust`), which build a Krylov space once in fifty steps, are timed over whole cycles
 and compared with the calls that they made, each at its bare price, and on a GPU with Adam's eager step.
@@ -26,6 +26,7 @@ and compared with the calls that they made, each at its bare price, and on a GPU
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from torch import Tensor, nn
 
 import sanc
 from benchmarks.common import plain_table
-from benchmarks.timing import in_turns, machine, synchronise, write_json
+from benchmarks.timing import in_turns, machine, ratio, synchronise, turns, write_json
 from sanc.lab import models
 
 J, BATCH, CYCLE, BLOCK, ROW = 5, 128, 50, 50, 5
@@ -212,8 +213,8 @@ def paper_rows(task: Task, device: torch.device, seconds: float) -> list[dict[st
             call = partial(take, opt, task, three)
             candidates[name] = blockwise(call) if name.endswith("graph") else call
         task.at = 0
-        times = in_turns(candidates, device=device, seconds=seconds, before=task.reset, in_a_row=1 if cuda else ROW)
-        times = {name: value / BLOCK if "graph" in name else value for name, value in times.items()}
+        rounds = turns(candidates, device=device, seconds=seconds, before=task.reset, in_a_row=1 if cuda else ROW)
+        times = {name: statistics.median(seen) / (BLOCK if "graph" in name else 1) for name, seen in rounds.items()}
         for opt in made.values():
             check(opt, task)
         task.reset()
@@ -222,12 +223,12 @@ def paper_rows(task: Task, device: torch.device, seconds: float) -> list[dict[st
             raise SystemExit(f"a step on {task.name} was rejected: {made['step'].record}")
         row_hvp = {name: opt.hvp for name, opt in made.items()}
         row: dict[str, Any] = {"model": task.name, "samples": 3 if three else 1, "times": times, "hvp": row_hvp}
-        row["bare"] = min(times[name] for name in times if name.startswith("bare ") and "graph" not in name)
-        row["step"], row["ratio"] = times["step"], times["step"] / row["bare"]
+        bare = min((n for n in times if n.startswith("bare ") and "graph" not in n), key=times.__getitem__)
+        row["bare"], row["step"], row["ratio"] = times[bare], times["step"], ratio(rounds["step"], rounds[bare])
         if cuda:
-            row["bare graph"] = min(times[name] for name in times if name.startswith("bare graph"))
-            row["step graph"] = times["step graph"]
-            row["ratio graph"] = row["step graph"] / row["bare graph"]
+            bare = min((n for n in times if n.startswith("bare graph")), key=times.__getitem__)
+            row["bare graph"], row["step graph"] = times[bare], times["step graph"]
+            row["ratio graph"] = ratio(rounds["step graph"], rounds[bare])
             row["speedup"] = row["step"] / row["step graph"]
         rows.append(row)
     return rows

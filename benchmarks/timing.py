@@ -10,7 +10,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def synchronise(device: torch.device | str) -> None:
         torch.cuda.synchronize()
 
 
-def in_turns(
+def turns(
     candidates: Mapping[str, Callable[[], Any]],
     *,
     device: torch.device | str = "cpu",
@@ -33,7 +33,7 @@ def in_turns(
     most: int = 1000,
     before: Callable[[], Any] | None = None,
     in_a_row: int = 1,
-) -> dict[str, float]:
+) -> dict[str, list[float]]:
     """Time functions in turns, so that whatever slows the machine down slows all of them.
 
     The order is drawn anew in every round: what comes always after the same other finds the caches as that left them.
@@ -53,12 +53,12 @@ def in_turns(
     before : callable, optional
         Called before each of them, off the clock.
     in_a_row : int
-        Calls of each in a turn, all of them timed: a training loop, too, calls the same thing again and again.
+        Calls of each in a round: a training loop, too, calls the same thing again and again.
 
     Returns
     -------
     dict
-        Median seconds of a call, by name.
+        Median seconds of a call in each round, by name.
     """
     for call in candidates.values():
         for _ in range(warm_up):
@@ -66,23 +66,35 @@ def in_turns(
                 before()
             call()
     synchronise(device)
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    rounds: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
     order, lots = list(candidates), random.Random(0)
     for turn in range(most):
         if turn >= least and time.perf_counter() > end:
             break
         lots.shuffle(order)
-        for name in [name for name in order for _ in range(in_a_row)]:
-            call = candidates[name]
-            if before is not None:
-                before()
+        for name in order:
+            times = []
+            for _ in range(in_a_row):
+                if before is not None:
+                    before()
+                    synchronise(device)
+                start = time.perf_counter()
+                candidates[name]()
                 synchronise(device)
-            start = time.perf_counter()
-            call()
-            synchronise(device)
-            samples[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in samples.items()}
+                times.append(time.perf_counter() - start)
+            rounds[name].append(statistics.median(times))
+    return rounds
+
+
+def in_turns(candidates: Mapping[str, Callable[[], Any]], **options: Any) -> dict[str, float]:
+    """Return the median seconds of a call, by name; the options are those of `turns`."""
+    return {name: statistics.median(times) for name, times in turns(candidates, **options).items()}
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Median over the rounds of one time ÷ another of the same round, which the machine disturbs least."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:

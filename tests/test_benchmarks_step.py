@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from benchmarks import step
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns, ratio, turns
 
 
 def test_step_quick(tmp_path, capsys):
@@ -19,7 +19,7 @@ def test_step_quick(tmp_path, capsys):
     document = json.loads((tmp_path / "step.json").read_text())
     assert [row["samples"] for row in document["paper"]] == [1, 3]
     for row in document["paper"]:
-        assert row["ratio"] == pytest.approx(row["step"] / row["bare"]) and math.isfinite(row["ratio"])
+        assert 0.2 < row["ratio"] * row["bare"] / row["step"] < 5.0 and math.isfinite(row["ratio"])
         assert row["bare"] == min(value for name, value in row["times"].items() if name.startswith("bare"))
     assert "| small" in capsys.readouterr().out
     assert (tmp_path / "step.png").stat().st_size > 5_000
@@ -37,15 +37,25 @@ def test_a_step_makes_the_calls_that_it_is_compared_with(three):
     assert made == {"value": 2 if three else 1, "product": step.J}
 
 
+def test_ratios_are_of_times_in_one_round():
+    """A machine that is slow in half of the rounds, by whatever factor, changes nothing."""
+    slow = [1.0, 7.0, 1.0, 50.0, 1.0]
+    assert ratio([1.1 * s for s in slow], [1.0 * s for s in slow]) == pytest.approx(1.1)
+    with pytest.raises(ValueError):
+        ratio([1.0], [1.0, 2.0])
+
+
 def test_turns_are_drawn_and_every_call_is_timed():
     seen, resets = [], []
     candidates = {name: (lambda name=name: seen.append(name)) for name in "abc"}
-    times = in_turns(candidates, seconds=0.0, warm_up=1, least=20, before=lambda: resets.append(len(seen)), in_a_row=2)
-    assert set(times) == set("abc") and all(seconds >= 0.0 for seconds in times.values())
+    options = {"seconds": 0.0, "warm_up": 1, "least": 20, "in_a_row": 2}
+    times = turns(candidates, **options, before=lambda: resets.append(len(seen)))
+    assert {name: len(rounds) for name, rounds in times.items()} == dict.fromkeys("abc", 20)
     assert seen[:3] == ["a", "b", "c"] and len(seen) == len(resets) == 3 + 20 * 3 * 2
-    turns = [tuple(seen[at : at + 6]) for at in range(3, len(seen), 6)]
-    assert all(turn[::2] == turn[1::2] and set(turn) == set("abc") for turn in turns)
-    assert len(set(turns)) == 6  # all orders come
+    made = [tuple(seen[at : at + 6]) for at in range(3, len(seen), 6)]
+    assert all(turn[::2] == turn[1::2] and set(turn) == set("abc") for turn in made)
+    assert len(set(made)) == 6  # all orders come
+    assert set(in_turns(candidates, **options)) == set("abc")
 
 
 def test_bare_calls_are_those_of_a_dense_hessian():

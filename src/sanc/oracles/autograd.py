@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,6 +229,7 @@ class AutogradOracle(Oracle):
         self.seeds_host, self.draws_host = True, False
         self._host: bytes | None = None
         self._training: Buffers | None = None
+        self._met: dict[Sample, Buffers] = {}  # by the last pass of each sample
         self._products = True
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
@@ -277,8 +278,7 @@ class AutogradOracle(Oracle):
 
     def _evaluate(self, sample: Sample, graph: bool) -> Tensor:
         total: Tensor | None = None
-        seen = self._training if sample is self._samples[0] else None  # its gradient pass went through the same modules
-        with still_buffers() if seen is None or seen.some else nullcontext(), torch.set_grad_enabled(graph):
+        with self.still(sample), torch.set_grad_enabled(graph):
             self.rewind(sample)
             for weight, closure in sample.parts:
                 part = self.call(closure, sample, graph=False).detach().double()
@@ -310,10 +310,22 @@ class AutogradOracle(Oracle):
         keep = self._products and sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
         self.load(x)
         if self.raw_loss is None:  # the pass that counts as training: buffers move, as in a plain forward pass
-            with watched_buffers() as self._training:
+            self._training = self._met[sample] = watched_buffers()
+            with self._training:
                 return self._gradient(x, sample, keep_graph=keep)
-        with still_buffers():
+        with self.still(sample):
             return self._gradient(x, sample, keep_graph=keep)
+
+    def still(self, sample: Sample) -> AbstractContextManager[Any]:
+        """Hold the buffers of modules still while a sample is evaluated; where its last pass met none, there are none.
+
+        To watch all modules takes a while, beside the time of a small network.
+        """
+        met = self._met.get(sample)
+        if met is not None and not met.some:
+            return nullcontext()
+        self._met[sample] = guard = still_buffers()
+        return guard
 
     def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[Tensor, Vector]:
         result: Tensor | None = None

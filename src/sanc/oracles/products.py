@@ -177,7 +177,7 @@ class DoubleBackward(AutogradOperator):
     def prepare(self) -> None:
         if self._built is None and len(self.sample.parts) == 1:
             self.oracle.load(self.x)
-            with torch.enable_grad(), still_buffers():
+            with torch.enable_grad(), self.oracle.still(self.sample):
                 self.oracle.rewind(self.sample)
                 self._built = (self._graph(self.sample.parts[0][1]),)
 
