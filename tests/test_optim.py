@@ -941,6 +941,17 @@ def test_a_loss_that_draws_on_the_host_and_fails_gives_it_back(source):
     assert seen == draw_host()
 
 
+@pytest.mark.parametrize("hvp", ["auto", "double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("three", [False, True])
+def test_a_loss_that_draws_nothing_is_not_taken_for_one_that_does(hvp, three):
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp=hvp, seed=0)
+    for _ in range(2):
+        others = {"hessian": loss_of(model, x[:20], y[:20]), "objective": loss_of(model, x[20:], y[20:])}
+        opt.step(loss_of(model, x, y), **(others if three else {}))
+        assert opt._draws_host is False
+
+
 def test_where_the_words_of_a_generator_are_not_found_all_is_as_before(monkeypatch):
     """On another Python than this one the generators are seeded in every step."""
     runs = []

@@ -367,6 +367,10 @@ class AutogradOracle(Oracle):
             if not self.seeds_host:
                 raise HostDrawsError
 
+    def stop_looking(self) -> None:
+        """Take no notice of what happens to those generators before the next evaluation: somebody puts them back."""
+        self._host = None
+
     def call(self, closure: Closure, sample: Sample, *, graph: bool = True) -> Tensor:
         """Run a closure and reject what is no loss, or one that has called backward() already."""
         loss = closure()

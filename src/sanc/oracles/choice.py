@@ -97,6 +97,7 @@ def _unnoticed(oracle: AutogradOracle) -> Iterator[None]:
             yield
     finally:
         oracle.meter = meter
+        oracle.stop_looking()
 
 
 def _describe(oracle: AutogradOracle, x: Vector, sample: Sample) -> tuple[tuple[Any, ...], int]:
