@@ -1008,6 +1008,57 @@ def test_draws_on_the_way_back_are_replayed_too():
         assert np.array_equal(np.random.get_state()[1], before)
 
 
+@pytest.mark.parametrize("whose", ["its own", "all optimisers'"])
+def test_hooks_of_a_step_run_around_it(whose):
+    """Also those that are registered after the first step, and no longer when they are removed."""
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    loss, seen = loss_of(model, x, y), []
+    opt.step(loss)
+    before = flat(model).clone()
+
+    def pre(who, args, kwargs):
+        seen.append(("before", who, args[1], torch.equal(flat(model), before)))
+
+    def post(who, args, kwargs):
+        seen.append(("after", who, args[1], torch.equal(flat(model), before)))
+
+    if whose == "its own":
+        handles = [opt.register_step_pre_hook(pre), opt.register_step_post_hook(post)]
+    else:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+    opt.step(loss)
+    for handle in handles:
+        handle.remove()
+    opt.step(loss)
+    assert seen == [("before", opt, loss, True), ("after", opt, loss, False)]
+
+
+def test_a_pre_hook_may_change_the_arguments():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    right, wrong = loss_of(model, x, y), loss_of(model, x[:3], y[:3])
+    handle = opt.register_step_pre_hook(lambda who, args, kwargs: ((who, right), kwargs))
+    assert float(opt.step(wrong)) == pytest.approx(opt.record.value)
+    handle.remove()
+    twin, x, y = make()
+    other = sanc.SANC(twin.parameters(), preset="paper", seed=0)
+    other.step(loss_of(twin, x, y))
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_the_profiler_sees_a_step_by_name():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(loss_of(model, x, y))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        opt.step(loss_of(model, x, y))
+    names = [event.key for event in profile.key_averages()]
+    assert names.count("Optimizer.step#SANC.step") == 1
+
+
 def test_hooks_of_parameters_see_ordinary_tensors():
     model, x = nn.Linear(4, 1), torch.randn(8, 4)
     seen = []

@@ -6,11 +6,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, optimizer
 
 from sanc.amortised import KRYLOV_DIM, AmortisedEngine
 from sanc.capture import Capture, as_batches
@@ -26,6 +27,36 @@ from sanc.record import Record
 from sanc.settings import METHODS, PRESETS, make_settings
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
+
+_Step = TypeVar("_Step", bound=Callable[..., Any])
+
+
+def _hooked_while_watched(step: _Step) -> _Step:
+    """Wrap a step as torch does, in hooks and in a label for its profiler, but only while there is somebody to see it.
+
+    That takes as long as a vector operation on a small network.
+    """
+    hooked = Optimizer.profile_hook_step(step)
+
+    @wraps(step)
+    def chosen(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        watched = (
+            torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _GLOBAL_PRE_HOOKS
+            or _GLOBAL_POST_HOOKS
+        )
+        return (hooked if watched else step)(self, *args, **kwargs)
+
+    chosen.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it once more
+    return cast(_Step, chosen)
+
+
+# Where another torch keeps them elsewhere, somebody may be watching.
+_GLOBAL_PRE_HOOKS, _GLOBAL_POST_HOOKS = (
+    getattr(optimizer, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")
+)
 
 
 class CubicOptimizer(Optimizer):
@@ -214,6 +245,7 @@ class CubicOptimizer(Optimizer):
                 raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
         return Layout(leaves, decays)
 
+    @_hooked_while_watched
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Tensor],
