@@ -376,6 +376,45 @@ def test_batch_norm_of_another_sample_does_not_move():
     assert all(torch.equal(now, before[name]) for name, now in norm.state_dict().items())
 
 
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_batch_norm_moves_once_where_a_value_has_to_be_repeated(preset):
+    """A loss that differentiates something itself fails without a graph, before it comes to its BatchNorm."""
+    torch.manual_seed(0)
+    linear, norm, x = nn.Linear(4, 4), nn.BatchNorm1d(4), torch.randn(8, 4)
+
+    def loss():
+        z = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(linear(z).tanh().sum(), z, create_graph=True)
+        return (slope**2).mean() + (norm(linear(x)) ** 4).mean()
+
+    opt = sanc.SANC([*linear.parameters(), *norm.parameters()], preset=preset, seed=0, check=False)
+    for k in range(3):
+        opt.step(loss)
+        assert int(norm.num_batches_tracked) == k + 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_buffers_that_are_made_on_the_way_are_put_back(early):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if early:
+                self.register_buffer("count", None)
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            if getattr(self, "count", None) is None:
+                self.register_buffer("count", torch.zeros(()))
+            self.count += 1
+            return x @ self.weight
+
+    model, x = Late(), torch.randn(10, 3, dtype=torch.float64)
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0, check=False)
+    for k in range(3):
+        opt.step(lambda: (model(x) ** 2).mean())
+        assert int(model.count) == k + 1
+
+
 def test_buffers_that_are_replaced_are_put_back():
     class Counter(nn.Module):
         def __init__(self):
@@ -952,6 +991,77 @@ def test_a_loss_that_draws_nothing_is_not_taken_for_one_that_does(hvp, three):
         assert opt._draws_host is False
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_normal_number_that_python_keeps_is_given_back(fails):
+    """To take it changes none of the generator's words."""
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt, drawn = sanc.SANC([w], seed=1), []
+
+    def loss(draws):
+        factor = random.gauss(0.0, 1.0) if draws else 1.0
+        drawn.append(factor)
+        if draws and fails:
+            raise KeyError("after a draw")
+        return (w**4).sum() * factor
+
+    for k in range(4):
+        seed_host(3)
+        drawn.clear()
+        if fails and k > 1:
+            with pytest.raises(KeyError):
+                opt.step(lambda: loss(True))
+        else:
+            opt.step(lambda k=k: loss(k > 1))
+            assert len(set(drawn[-2:])) == 1 or k == 0
+            assert opt._draws_host is (k > 1)
+        seen = draw_host()
+        seed_host(3)
+        assert seen == draw_host()
+
+
+def test_a_closure_that_replaces_the_global_generator():
+    twister = np.random.get_bit_generator()
+    w = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([w], seed=1, preset="paper")
+
+    def replacing():
+        np.random.set_bit_generator(np.random.MT19937(5))
+        return (w**4).sum()
+
+    try:
+        opt.step(lambda: (w**4).sum())
+        before = twister.state["state"]["key"].copy()
+        opt.step(replacing)
+        assert np.array_equal(twister.state["state"]["key"], before)
+    finally:
+        np.random.set_bit_generator(twister)
+
+
+def test_a_step_while_random_is_patched(monkeypatch):
+    monkeypatch.setattr("random.random", lambda: 0.5)
+    w = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([w], seed=1, preset="paper")
+    for _ in range(3):
+        opt.step(lambda: (w**4).sum())
+    assert opt.record.iteration == 2
+
+
+@pytest.mark.parametrize("factor", [1.0, 300.0, 600.0])
+def test_products_in_half_precision_do_not_overflow(factor):
+    """Vectors of the Krylov space are never longer than 1, however long products are."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(16, 1), torch.randn(64, 16) * torch.logspace(0, -1, 16), torch.randn(64, 1)
+
+    def loss():
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(x)
+        return factor * ((out.float() - y) ** 2).mean()
+
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0, krylov_dim=5, hvp="double-backward")
+    opt.step(loss)
+    assert opt.record.branch is Branch.VERY_SUCCESSFUL and opt.record.krylov_dim == 5
+
+
 def test_where_the_words_of_a_generator_are_not_found_all_is_as_before(monkeypatch):
     """On another Python than this one the generators are seeded in every step."""
     runs = []
@@ -1034,6 +1144,22 @@ def test_hooks_of_a_step_run_around_it(whose):
         handle.remove()
     opt.step(loss)
     assert seen == [("before", opt, loss, True), ("after", opt, loss, False)]
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_hooks_run_once_around_a_subclass(overrides):
+    class Mine(sanc.SCR):
+        if overrides:
+
+            def step(self, *args, **kwargs):
+                return super().step(*args, **kwargs)
+
+    model, x, y = make()
+    opt, seen = Mine(model.parameters(), preset="paper", seed=0), []
+    opt.register_step_pre_hook(lambda *given: seen.append("before"))
+    opt.register_step_post_hook(lambda *given: seen.append("after"))
+    opt.step(loss_of(model, x, y))
+    assert seen == ["before", "after"]
 
 
 def test_a_pre_hook_may_change_the_arguments():

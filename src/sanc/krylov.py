@@ -92,10 +92,10 @@ class Tridiagonal:
         return beta
 
 
-_SHORT, _LONG = 2.0**-5, 2.0**10
+_SHORT, _LONG = 2.0**-3, 1.0
 """Lengths between which a vector of Q that lies in its place already is left as it is, which saves a pass over it.
 
-A shorter one would lose digits where products are made in half precision."""
+In half precision, in which products may be made, a longer one could overflow and a shorter one would lose digits."""
 
 
 class Krylov(Tridiagonal):
@@ -156,8 +156,8 @@ class Krylov(Tridiagonal):
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
         self._rows: list[Vector] = []  # the same, one by one
         self._lengths: list[float] = []  # of the rows; 1 but for those that were left as they came
-        self._current: Vector | None = None  # q_j
-        self._next: Vector | None = None  # β_j q_{j+1}
+        self._current: Vector | None = None  # q_j, as long as its row
+        self._next: Vector | None = None  # β_j q_{j+1}, as often as q_j is long
         self._open: tuple[Any, ...] | None = None  # what the last β is made from
 
     @property
@@ -244,14 +244,13 @@ class Krylov(Tridiagonal):
         if self._next is not None:
             v, length = self._next, self.residual * self._lengths[-1]
         row = self._row() if self._store else v
-        if self._store and row is v and _SHORT < length < _LONG:
-            self._lengths.append(length)
-        else:
+        if not (self._store and row is v and _SHORT < length < _LONG):
             if self._store or self._next is not None:
                 self._space.divide(v, length, out=row)
             else:
                 row = v / length
-            self._lengths.append(1.0)
+            length = 1.0
+        self._lengths[self.dim :] = [length]
         if self._store:
             self._start = None  # only a second pass begins there again
         self._next = None
@@ -299,11 +298,7 @@ class Krylov(Tridiagonal):
 
     def basis(self) -> Any:
         """Return Q as one block of rows, which nothing changes any more; only where it is stored."""
-        for j, length in enumerate(self._lengths):
-            if length != 1.0:
-                self._close()  # while the rows are what it remembers
-                self._space.divide(self._rows[j], length, out=self._rows[j])
-                self._lengths[j] = 1.0
+        self._make_unit()
         if len(self._blocks) == 1 and len(self._rows) == self.dim:
             return self._blocks[0]
         rows, begin = self._space.rows(self.dim), 0
@@ -311,6 +306,19 @@ class Krylov(Tridiagonal):
             rows[begin : begin + len(block)] = block
             begin += len(block)
         return rows
+
+    def _make_unit(self) -> None:
+        """Make all rows as long as 1, and what goes on from them fit."""
+        if all(length == 1.0 for length in self._lengths):
+            return
+        self._close()  # while the rows are what it remembers
+        vectors = list(zip(self._rows, self._lengths, strict=False))
+        if self._next is not None:
+            vectors.append((self._next, self._lengths[-1]))
+        for vector, length in vectors:
+            if length != 1.0:
+                self._space.divide(vector, length, out=vector)
+        self._lengths = [1.0] * len(self._lengths)
 
     def combine(self, *coefficients: Floats) -> Sequence[Vector]:
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
@@ -328,7 +336,7 @@ class Krylov(Tridiagonal):
         return point
 
     def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
-        begin, coefficients = 0, coefficients / np.array(self._lengths)
+        begin, coefficients = 0, coefficients / np.array(self._lengths[: self.dim])
         for block in self._kept(self.dim):
             end = begin + block.shape[0]
             total = self._space.combine(block, coefficients[begin:end], total)

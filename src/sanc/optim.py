@@ -40,7 +40,7 @@ def _hooked_while_watched(step: _Step) -> _Step:
 
     @wraps(step)
     def chosen(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        watched = (
+        watched = type(self).step is chosen and (  # or a step of a subclass has all that around it
             torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
             or self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks

@@ -44,7 +44,10 @@ class Space(ABC):
     def part(
         self, r: Vector, q: Vector, previous: Vector | None, beta: float, length: float = 1.0
     ) -> tuple[float, float]:
-        """Subtract ``beta * previous`` and then its part α along the unit vector q from r, in place; give α and ‖r‖."""
+        """Subtract ``beta * previous`` and then ``alpha * q`` from r in place, so that it is orthogonal to q.
+
+        Return α and ‖r‖ / ‖q‖; `length` is ‖q‖.
+        """
         if previous is not None:
             self.subtract(r, beta, previous)
         alpha = self.dot(q, r) / length**2

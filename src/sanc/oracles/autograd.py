@@ -7,8 +7,8 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ class Layout:
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
         rows = vector.shape[:-1]
-        if not rows and vector.is_contiguous():
+        if not rows and vector.is_contiguous() and all(self._sizes):
             return list(_unflatten_dense_tensors(vector, self.leaves))  # type: ignore[no-untyped-call]
         pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
         return [piece.reshape(rows + shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
@@ -227,9 +227,9 @@ class AutogradOracle(Oracle):
         self.differentiates = False
         self.inference, self.needs_grad_mode = True, False
         self.seeds_host, self.draws_host = True, False
-        self._host: bytes | None = None
+        self._host: tuple[bytes, bytes, float | None] | None = None
         self._training: Buffers | None = None
-        self._met: dict[Sample, Buffers] = {}  # by the last pass of each sample
+        self._met: dict[Sample, Buffers] = {}  # by the last pass of each sample that came to its end
         self._products = True
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
@@ -310,22 +310,25 @@ class AutogradOracle(Oracle):
         keep = self._products and sample is hessian and self.hvp == "double-backward" and len(sample.parts) == 1
         self.load(x)
         if self.raw_loss is None:  # the pass that counts as training: buffers move, as in a plain forward pass
-            self._training = self._met[sample] = watched_buffers()
-            with self._training:
-                return self._gradient(x, sample, keep_graph=keep)
+            with watched_buffers() as self._training:
+                unread = self._gradient(x, sample, keep_graph=keep)
+            self._met[sample] = self._training
+            return unread
         with self.still(sample):
             return self._gradient(x, sample, keep_graph=keep)
 
-    def still(self, sample: Sample) -> AbstractContextManager[Any]:
+    @contextmanager
+    def still(self, sample: Sample) -> Iterator[None]:
         """Hold the buffers of modules still while a sample is evaluated; where its last pass met none, there are none.
 
         To watch all modules takes a while, beside the time of a small network.
         """
-        met = self._met.get(sample)
-        if met is not None and not met.some:
-            return nullcontext()
-        self._met[sample] = guard = still_buffers()
-        return guard
+        if sample in self._met and self._met[sample].none:
+            yield
+            return
+        with still_buffers() as guard:
+            yield
+        self._met[sample] = guard
 
     def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[Tensor, Vector]:
         result: Tensor | None = None

@@ -57,19 +57,21 @@ def _numpy_words() -> Any:
     return _numpy[1]
 
 
-def _python_words() -> Any:
+def _python_words(generator: Any) -> Any:
     """Where Python's global generator has its place and its words; None unless they are seen to be there."""
-    generator = random.random.__self__  # type: ignore[attr-defined]
-    if platform.python_implementation() != "CPython" or sys.getsizeof(generator) < object.__basicsize__ + _TWISTER:
+    if platform.python_implementation() != "CPython" or type(generator) is not random.Random:
+        return None
+    if sys.getsizeof(generator) < object.__basicsize__ + _TWISTER:
         return None
     words = (ctypes.c_char * _TWISTER).from_address(id(generator) + object.__basicsize__)
-    _, (*expected, place), _ = random.getstate()
+    _, (*expected, place), _ = generator.getstate()
     found = array("I", words.raw)
     return words if found.itemsize == 4 and found.tolist() == [place, *expected] else None
 
 
 _numpy: tuple[Any, Any] = (None, None)  # the generator that was seen last, and its words
-_PYTHON = _python_words()
+_python: Any = getattr(random.getstate, "__self__", None)  # the global generator
+_PYTHON = _python_words(_python)
 
 
 def host_is_usual() -> bool:
@@ -77,28 +79,28 @@ def host_is_usual() -> bool:
     return _PYTHON is not None and _numpy_words() is not None
 
 
-def host_state() -> bytes | None:
-    """Return the words of NumPy's and Python's global generators, None where these are not the usual ones.
+def host_state() -> tuple[bytes, bytes, float | None] | None:
+    """Return the words of NumPy's and of Python's global generator, and the normal number that Python keeps.
 
-    To ask them by their own functions, and to seed them, takes so long that it is felt in a step of a small network.
-    What they have beyond this is a normal number that may be kept for the next one who asks.
+    None where these are not the usual generators. To ask them by their own functions, and to seed them, takes so long
+    that it is felt in a step of a small network. NumPy, too, may keep a normal number for the next one who asks, which
+    is not seen from here.
     """
     words = _numpy_words()
-    return None if words is None or _PYTHON is None else words.raw + _PYTHON.raw
+    return None if words is None or _PYTHON is None else (words.raw, _PYTHON.raw, _python.gauss_next)
 
 
 @contextmanager
 def own_randomness(device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Give the global random states of torch, NumPy and Python back as they were when the block ends.
 
-    Where `host` is off nobody seeds the generators of NumPy and Python inside the block. Their words are put back all
-    the same, should somebody draw from them, but not a normal number that NumPy kept.
+    Where `host` is off nobody seeds the generators of NumPy and Python inside the block. They are put back all the
+    same, should somebody draw from them, but for a normal number that NumPy may have kept.
     """
     generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    before, words = host_state(), _numpy_words()
+    before, numpy = host_state(), _numpy  # a closure may put another generator in NumPy's place
     whole = (random.getstate(), np.random.get_state()) if host or before is None else None  # noqa: NPY002
-    kept = random.random.__self__.gauss_next  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -108,9 +110,9 @@ def own_randomness(device: torch.device, *, host: bool = True) -> Iterator[None]
             random.setstate(whole[0])
             np.random.set_state(whole[1])  # noqa: NPY002
         elif before is not None and host_state() != before:
-            words.raw = before[:_TWISTER]
-            place, *others = array("I", before[_TWISTER:])
-            random.setstate((random.getstate()[0], (*others, place), kept))
+            numpy[1].raw = before[0]
+            place, *others = array("I", before[1])
+            random.setstate((random.getstate()[0], (*others, place), before[2]))
 
 
 def seed_all(seed: int, device: torch.device, *, host: bool = True) -> None:
@@ -127,11 +129,13 @@ class Buffers:
 
     def __init__(self) -> None:
         self._saved: dict[tuple[int, str], tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = {}
+        self._modules: list[nn.Module] = []
 
     def remember(self, module: nn.Module, _: object) -> None:
         """Copy the buffers of a module in training mode, the first time it is seen."""
         if not module.training:
             return
+        self._modules.append(module)
         for name, buffer in module._buffers.items():
             key = (id(module), name)
             if buffer is not None and key not in self._saved:
@@ -141,6 +145,11 @@ class Buffers:
     def some(self) -> bool:
         """Whether there were any."""
         return bool(self._saved)
+
+    @property
+    def none(self) -> bool:
+        """Whether no module that ran has any now, not even such as it made on the way."""
+        return not any(module._buffers for module in self._modules)
 
     def put_back(self, unless: torch.Tensor | None = None) -> None:
         """Restore everything that was remembered; with `unless`, a truth on the device, only where that is false."""
