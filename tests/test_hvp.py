@@ -528,6 +528,29 @@ def test_building_is_shared_by_the_products_of_a_point(measuring):
         assert oracle.hvp == mode
 
 
+def test_a_machine_that_slows_down_does_not_mislead(measuring):
+    """Every turn is slower than the one before by more than the modes differ; one of them is disturbed besides."""
+    clock = Clock(measuring, double_backward=(3.0, 3.0), linearised=(3.0, 2.5), forward_over_reverse=(4.0, 4.0))
+    plain = choice._Stand.products
+    turns = []
+
+    def slowing(self, mode, count=2):
+        turns.append(mode)
+        turn = turns.count(choice.REFERENCE)
+        factor = 1.3**turn * (5.0 if turn == 3 and mode == "linearised" else 1.0)
+        before = clock.now
+        answer = plain(self, mode, count)
+        known = self.times[mode]
+        self.times[mode] = choice._Times(factor * known.first, factor * known.later)
+        clock.now = before + factor * (clock.now - before)
+        return answer
+
+    measuring.setattr(choice._Stand, "products", slowing)
+    oracle = oracle_for(*mlp(), "auto")
+    oracle.hessian(oracle.start())
+    assert oracle.hvp == "linearised" and turns.count("linearised") == 1 + choice._LEAST
+
+
 def test_near_ties_stay_with_double_backward(measuring):
     Clock(measuring, double_backward=(3.0, 3.0), linearised=(2.95, 2.95), forward_over_reverse=(2.95, 2.95))
     oracle = oracle_for(*mlp(), "auto")

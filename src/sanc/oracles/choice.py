@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,18 +38,18 @@ _ROUNDING = 10.0  # times what the reference itself is off: TF32 and autocast ro
 _LOOSEST = 0.05
 _MARGIN = 0.97  # the reference stays where nothing is faster by more, so that near-ties fall the same way every time
 _HOPELESS = 1.5  # times the fastest later product in the first turn
-_SECONDS, _ROUNDS = 3.0, 10
+_SECONDS, _LEAST, _ROUNDS = 3.0, 3, 10  # turns are taken until the time is up, but so many at least and at most
 
 _chosen: dict[tuple[Any, ...], HvpMode] = {}
 _clock = time.perf_counter
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Times:
-    """Least seconds of the first product of an operator, which builds what the others share, and of a later one."""
+    """Seconds of the first product of an operator, which builds what the others share, and of a later one."""
 
-    first: float = math.inf
-    later: float = math.inf
+    first: float
+    later: float
 
     def of(self, products: int) -> float:
         return self.first + (products - 1) * self.later
@@ -158,21 +159,23 @@ def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -
             stand.times.pop(mode, None)
     limit = _HOPELESS * min(known.later for known in stand.times.values())
     hopeful = [mode for mode, known in stand.times.items() if mode == REFERENCE or known.later <= limit]
-    gradient = stand.gradient() if shared else 0.0
+    shares: dict[HvpMode, list[float]] = {mode: [] for mode in hopeful}
     for turn in range(_ROUNDS if len(hopeful) > 1 else 0):
-        if turn > 0 and _clock() > end:
+        if turn >= _LEAST and _clock() > end:
             break
+        gradient = stand.gradient() if shared else 0.0
         for mode in hopeful:
             stand.products(mode)
-        gradient = min(gradient, stand.gradient()) if shared else 0.0
-    costs = {mode: stand.times[mode].of(oracle.expected) for mode in hopeful}
-    costs[REFERENCE] -= gradient
-    best = min(hopeful, key=costs.__getitem__)
-    return best if costs[best] < _MARGIN * costs[REFERENCE] else REFERENCE
+        costs = {mode: stand.times[mode].of(oracle.expected) for mode in hopeful}
+        costs[REFERENCE] = max(costs[REFERENCE] - gradient, 0.0)
+        for mode, cost in costs.items():  # within a turn, so that a machine that slows down slows all of them
+            shares[mode].append(cost / costs[REFERENCE] if costs[REFERENCE] > 0.0 else math.inf)
+    best = min(hopeful, key=lambda mode: statistics.median(shares[mode] or [1.0]))
+    return best if shares[best] and statistics.median(shares[best]) < _MARGIN else REFERENCE
 
 
 class _Stand:
-    """Makes products by any mode, always the same ones, and keeps the least times."""
+    """Makes products by any mode, always the same ones, and keeps the last times."""
 
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         self._oracle, self._x, self._sample = oracle, x, sample
@@ -190,9 +193,7 @@ class _Stand:
             timed = [self._timed(operator, w()) for w in directions[: count if operator.builds else 1]]
         finally:
             operator.release()
-        known = self.times.setdefault(mode, _Times())
-        known.first = min(known.first, timed[0][1])
-        known.later = min(known.later, *(seconds for _, seconds in timed[-count + 1 :]))
+        self.times[mode] = _Times(timed[0][1], min(seconds for _, seconds in timed[-count + 1 :]))
         return [product for product, _ in timed]
 
     def gradient(self) -> float:
