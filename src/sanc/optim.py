@@ -34,7 +34,7 @@ _Step = TypeVar("_Step", bound=Callable[..., Any])
 def _hooked_while_watched(step: _Step) -> _Step:
     """Wrap a step as torch does, in hooks and in a label for its profiler, but only while there is somebody to see it.
 
-    That takes as long as a vector operation on a small network.
+    Beside a step of a small network the wrapping is felt.
     """
     hooked = Optimizer.profile_hook_step(step)
 

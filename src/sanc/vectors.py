@@ -253,12 +253,10 @@ class TorchSpace(Space):
         v.sub_(w, alpha=scale)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
-        if not self._least < divisor < 1.0 / self._least:
-            torch.div(v, divisor, out=out)
-        elif out is v:  # a divisor that has a reciprocal: to multiply is faster, and faster still in place
-            v.mul_(1.0 / divisor)
-        else:
+        if self._least < divisor < 1.0 / self._least:  # then it has a reciprocal, and to multiply is faster
             torch.mul(v, 1.0 / divisor, out=out)
+        else:
+            torch.div(v, divisor, out=out)
 
     def orthogonalise(self, v: Vector, rows: Any) -> Vector:
         parts = torch.mv(rows, v)
