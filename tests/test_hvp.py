@@ -551,6 +551,25 @@ def test_a_machine_that_slows_down_does_not_mislead(measuring):
     assert oracle.hvp == "linearised" and turns.count("linearised") == 1 + choice._LEAST
 
 
+def test_turns_that_disagree_ask_for_more(measuring):
+    assert choice._settled([0.9] * 5) and choice._settled([1.1] * 5) and choice._settled([0.9] * 4 + [1.1])
+    assert not choice._settled([0.9, 0.9, 0.9, 1.1, 1.1])
+    clock = Clock(measuring, double_backward=(3.0, 3.0), linearised=(3.0, 2.5), forward_over_reverse=(9.0, 9.0))
+    plain, turns = choice._Stand.products, []
+
+    def disturbed(self, mode, count=2):
+        turns.append(mode)
+        answer = plain(self, mode, count)
+        if mode == "linearised" and 2 <= turns.count(mode) <= 4:  # three of the first five turns
+            self.times[mode] = choice._Times(9.0, 9.0)
+        return answer
+
+    measuring.setattr(choice._Stand, "products", disturbed)
+    oracle = oracle_for(*mlp(), "auto")
+    oracle.hessian(oracle.start())
+    assert oracle.hvp == "linearised" and turns.count("linearised") == 1 + choice._ROUNDS and clock.now > 0.0
+
+
 def test_near_ties_stay_with_double_backward(measuring):
     Clock(measuring, double_backward=(3.0, 3.0), linearised=(2.95, 2.95), forward_over_reverse=(2.95, 2.95))
     oracle = oracle_for(*mlp(), "auto")

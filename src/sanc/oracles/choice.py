@@ -38,7 +38,7 @@ _ROUNDING = 10.0  # times what the reference itself is off: TF32 and autocast ro
 _LOOSEST = 0.05
 _MARGIN = 0.98  # the reference stays where nothing is faster by more, so that near-ties fall the same way every time
 _HOPELESS = 1.5  # times the fastest later product in the first turn
-_SECONDS, _LEAST, _ROUNDS = 3.0, 5, 10  # turns are taken until the time is up, but so many at least and at most
+_SECONDS, _LEAST, _ROUNDS = 3.0, 5, 15  # turns until the time is up and they agree, but so many at least and at most
 
 _chosen: dict[tuple[Any, ...], HvpMode] = {}
 _clock = time.perf_counter
@@ -161,7 +161,7 @@ def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -
     hopeful = [mode for mode, known in stand.times.items() if mode == REFERENCE or known.later <= limit]
     shares: dict[HvpMode, list[float]] = {mode: [] for mode in hopeful}
     for turn in range(_ROUNDS if len(hopeful) > 1 else 0):
-        if turn >= _LEAST and _clock() > end:
+        if turn >= _LEAST and _clock() > end and all(map(_settled, shares.values())):
             break
         gradient = stand.gradient() if shared else 0.0
         for mode in hopeful:
@@ -172,6 +172,12 @@ def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -
             shares[mode].append(cost / costs[REFERENCE] if costs[REFERENCE] > 0.0 else math.inf)
     best = min(hopeful, key=lambda mode: statistics.median(shares[mode] or [1.0]))
     return best if shares[best] and statistics.median(shares[best]) < _MARGIN else REFERENCE
+
+
+def _settled(shares: list[float]) -> bool:
+    """Whether nearly all turns say the same of a mode."""
+    faster = sum(share < _MARGIN for share in shares)
+    return not len(shares) < 5 * faster < 4 * len(shares)
 
 
 class _Stand:
