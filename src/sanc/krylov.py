@@ -265,8 +265,8 @@ class Krylov(Tridiagonal):
         return self._rows[j]
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
-        """B q − β·previous; where Q is not kept the memory of `previous` is taken over for it."""
-        if self._store or self._add is None:
+        """B q − β·previous where Q is not kept, in the memory of `previous` if products can be added."""
+        if self._add is None:
             r = self._product(q)
             if previous is not None:
                 self._space.subtract(r, beta, previous)
