@@ -116,13 +116,20 @@ def step_memory(
     """
     torch.manual_seed(0)
     model = network(layers, width, device)
-    loss = wavy_loss(model, width, rows, device)
+    return run_memory(list(model.parameters()), wavy_loss(model, width, rows, device), device, steps, **options)
+
+
+def run_memory(
+    leaves: Sequence[nn.Parameter], loss: Callable[[], Tensor], device: torch.device, steps: int = 1, **options: Any
+) -> dict[str, Any]:
+    """Measure a run of a few steps on any loss; see `step_memory`."""
     loss().backward()  # workspaces of the libraries are there before the count begins
-    model.zero_grad(set_to_none=True)
+    for leaf in leaves:
+        leaf.grad = None
     branches: list[str] = []
 
     def run() -> sanc.SANC:
-        optimizer = sanc.SANC(model.parameters(), seed=0, check=False, **options)
+        optimizer = sanc.SANC(leaves, seed=0, check=False, **options)
         for _ in range(steps):
             optimizer.step(loss)
             assert optimizer.record is not None
@@ -130,7 +137,7 @@ def step_memory(
         return optimizer
 
     highest, rest = peak_and_rest(run, device)
-    unit = length(model) * next(model.parameters()).element_size()
+    unit = sum(leaf.nbytes for leaf in leaves)
     return {"peak": highest / unit, "rest": rest / unit, "branches": branches}
 
 
@@ -149,6 +156,59 @@ def step_rows(width: int, device: torch.device, dims: Sequence[int], layers: Seq
                         measured = step_memory(count, width, device, epsilon=1e-12, **options)
                         row[name], row[name + "_branch"] = measured["peak"], measured["branches"][-1]
                     rows.append(row)
+    return rows
+
+
+def _recurrence(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    h = x
+    for _ in range(12):
+        h = torch.tanh(h @ w[0] + x)
+    return h
+
+
+def _block(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    h = x
+    for _ in range(6):
+        h = h + torch.tanh(h @ w[0]) @ w[1]
+    return h
+
+
+Shapes = Callable[[int], list[tuple[int, ...]]]
+USES: dict[str, tuple[Shapes, Callable[[Sequence[Tensor], Tensor], Tensor]]] = {
+    "convolution": (lambda n: [(n, n, 1)], lambda w, x: nn.functional.conv1d(x[:, :, None], w[0])),
+    "batch of matrices": (lambda n: [(3, n, n)], lambda w, x: torch.bmm(x.expand(3, *x.shape), w[0])),
+    "einsum": (lambda n: [(n, 10, n // 10)], lambda w, x: torch.einsum("bi,ijk->bjk", x, w[0])),
+    "two layers": (lambda n: [(n, n)], lambda w, x: torch.tanh(x @ w[0]) @ w[0]),
+    "embedding and output": (
+        lambda n: [(3 * n, n // 3)],
+        lambda w, x: torch.tanh(nn.functional.embedding(x[:, 0].abs().long(), w[0])) @ w[0].t(),
+    ),
+    "recurrence, 12 steps": (lambda n: [(n, n)], _recurrence),
+    "block of two, 6 times": (lambda n: [(n, n), (n, n)], _block),
+}
+"""Networks whose one weight, or two, is more than a plain layer: shapes for a width, and what is done with them."""
+
+
+def use_rows(width: int, device: torch.device, dim: int, names: Sequence[str] = tuple(USES)) -> list[dict[str, Any]]:
+    """Measure steps of preset "paper" where one weight is all there is; the worse of accepted and rejected."""
+    rows = []
+    for name in names:
+        shapes, form = USES[name]
+        for hvp in (*EXACT, "finite-difference"):
+            torch.manual_seed(0)
+            x = torch.randn(2, width, device=device)
+            leaves = [nn.Parameter(torch.randn(shape, device=device) / width**0.5) for shape in shapes(width)]
+
+            def loss() -> Tensor:
+                return 10.0 * torch.cos(2.0 * form(leaves, x)).square().mean()  # noqa: B023 - called in its turn
+
+            row: dict[str, Any] = {"weight": name, "products": hvp, "J": dim}
+            for lanczos in ("store", "regenerate"):
+                options = {"preset": "paper", "hvp": hvp, "lanczos": lanczos, "krylov_dim": dim, "epsilon": 1e-12}
+                runs = [run_memory(leaves, loss, device, **options, **more) for more in (ACCEPTED, REJECTED)]
+                row[lanczos] = max(measured["peak"] for measured in runs)
+            row["beyond"] = max(row["store"] - dim, row["regenerate"])
+            rows.append(row | {"claim": 6, "slack": slack(width)})
     return rows
 
 
@@ -410,6 +470,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nThe default preset from its construction on, J = {KRYLOV_DIM}; beyond: what it does not keep.\n")
     document["robust"] = robust_rows(width, device, 20 if options.quick else 70, (1, 4))
     print(other_table(document["robust"], "beyond"))
+    print("\nOne weight, or two, in other uses: a basis that is stored, and one that is not; beyond: without J.\n")
+    document["uses"] = use_rows(width, device, dims[0], list(USES)[:: 3 if options.quick else 1])
+    print(other_table(document["uses"], "beyond"))
     print('\nA first step of preset paper with hvp="auto", in which the products are timed.\n')
     document["auto"] = auto_rows(width, device, 5, (1, 4))
     print(other_table(document["auto"], "peak"))

@@ -45,14 +45,14 @@ def test_a_stored_basis_needs_j_and_five_vectors(layers, dim):
 
 @pytest.mark.parametrize("dim", [5, 10])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_without_a_basis_six_vectors_are_enough(layers, dim):
+def test_without_a_basis_five_vectors_are_enough(layers, dim):
     accepted = paper(layers, "regenerate", dim, "double-backward", memory.ACCEPTED)
     assert accepted["branches"] == ["very successful"]
     # Two paths lead to a weight in the middle, and in inference mode torch takes their sum in place.
     assert accepted["peak"] == pytest.approx(5, abs=SLACK)
     rejected = paper(layers, "regenerate", dim, "double-backward", memory.REJECTED)
     assert rejected["branches"] == ["curvature"]
-    assert rejected["peak"] == pytest.approx(6, abs=SLACK)
+    assert rejected["peak"] == pytest.approx(5, abs=SLACK)
 
 
 @pytest.mark.parametrize("more", [memory.ACCEPTED, memory.REJECTED])
@@ -90,6 +90,25 @@ def test_one_matrix_among_small_leaves_fits_into_the_bound(used, hvp):
     unit = 4 * memory.length(model)
     assert memory.peak_and_rest(run, CPU)[0] / unit <= 4 + 6 + 2 * memory.slack(300)  # more layers, more activations
     assert memory.peak_and_rest(lambda: run("regenerate"), CPU)[0] / unit <= 6 + SLACK
+
+
+@pytest.mark.parametrize("name", memory.USES)
+def test_other_uses_of_a_weight_fit_into_the_bound(name):
+    for row in memory.use_rows(300, CPU, 4, [name]):
+        # Where torch's own kernel for the gradient of a convolution makes a copy, a difference has none to spare.
+        more = 1 if (name, row["products"]) == ("convolution", "finite-difference") else 0
+        assert row["store"] <= 4 + 6 + memory.slack(300), row
+        assert row["regenerate"] <= 6 + more + memory.slack(300), row
+
+
+@pytest.mark.parametrize("hvp", memory.EXACT)
+def test_the_default_preset_keeps_to_the_bound_where_a_weight_is_used_often(hvp):
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 300), nn.Parameter(torch.randn(300, 300) / 300**0.5)
+    form = memory.USES["recurrence, 12 steps"][1]
+    measured = memory.run_memory([w], lambda: torch.cos(form([w], x)).mean(), CPU, 20, hvp=hvp, krylov_dim=5)
+    assert measured["rest"] <= 5 + 6 + 0.01
+    assert measured["peak"] - measured["rest"] <= 5 + 6 + 3 * memory.slack(300)  # twelve layers, as it were
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4])

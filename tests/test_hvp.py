@@ -178,45 +178,75 @@ def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
     assert torch.allclose(oracle.hessian(point)(v), H @ v, atol=TOLERANCE[hvp])
 
 
-MATRICES = {
-    "linear": (lambda w, b, x: torch.cos(nn.functional.linear(x, w, b)), 1),
-    "linear of sequences": (lambda w, b, x: torch.cos(nn.functional.linear(x.expand(2, 3, 5), w, b)), 1),
-    "second": (lambda w, b, x: torch.cos(x @ w + b), 1),
-    "first": (lambda w, b, x: torch.cos(w @ x.t() * b[:, None]), 1),
-    "first, transposed": (lambda w, b, x: torch.cos(w.t() @ x.t() * b[:, None]), 1),
-    "transposed twice": (lambda w, b, x: torch.cos(x @ w.t().t() + b), 1),
-    "both": (lambda w, b, x: torch.cos(w @ w.t() * b), 2),
-    "tied": (lambda w, b, x: torch.cos(torch.tanh(torch.tanh(x @ w + b) @ w.t()) @ w), 3),
-    "linear loss": (lambda w, b, x: x @ w + b**3, 1),
-    "scaled": (lambda w, b, x: torch.cos(torch.addmm(b, x, w, alpha=2.0)), 0),
-    "elsewhere too": (lambda w, b, x: torch.cos(x @ w + b) + w.pow(3).sum(), 0),
-    "a vector": (lambda w, b, x: torch.cos(w @ x[0] + b), 0),
+ROWS = torch.tensor([0, 2, 2])
+USES = {  # the shape of w, what is done with it, and how many uses are known
+    "linear": ((5, 5), lambda w, b, x: torch.cos(nn.functional.linear(x, w, b)), 1),
+    "linear of sequences": ((5, 5), lambda w, b, x: torch.cos(nn.functional.linear(x.expand(2, 3, 5), w, b)), 1),
+    "second": ((5, 5), lambda w, b, x: torch.cos(x @ w + b), 1),
+    "first": ((5, 5), lambda w, b, x: torch.cos(w @ x.t() * b[:, None]), 1),
+    "first, transposed": ((5, 5), lambda w, b, x: torch.cos(w.t() @ x.t() * b[:, None]), 1),
+    "transposed twice": ((5, 5), lambda w, b, x: torch.cos(x @ w.t().t() + b), 1),
+    "both": ((5, 5), lambda w, b, x: torch.cos(w @ w.t() * b), 2),
+    "shared": ((5, 5), lambda w, b, x: torch.cos(torch.tanh(torch.tanh(x @ w + b) @ w.t()) @ w), 3),
+    "linear loss": ((5, 5), lambda w, b, x: x @ w + b**3, 1),
+    "a vector": ((5, 5), lambda w, b, x: torch.cos(w @ x[0] + b), 1),
+    "a vector, twice": ((5, 5), lambda w, b, x: torch.cos(w @ torch.tanh(w @ x[0] + b)), 2),
+    "batches": ((2, 5, 5), lambda w, b, x: torch.cos(torch.bmm(x.expand(2, 3, 5), w) + b), 1),
+    "batches, twice": ((2, 5, 5), lambda w, b, x: torch.cos(w @ torch.tanh(w @ x.mT + b[:, None])), 2),
+    "einsum": ((5, 2, 5), lambda w, b, x: torch.cos(torch.einsum("bi,ijk->bjk", x, w) + b), 1),
+    "convolution": ((5, 3, 2), lambda w, b, x: torch.cos(nn.functional.conv1d(x, w, b, stride=2, padding=1)), 1),
+    "groups": ((5, 1, 3), lambda w, b, x: torch.cos(nn.functional.conv1d(x.t(), w, b, groups=5, dilation=1)), 1),
+    "turned convolution": ((3, 5, 2), lambda w, b, x: torch.cos(nn.functional.conv_transpose1d(x, w, b)), 1),
+    "convolution, twice": (
+        (3, 3, 3),
+        lambda w, b, x: torch.cos(
+            nn.functional.conv1d(torch.tanh(nn.functional.conv1d(x, w, padding=1) + b), w, padding=1)
+        ),
+        2,
+    ),
+    "embedding": ((9, 5), lambda w, b, x: torch.cos(nn.functional.embedding(ROWS, w) * b), 1),
+    "tied": ((9, 5), lambda w, b, x: torch.cos(torch.tanh(nn.functional.embedding(ROWS, w) + b) @ w.t()), 2),
+    "rows": ((9, 5), lambda w, b, x: torch.cos(torch.tanh(w[ROWS] + b) @ w.t()), 2),
+    "selected": ((9, 5), lambda w, b, x: torch.cos(torch.tanh(w.index_select(0, ROWS) + b) @ w.t()), 2),
+    "scaled": ((5, 5), lambda w, b, x: torch.cos(torch.addmm(b, x, w, alpha=2.0)), 0),
+    "elsewhere too": ((5, 5), lambda w, b, x: torch.cos(x @ w + b) + w.pow(3).sum(), 0),
 }
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_products_of_one_heavy_matrix_are_added_in_place(name):
+@pytest.mark.parametrize("name", USES)
+def test_products_of_one_heavy_leaf(name):
     torch.manual_seed(0)
+    shape, form, count = USES[name]
     w, b, x = (
-        nn.Parameter(torch.randn(5, 5).double()),
+        nn.Parameter(torch.randn(shape).double()),
         nn.Parameter(torch.randn(5).double()),
         torch.randn(3, 5).double(),
     )
-    form, count = MATRICES[name]
     closure = lambda: form(w, b, x).sum()
     sample = Sample("closure", [(0.25, closure), (0.5, closure)], 1, None)
-    v, begin, sums = torch.randn(30).double(), torch.randn(30).double(), {}
-    for hvp in ("double-backward", "forward-over-reverse"):
-        oracle = AutogradOracle(Layout([w, b], [0.0, 0.1]), sample, sample, sample, hvp=hvp, meter=Meter())
-        at = oracle.start()
-        sums[hvp] = begin.clone()
-        oracle.hessian(at).add(v, sums[hvp])
-        torch.testing.assert_close(sums[hvp], begin + oracle.hessian(at)(v), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(*sums.values(), rtol=1e-12, atol=1e-12)
-    uses = factors.matrix_uses([closure().grad_fn], [w])
-    assert [len(found) for found in uses.values()] == ([count] if count else [])
+    whole = Sample("closure", [(0.75, closure)], 1, None)
+    size = w.numel()
+    at = torch.cat([w.detach().reshape(-1), b.detach()])
+    H = 0.75 * torch.autograd.functional.hessian(lambda at: form(at[:size].view(shape), at[size:], x).sum(), at)
+    H[range(size, size + 5), range(size, size + 5)] += 0.1
+    v, begin = torch.randn(size + 5).double(), torch.randn(size + 5).double()
+    for hvp in ("double-backward", "forward-over-reverse", "linearised", "finite-difference"):
+        close = 1e-12 if hvp != "finite-difference" else 1e-7
+        for samples in (sample, whole):
+            oracle = AutogradOracle(Layout([w, b], [0.0, 0.1]), *[samples] * 3, hvp=hvp, meter=Meter())
+            at = oracle.start()
+            operator, total = oracle.hessian(at), begin.clone()
+            operator.add(v, total)  # as where memory is short
+            torch.testing.assert_close(total, begin + H @ v, rtol=close, atol=close)
+            for u in (v, begin):  # the first, and one that repeats a recording
+                torch.testing.assert_close(operator(u), H @ u, rtol=close, atol=close)
+            assert torch.equal(oracle.layout.flatten([w, b]), at)
+    layout, roots = Layout([w, b], [0.0, 0.0]), [closure().grad_fn]
+    assert [place for place, _ in factors.uses_apart(layout, roots, 1.0, always=0.5)] == [0] * count
+    assert [place for place, _ in factors.uses_apart(layout, roots, 1.0)] == [0] * (count if count > 1 else 0)
+    assert not factors.uses_apart(layout, roots, float(count + 1))
     handle = w.register_hook(lambda g: None)  # somebody's
-    assert not factors.matrix_uses([closure().grad_fn], [w])
+    assert not factors.uses_apart(layout, roots, 1.0, always=0.5)
     handle.remove()
 
 
@@ -516,6 +546,18 @@ def test_the_measurement_leaves_no_trace(measuring):
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all()
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_few_products_of_a_wide_network_are_not_measured(measuring):
+    clock = Clock(measuring, **COSTS)
+    model = nn.Sequential(nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 3))
+    for rows, expected, measured in ((2, 3, False), (2, 4, True), (200, 3, True)):
+        oracle = oracle_for(model, torch.randn(rows, 30), torch.randint(0, 3, (rows,)), "auto")
+        oracle.expected = expected
+        clock.measured.clear()
+        oracle.hessian(oracle.start())
+        assert bool(clock.measured) is measured
+        assert oracle.hvp == ("linearised" if measured else "double-backward")
 
 
 def test_building_is_shared_by_the_products_of_a_point(measuring):

@@ -253,6 +253,7 @@ class Engine:
             limit=s.krylov_dim,
             add=operator.add,
             write=operator,
+            prepare=operator.prepare,
             start_norm=draft.grad_norm if start is None else None,
         )
 

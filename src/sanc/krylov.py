@@ -122,6 +122,8 @@ class Krylov(Tridiagonal):
         ``(v, into)`` adds B v to `into`; used where Q is not kept. By default the vector of `product` is added.
     write : callable, optional
         ``(v, out)`` returns B v as `product` does, and may do so in `out`; used where Q is kept, to save copies.
+    prepare : callable, optional
+        Does what all products share; called before a second pass takes memory for its vectors.
     start_norm : float, optional
         ‖start‖, where it is known.
     """
@@ -138,12 +140,14 @@ class Krylov(Tridiagonal):
         limit: int | None = None,
         add: Callable[[Vector, Vector], None] | None = None,
         write: Callable[[Vector, Vector], Vector] | None = None,
+        prepare: Callable[[], None] | None = None,
         start_norm: float | None = None,
     ) -> None:
         super().__init__(space.norm(start) if start_norm is None else start_norm, space)
         self._product = product
         self._add = add
         self._write = write
+        self._prepare = prepare
         self._start = start
         self._store = store
         self._reorthogonalise = reorthogonalise and store
@@ -346,6 +350,8 @@ class Krylov(Tridiagonal):
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:
         self._limit = self.dim
         self._current = self._next = None  # their memory is needed now
+        if self._prepare is not None:
+            self._prepare()
         q: Vector = self._start / self.start_norm
         previous: Vector | None = None
         sums = [q * float(c[0]) for c in coefficients]

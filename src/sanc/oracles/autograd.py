@@ -60,6 +60,8 @@ class Layout:
         self._sizes = [leaf.numel() for leaf in self.leaves]
         self._shapes = [leaf.shape for leaf in self.leaves]
         self.dim = sum(self._sizes)
+        self.shares = [size / max(self.dim, 1) for size in self._sizes]  # of all entries
+        self.repeats: dict[Any, bool] = {}  # by kind of product: whether the loss uses leaves so often that it matters
         self.kind = (self.leaves[0].dtype, self.leaves[0].device)
         self._given = list(decays)
         self.decays: list[tuple[int, int, float]] = []
@@ -71,10 +73,6 @@ class Layout:
                 else:
                     self.decays.append((offset, offset + size, decay))
             offset += size
-
-    def heavy(self, share: float) -> list[int]:
-        """Return the places of the leaves that have more than a share of all entries."""
-        return [place for place, size in enumerate(self._sizes) if size > share * self.dim]
 
     def matches(self, other: Layout) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""
@@ -252,6 +250,14 @@ class AutogradOracle(Oracle):
             self._loaded = self._graph = None  # a graph that was built on the old content is void
             self.layout.write(x)
             self._loaded = x
+
+    def shift(self, x: Vector, v: Vector, length: float) -> None:
+        """Write a point that is some way off into the leaves; no vector is made of it."""
+        self.load(x)
+        self._loaded = self._graph = None
+        with torch.no_grad():
+            torch._foreach_add_(self.layout.leaves, self.layout.split(v), alpha=length)
+        torch.clear_autocast_cache()
 
     def value(self, x: Vector) -> float:
         return self._known_or_evaluated(x, self._samples[2])

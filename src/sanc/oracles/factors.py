@@ -1,13 +1,14 @@
-"""Where a large leaf is a factor of matrix products: its part of a Hessian product can then be added term by term.
+"""Where a graph uses a large leaf in plain products: its part of a Hessian product can then be added term by term.
 
-Torch's product rule would hold two terms and their sum, each as large as the leaf; where memory is short and one matrix
-is most of the model, that is more than everything else.
+Torch's product rule would hold two terms and their sum for each use, and of several uses all of them, each as large as
+the leaf; where that is most of the model, it is more than everything else that a step needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,40 +19,52 @@ from torch.autograd.graph import GradientEdge
 if TYPE_CHECKING:
     from sanc.oracles.autograd import Layout
 
+Pull = Callable[[Tensor, Any], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
-class MatrixUse:
-    """One product of two matrices of which a leaf, or its transpose, is a factor.
+class Use:
+    """An operation whose result is linear in a leaf and, if there is another factor, linear in that.
 
     Attributes
     ----------
     output : GradientEdge
-        Where the gradient of the product arrives.
-    other : Tensor
+        Where the gradient of the result arrives.
+    other : Tensor or None
         The other factor.
-    first : bool
-        Whether the leaf is the first factor.
-    transposed : bool
-        Whether it is transposed.
+    pull : callable
+        The leaf's gradient, from the gradient of the result and the other factor.
     """
 
     output: GradientEdge
-    other: Tensor
-    first: bool
-    transposed: bool
+    other: Tensor | None
+    pull: Pull
 
-    def add(self, g: Tensor, other: Tensor, weight: float, into: Tensor) -> None:
-        """Add the leaf's gradient, a product of the gradient g of the matrix product and the other factor."""
-        a, b = (g, other.mT) if self.first else (other.mT, g)
-        into.addmm_(*((b.mT, a.mT) if self.transposed else (a, b)), alpha=weight)
+    def add(self, g: Tensor, other: Tensor | None, weight: float, into: Tensor) -> None:
+        """Add the leaf's gradient to a tensor of its shape."""
+        into.add_(self.pull(g, other), alpha=weight)
 
-    def add_tangent(self, g: Tensor, weight: float, into: Tensor) -> None:
-        """Add the tangent of the leaf's gradient, one term after the other."""
-        (g, slope), (other, tangent) = (_unpacked(t) for t in (g, self.other))
-        if slope is not None:
-            self.add(slope, other, weight, into)
-        if tangent is not None:
-            self.add(g, tangent, weight, into)
+    def tangents(self, g: Tensor) -> Terms:
+        """Return what the tangent of the leaf's gradient is made from; g and the other factor carry theirs."""
+        return Terms(self, *_unpacked(g), *((None, None) if self.other is None else _unpacked(self.other)))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The two terms of a leaf's tangent: a factor and the tangent of the other, each way; None stands for zero."""
+
+    use: Use
+    g: Tensor
+    slope: Tensor | None
+    other: Tensor | None
+    tangent: Tensor | None
+
+    def add(self, weight: float, into: Tensor) -> None:
+        """Add them one after the other to a tensor of the leaf's shape."""
+        if self.slope is not None:
+            self.use.add(self.slope, self.other, weight, into)
+        if self.tangent is not None:
+            self.use.add(self.g, self.tangent, weight, into)
 
 
 def _unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -59,21 +72,42 @@ def _unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
     return primal, None if tangent is None or tangent._is_zerotensor() else tangent
 
 
-def uses_apart(layout: Layout, roots: Sequence[Any], share: float, least: int = 1) -> list[tuple[int, MatrixUse]]:
-    """Return places and uses of the leaves that have more than a share of all entries and are plain factors.
+def uses_apart(layout: Layout, roots: Sequence[Any], most: float, always: float = 1.0) -> list[tuple[int, Use]]:
+    """Return places and uses of the leaves whose terms are better added one by one, where all uses are known here.
 
-    With `least` only those that are used so often.
+    Parameters
+    ----------
+    layout : Layout
+        The leaves.
+    roots : sequence of node
+        Where the graph begins.
+    most : float
+        Vectors that the largest leaf and all uses but the first of every leaf may weigh together. Where they weigh
+        more, the leaves that are used more than once are returned.
+    always : float
+        Share of all entries above which a leaf is returned in any case.
     """
-    heavy = layout.heavy(share)
-    if not heavy:
-        return []
-    uses = matrix_uses(roots, [layout.leaves[place] for place in heavy])
-    found = [(place, uses.get(id(layout.leaves[place]), [])) for place in heavy]
-    return [(place, use) for place, several in found if len(several) >= least for use in several]
+    users = _users(roots)
+    places = {id(leaf): place for place, leaf in enumerate(layout.leaves)}
+    uses: dict[int, list[tuple[Any, int, tuple[Any, ...]]]] = {}
+    for node in users:
+        place = places.get(id(getattr(node, "variable", None)))
+        if place is not None:
+            uses[place] = list(_beyond_views(node, users, ()))
+    shares = layout.shares
+    heaviest = max((shares[place] for place in uses), default=0.0)
+    heavy = heaviest + sum(shares[place] * (len(found) - 1) for place, found in uses.items()) > most
+    answer: list[tuple[int, Use]] = []
+    for place, found in uses.items():
+        leaf = layout.leaves[place]
+        if ((heavy and len(found) > 1) or shares[place] > always) and not leaf._backward_hooks:  # who want to see it
+            known = [_use(*user, leaf.dtype) for user in found]
+            answer += [(place, use) for use in known if use is not None and None not in known]
+    return answer
 
 
-def matrix_uses(roots: Sequence[Any], leaves: Sequence[Tensor]) -> dict[int, list[MatrixUse]]:
-    """Find the leaves, by identity, that a graph uses in plain products of matrices and nowhere else."""
+def _users(roots: Sequence[Any]) -> dict[Any, list[tuple[Any, int]]]:
+    """Return, for every node of a graph, the nodes that its gradient comes from and its place among their inputs."""
     users: dict[Any, list[tuple[Any, int]]] = {}
     seen: set[Any] = set()
     stack = list(roots)
@@ -86,37 +120,82 @@ def matrix_uses(roots: Sequence[Any], leaves: Sequence[Tensor]) -> dict[int, lis
             if parent is not None:
                 users.setdefault(parent, []).append((node, place))
                 stack.append(parent)
-    wanted = {id(leaf) for leaf in leaves if not leaf._backward_hooks}  # somebody's hooks want to see the gradient
-    found: dict[int, list[MatrixUse]] = {}
-    for node in users:
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) in wanted:
-            uses = [_use(*user, leaf) for user in _through_transposes(node, users)]
-            if all(use is not None for use in uses):
-                found[id(leaf)] = [use for use in uses if use is not None]
-    return found
+    return users
 
 
-def _through_transposes(node: Any, users: dict[Any, list[tuple[Any, int]]]) -> list[tuple[Any, int, bool]]:
-    """Return who uses a leaf, at which place, and whether transposed."""
-    answers = []
+_VIEWS = {
+    "AliasBackward0", "CloneBackward0", "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0",
+    "SqueezeBackward0", "SqueezeBackward1", "TBackward0", "TransposeBackward0", "UnsafeViewBackward0",
+    "UnsqueezeBackward0", "ViewBackward0",
+}  # fmt: skip
+_PICKS = {"EmbeddingBackward0", "IndexBackward0", "IndexSelectBackward0"}
+
+
+def _beyond_views(
+    node: Any, users: dict[Any, list[tuple[Any, int]]], views: tuple[Any, ...]
+) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
+    """Go through who uses a leaf, at which place, and through which views of it, the last first."""
     for user, place in users.get(node, []):
-        if user.name() == "TBackward0":
-            beyond = _through_transposes(user, users)
-            answers += [(far, there, not transposed) for far, there, transposed in beyond]
+        if user.name() in _VIEWS:
+            yield from _beyond_views(user, users, (user, *views))
         else:
-            answers.append((user, place, False))
-    return answers
+            yield user, place, views
 
 
-def _use(node: Any, place: int, transposed: bool, leaf: Tensor) -> MatrixUse | None:
-    """Describe a use of a leaf; None where it is no plain product of matrices of one type."""
-    if node.name() == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
-        first, other = place == 1, node._saved_mat2 if place == 1 else node._saved_mat1
-    elif node.name() == "MmBackward0":
-        first, other = place == 0, node._saved_mat2 if place == 0 else node._saved_self
+def _use(node: Any, place: int, views: Sequence[Any], dtype: torch.dtype) -> Use | None:
+    """Describe a use of a leaf; None where it is of another kind, or of another type than the leaf."""
+    name, other = node.name(), None
+    pull: Pull
+    if name in _PICKS:
+        pull = partial(_picked, node)
+        if getattr(node, "_saved_sparse", False):
+            return None
     else:
-        return None
-    if other is None or other.dtype != leaf.dtype or other.layout != torch.strided:
-        return None
-    return MatrixUse(GradientEdge(node, 0), other, first, transposed)
+        if name in ("MmBackward0", "BmmBackward0"):
+            other, pull = (node._saved_mat2, _times_other) if place == 0 else (node._saved_self, _other_times)
+        elif name == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
+            other, pull = (node._saved_mat2, _times_other) if place == 1 else (node._saved_mat1, _other_times)
+        elif name == "MvBackward0" and place == 0:
+            other, pull = node._saved_vec, torch.outer
+        elif name == "ConvolutionBackward0" and place == 1:
+            other, pull = node._saved_input, _convolved(node)
+        else:
+            return None
+        if other is None or other.dtype != dtype or other.layout != torch.strided:
+            return None
+    return Use(GradientEdge(node, 0), other, partial(_through, views, pull) if views else pull)
+
+
+def _through(views: Sequence[Any], pull: Pull, g: Tensor, other: Tensor | None) -> Tensor:
+    """Bring the gradient of a view of a leaf back to the leaf."""
+    result = pull(g, other)
+    for view in views:
+        result = view(result)
+    return result
+
+
+def _picked(node: Any, g: Tensor, _: Tensor | None) -> Tensor:
+    answer: Tensor | tuple[Tensor, ...] = node(g)
+    return answer[0] if isinstance(answer, tuple) else answer
+
+
+def _times_other(g: Tensor, other: Tensor) -> Tensor:
+    return g @ other.mT
+
+
+def _other_times(g: Tensor, other: Tensor) -> Tensor:
+    return other.mT @ g
+
+
+def _convolved(node: Any) -> Pull:
+    """Return how the gradient of a convolution's weight is made."""
+    weight, _ = _unpacked(node._saved_weight)
+    how = (node._saved_stride, node._saved_padding, node._saved_dilation)
+    more = (node._saved_transposed, node._saved_output_padding, node._saved_groups)
+
+    def pull(g: Tensor, other: Tensor) -> Tensor:
+        wanted = [False, True, False]
+        answer: Tensor = torch.ops.aten.convolution_backward(g, other, weight, None, *how, *more, wanted)[1]
+        return answer
+
+    return pull

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -17,7 +18,7 @@ from torch.overrides import has_torch_function
 
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
-from sanc.oracles.factors import MatrixUse, uses_apart
+from sanc.oracles.factors import Terms, Use, uses_apart
 from sanc.oracles.replay import still_buffers
 from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
@@ -30,6 +31,9 @@ HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-rever
 
 
 _AS_IT_IS = nullcontext()
+_REPEATS = 5.0
+"""What uses of leaves may weigh in a graph of second order, in vectors, before their terms are added one by one: the
+gradient of a plain network uses a weight three times."""
 
 
 def require_mode(hvp: object) -> None:
@@ -116,6 +120,18 @@ class AutogradOperator(Operator):
                 stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
             yield
 
+    def uses_apart(self, root: Any, most: float) -> list[tuple[int, Use]]:
+        """Return the uses of leaves whose terms are added one by one; who has none at first is not looked at again.
+
+        See `sanc.oracles.factors.uses_apart`; this is for where memory is not short, and time matters more.
+        """
+        seen, kind = self.oracle.layout.repeats, type(self)
+        if seen.get(kind) is False:
+            return []
+        found = uses_apart(self.oracle.layout, [root], most)
+        seen[kind] = bool(found)
+        return found
+
     def gradient(self) -> Vector:
         oracle = self.oracle
         if self.sample is oracle._samples[0]:
@@ -126,14 +142,18 @@ class AutogradOperator(Operator):
         oracle.meter.count_gradient(self.sample.size)
         return oracle.layout.add_decay(result, self.x)
 
-    def first_order(self) -> Vector:
-        """Gradient of the sample at whatever the leaves hold, without decay."""
-        oracle, result = self.oracle, None
+    def first_order(self, scale: float = 1.0, into: Vector | None = None) -> Vector:
+        """Gradient of the sample at whatever the leaves hold, without decay; multiplied, and added to `into`."""
+        oracle = self.oracle
         oracle.rewind(self.sample)
         for weight, closure in self.sample.parts:
             loss = oracle.call(closure, self.sample)
-            result = oracle.layout.gather(oracle._first_order(loss, create_graph=False), weight, result)
-        return result
+            apart = [] if into is None else uses_apart(oracle.layout, [loss.grad_fn], 1.0)
+            if apart:
+                _add_pulled(oracle.layout, loss, None, scale * weight, into, apart)
+            else:
+                into = oracle.layout.gather(oracle._first_order(loss, create_graph=False), scale * weight, into)
+        return into
 
 
 class DoubleBackward(AutogradOperator):
@@ -155,23 +175,44 @@ class DoubleBackward(AutogradOperator):
     def product_in(self, out: Vector, v: Vector) -> Vector:
         if len(self.sample.parts) > 1 or self.sample.parts[0][0] != 1.0:
             return self.product(v)
+        if self._uses_kept(short=False):
+            return self._product(v, out.zero_(), short=False)
         return self.oracle.layout.flatten(self._kept(v), out)
 
     def _product(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
-        gather, parts = self.oracle.layout.gather, self.sample.parts
+        parts = self.sample.parts
         if len(parts) == 1:
-            self.prepare()
+            uses = self._uses_kept(short)
             assert self._built is not None
-            done = short and self._apart(self._built[0], v, parts[0][0], into, retain=True)
-            return into if done else gather(self._kept(v), parts[0][0], into)
+            return self._add(self._built[0], v, parts[0][0], into, uses, retain=True)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
                 graph = self._graph(closure)
-                if not (short and self._apart(graph, v, weight, into, retain=False)):
-                    into = gather(self._again(graph, v, retain=False), weight, into)
+                into = self._add(graph, v, weight, into, self._apart(graph, short), retain=False)
                 del graph
         assert into is not None
+        return into
+
+    def _add(
+        self,
+        graph: GradientEdge | None,
+        v: Vector,
+        weight: float,
+        into: Vector | None,
+        uses: list[tuple[int, Use]],
+        *,
+        retain: bool,
+    ) -> Vector:
+        """Add the product of one graph to a vector, or to a new one."""
+        layout = self.oracle.layout
+        if not uses:
+            found = self._kept(v) if retain else self._again(graph, v, retain=False)
+            return layout.gather(found, weight, into)
+        assert graph is not None
+        if into is None:
+            into = self.oracle.space.zeros()
+        _add_pulled(layout, graph, v, weight, into, uses, retain=retain)
         return into
 
     def prepare(self) -> None:
@@ -186,33 +227,20 @@ class DoubleBackward(AutogradOperator):
         grads = oracle._first_order(oracle.call(closure, self.sample), create_graph=True)
         return edge(oracle.layout.flatten(grads, graph=True))
 
-    _uses: list[tuple[int, MatrixUse]] | None = None  # of the graph that is kept
+    _uses: list[tuple[int, Use]] | None = None  # of the graph that is kept
 
-    def _apart(
-        self, graph: GradientEdge | None, v: Vector, weight: float, into: Vector | None, *, retain: bool
-    ) -> bool:
-        """Add the product of one graph with the terms of heavy matrices one by one; False where there are none."""
-        layout = self.oracle.layout
-        apart = self._uses if retain else None
-        if apart is None:
-            apart = [] if graph is None else uses_apart(layout, [graph.node], 1 / 2, least=2)
-            self._uses = apart if retain else None
-        if not apart:
-            return False
-        assert graph is not None
-        assert into is not None
-        gone = {place for place, _ in apart}
-        others = [place for place in range(len(layout.leaves)) if place not in gone]
-        inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
-        found = torch.autograd.grad(graph, inputs, v, retain_graph=retain, allow_unused=True)
-        by_place = dict(zip(others, found, strict=False))
-        parts = layout.split(into)
-        with torch.no_grad():
-            for (place, use), g in zip(apart, found[len(others) :], strict=True):
-                if g is not None:
-                    use.add(g, use.other, weight, parts[place])
-        layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
-        return True
+    def _uses_kept(self, short: bool) -> list[tuple[int, Use]]:
+        self.prepare()
+        if self._uses is None:
+            assert self._built is not None
+            self._uses = self._apart(self._built[0], short)
+        return self._uses
+
+    def _apart(self, graph: GradientEdge | None, short: bool) -> list[tuple[int, Use]]:
+        """Return the uses of leaves whose terms are added one by one."""
+        if graph is None:
+            return []
+        return uses_apart(self.oracle.layout, [graph.node], 1.0) if short else self.uses_apart(graph.node, _REPEATS)
 
     def _kept(self, v: Vector) -> Sequence[Tensor | None]:
         """Make a product by the graph that is kept.
@@ -243,9 +271,9 @@ class DoubleBackward(AutogradOperator):
 class ForwardOverReverse(AutogradOperator):
     """Push a tangent through the gradient computation: the leaves carry it in place while the gradient is taken.
 
-    The gradient of a matrix comes with three more tensors of its size: two terms of torch's product rule and their
-    sum. Where one matrix is most of the model the point is lent for that, and where no basis is kept the terms are
-    added to the result one after the other.
+    The gradient of a leaf comes with three more tensors of its size: two terms of torch's product rule and their sum.
+    Where one leaf is most of the model the point is lent for that; where no basis is kept, or the leaf is used more
+    than once, the terms are added to the result one after the other.
     """
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
@@ -259,12 +287,25 @@ class ForwardOverReverse(AutogradOperator):
     def _part(self, closure: Closure, v: Vector, weight: float, into: Vector | None, *, short: bool) -> Vector:
         """Add the product of one micro-batch; only the end of a dual level lets go of all that was made in it."""
         oracle = self.oracle
-        point = short or (oracle.lends and bool(oracle.layout.heavy(1 / 2)))
+        point = short or (oracle.lends and max(oracle.layout.shares) > 1 / 2)
         with self._carrying(v), self.short_of_memory(point, v if short or oracle.lends else None):
-            if short:
-                assert into is not None
-                return self._add_tangents(closure, weight, into)
-            return oracle.layout.gather(self._tangents(closure), weight, into)
+            # In one line, so that nothing of it is alive when what was lent comes back.
+            return self._sum(*self._backward(oracle.call(closure, self.sample), short), weight, into)
+
+    def _sum(
+        self, tangents: Sequence[Tensor | None], terms: Sequence[tuple[int, Terms]], weight: float, into: Vector | None
+    ) -> Vector:
+        """Add what `_backward` returned to a vector, or to a new one."""
+        layout = self.oracle.layout
+        if terms and into is None:
+            into = self.oracle.space.zeros()
+        into = layout.gather(tangents, weight, into)
+        if terms:
+            parts = layout.split(into)
+            with torch.no_grad():
+                for place, pair in terms:
+                    pair.add(weight, parts[place])
+        return into
 
     @contextmanager
     def _carrying(self, v: Vector) -> Iterator[None]:
@@ -280,40 +321,36 @@ class ForwardOverReverse(AutogradOperator):
             yield
         torch.clear_autocast_cache()
 
-    def _tangents(self, closure: Closure) -> list[Tensor | None]:
-        """Tangents of the gradients."""
-        oracle = self.oracle
-        return [_tangent(g) for g in oracle._first_order(oracle.call(closure, self.sample), create_graph=False)]
+    def _backward(self, loss: Tensor, short: bool) -> tuple[list[Tensor | None], list[tuple[int, Terms]]]:
+        """Return the tangents of the gradients; of heavy leaves, by their places, what those are made from.
 
-    def _add_tangents(self, closure: Closure, weight: float, into: Vector) -> Vector:
-        """Add the tangents of the gradients with few tensors at a time: each gradient goes when its tangent is known.
-
-        Of a heavy matrix not even that is made, but the terms of its tangent are added where they belong.
+        Where memory is short there are few tensors at a time: each gradient goes when its tangent is known.
         """
-        oracle, layout = self.oracle, self.oracle.layout
-        loss = oracle.call(closure, self.sample)
-        apart = uses_apart(layout, [loss.grad_fn], 1 / 3)
+        oracle, leaves = self.oracle, self.oracle.layout.leaves
+        node = loss.grad_fn
+        apart = uses_apart(oracle.layout, [node], 1.0, 1 / 3) if short else self.uses_apart(node, 1.0)
         gone = {place for place, _ in apart}
-        tangents: list[Tensor | None] = [None] * len(layout.leaves)
+        others = [(place, leaf) for place, leaf in enumerate(leaves) if place not in gone]
+        tangents: list[Tensor | None] = [None] * len(leaves)
 
         def keep(place: int, g: Tensor) -> Tensor:
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        others = [(place, leaf) for place, leaf in enumerate(layout.leaves) if place not in gone]
-        handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
+        handles = []
+        if short:
+            handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
         inputs: list[Any] = [*(leaf for _, leaf in others), *(use.output for _, use in apart)]
         try:
             grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
-        parts = layout.split(into)
-        with torch.no_grad():
-            for (place, use), g in zip(apart, grads[len(others) :], strict=True):
-                if g is not None:
-                    use.add_tangent(g, weight, parts[place])
-        return layout.gather(tangents, weight, into)
+        if not short:
+            for (place, _), g in zip(others, grads, strict=False):
+                tangents[place] = _tangent(g)
+        ends = zip(apart, grads[len(others) :], strict=True)
+        return tangents, [(place, use.tangents(g)) for (place, use), g in ends if g is not None]
 
 
 class Linearised(ForwardOverReverse):
@@ -327,6 +364,7 @@ class Linearised(ForwardOverReverse):
     def __init__(self, oracle: AutogradOracle, x: Vector, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
         self._tape: Tape | None = None
+        self._terms: list[tuple[int, Terms]] = []  # of heavy leaves; what changes of them comes from the tape
         self._recordable = len(sample.parts) == 1
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
@@ -336,7 +374,11 @@ class Linearised(ForwardOverReverse):
             return self._record(v)
         layout = self.oracle.layout
         with torch.no_grad(), torch.autocast(self.oracle.device.type, enabled=False):
-            return layout.gather(self._tape.replay(layout.split(v)), self.sample.parts[0][0], None)
+            answers = self._tape.replay(layout.split(v))
+            count = len(layout.leaves)
+            changes = zip(self._terms, answers[count::2], answers[count + 1 :: 2], strict=True)
+            terms = [(place, replace(pair, slope=slope, tangent=other)) for (place, pair), slope, other in changes]
+            return self._sum(answers[:count], terms, self.sample.parts[0][0], None)
 
     def _record(self, v: Vector) -> Vector:
         (weight, closure), layout = self.sample.parts[0], self.oracle.layout
@@ -346,14 +388,39 @@ class Linearised(ForwardOverReverse):
             tape = Tape([_carried(leaf) for leaf in layout.leaves])
             self.oracle.rewind(self.sample)
             with tape:
-                tangents = self._tangents(closure)
-            tape.finish(tangents)
+                tangents, terms = self._backward(self.oracle.call(closure, self.sample), short=False)
+            tape.finish([*tangents, *(change for _, pair in terms for change in (pair.slope, pair.tangent))])
         self._recordable = not tape.broken
         self._tape = tape if self._recordable else None
-        return layout.gather(tangents, weight, None)
+        self._terms = terms
+        return self._sum(tangents, terms, weight, None)
 
     def release(self) -> None:
-        self._tape = None
+        self._tape, self._terms = None, []
+
+
+def _add_pulled(
+    layout: Layout,
+    root: GradientEdge | Tensor,
+    v: Vector | None,
+    weight: float,
+    into: Vector,
+    apart: Sequence[tuple[int, Use]],
+    *,
+    retain: bool = False,
+) -> None:
+    """Add what `torch.autograd.grad` gives for the leaves, with that of some leaves made use by use."""
+    gone = {place for place, _ in apart}
+    others = [place for place in range(len(layout.leaves)) if place not in gone]
+    inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
+    found = torch.autograd.grad(root, inputs, v, retain_graph=retain, allow_unused=True)
+    by_place = dict(zip(others, found, strict=False))
+    layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
+    parts = layout.split(into)
+    with torch.no_grad():
+        for (place, use), g in zip(apart, found[len(others) :], strict=True):
+            if g is not None:
+                use.add(g, use.other, weight, parts[place])
 
 
 def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) -> Sequence[Tensor | None]:
@@ -389,27 +456,25 @@ class FiniteDifference(AutogradOperator):
     """Central difference of gradients, for losses with operators that have no second derivative."""
 
     def product(self, v: Vector, into: Vector | None = None) -> Vector:
-        product = self._difference(v, 1.0)
-        return product if into is None else into.add_(product)
+        return self._difference(v, 1.0, into)
 
     def error(self, v: Vector) -> float:
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
         with torch.enable_grad():
             return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
 
-    def _difference(self, v: Vector, stretch: float) -> Vector:
+    def _difference(self, v: Vector, stretch: float, into: Vector | None = None) -> Vector:
         oracle = self.oracle
         norm = oracle.space.norm(v)
         if norm == 0.0:
-            return torch.zeros_like(v)
+            return torch.zeros_like(v) if into is None else into
         h = stretch * difference_step(oracle.space, self.x) / norm
         with still_buffers():
-            oracle.load(self.x + h * v)
-            ahead = self.first_order()
-            oracle.load(self.x - h * v)
-            behind = self.first_order()
+            for side in (h, -h):
+                oracle.shift(self.x, v, side)
+                into = self.first_order(0.5 / side, into)
         oracle.load(self.x)
-        return (ahead - behind).mul_(0.5 / h)
+        return into
 
 
 # How each mode but "auto", which is one of the others, makes its products.
