@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import linear
 from benchmarks.common import Budget
+from sanc.oracles.finite_sum import Draws
 from sanc.problems import Logistic
 
 
@@ -33,7 +34,7 @@ def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         for part, keys in (
             ("race", ("seconds", "ratio", "least")),
             ("bandwidth", ("seconds", "bytes_per_second", "share")),
-            ("overhead", ("sanc", "by_hand", "ratio")),
+            ("overhead", ("sanc", "by_hand", "ratio", "in_full")),
         )
         for row in document[part]
         for key in keys
@@ -58,6 +59,21 @@ def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     document = json.loads((tmp_path / "linear.json").read_text())
     assert document["overhead"] and not document["race"] and not document["bandwidth"]
     assert not (tmp_path / "linear.png").exists()
+
+
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_matrix])
+def test_the_iteration_that_is_written_out_is_the_same(rng: np.random.Generator, form: Any) -> None:
+    X, y = form(rng.standard_normal((60, 7))), rng.integers(0, 2, 60)
+    options: dict[str, Any] = {"batch_size": 30, "objective_batch_size": 30, "epsilon_g": 1e-12, "certify": False}
+    result = linear.sanc.minimize(
+        Logistic(X, y, strength=0.01), np.ones(7), preset="paper", sigma0=3.0, max_iter=1, seed=5, **options
+    )
+    draws = Draws(5)
+    rows = [draws.at(0, role).choice(60, 30, replace=False, shuffle=False) for role in range(3)]
+    trial, values = linear.written_out(X, 1.0 - 2.0 * y, rows, np.ones(7), 3.0, 0.01, result.history[0].krylov_dim)
+    assert "successful" in str(result.history[0].branch)
+    assert trial == pytest.approx(result.x, rel=1e-12)
+    assert values == pytest.approx([result.history[0].value, result.history[0].trial_value], rel=1e-12)
 
 
 @pytest.mark.parametrize("penalty", ["nonconvex", "l2"])
