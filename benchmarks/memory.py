@@ -189,23 +189,24 @@ USES: dict[str, tuple[Shapes, Callable[[Sequence[Tensor], Tensor], Tensor]]] = {
 """Networks whose one weight, or two, is more than a plain layer: shapes for a width, and what is done with them."""
 
 
+def use_memory(name: str, width: int, device: torch.device, **options: Any) -> dict[str, Any]:
+    """Measure a step on one of those networks, as `step_memory` does."""
+    torch.manual_seed(0)
+    shapes, form = USES[name]
+    x = torch.randn(2, width, device=device)
+    leaves = [nn.Parameter(torch.randn(shape, device=device) / width**0.5) for shape in shapes(width)]
+    return run_memory(leaves, lambda: 10.0 * torch.cos(2.0 * form(leaves, x)).square().mean(), device, **options)
+
+
 def use_rows(width: int, device: torch.device, dim: int, names: Sequence[str] = tuple(USES)) -> list[dict[str, Any]]:
-    """Measure steps of preset "paper" where one weight is all there is; the worse of accepted and rejected."""
+    """Measure steps of preset "paper" on those networks; the worse of accepted and rejected."""
     rows = []
     for name in names:
-        shapes, form = USES[name]
         for hvp in (*EXACT, "finite-difference"):
-            torch.manual_seed(0)
-            x = torch.randn(2, width, device=device)
-            leaves = [nn.Parameter(torch.randn(shape, device=device) / width**0.5) for shape in shapes(width)]
-
-            def loss() -> Tensor:
-                return 10.0 * torch.cos(2.0 * form(leaves, x)).square().mean()  # noqa: B023 - called in its turn
-
             row: dict[str, Any] = {"weight": name, "products": hvp, "J": dim}
             for lanczos in ("store", "regenerate"):
                 options = {"preset": "paper", "hvp": hvp, "lanczos": lanczos, "krylov_dim": dim, "epsilon": 1e-12}
-                runs = [run_memory(leaves, loss, device, **options, **more) for more in (ACCEPTED, REJECTED)]
+                runs = [use_memory(name, width, device, **options, **more) for more in (ACCEPTED, REJECTED)]
                 row[lanczos] = max(measured["peak"] for measured in runs)
             row["beyond"] = max(row["store"] - dim, row["regenerate"])
             rows.append(row | {"claim": 6, "slack": slack(width)})

@@ -103,10 +103,7 @@ def test_other_uses_of_a_weight_fit_into_the_bound(name):
 
 @pytest.mark.parametrize("hvp", memory.EXACT)
 def test_the_default_preset_keeps_to_the_bound_where_a_weight_is_used_often(hvp):
-    torch.manual_seed(0)
-    x, w = torch.randn(2, 300), nn.Parameter(torch.randn(300, 300) / 300**0.5)
-    form = memory.USES["recurrence, 12 steps"][1]
-    measured = memory.run_memory([w], lambda: torch.cos(form([w], x)).mean(), CPU, 20, hvp=hvp, krylov_dim=5)
+    measured = memory.use_memory("recurrence, 12 steps", 300, CPU, steps=20, hvp=hvp, krylov_dim=5)
     assert measured["rest"] <= 5 + 6 + 0.01
     assert measured["peak"] - measured["rest"] <= 5 + 6 + 3 * memory.slack(300)  # twelve layers, as it were
 

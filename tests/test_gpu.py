@@ -248,7 +248,7 @@ def test_samples_arrive_on_the_device():
 # ---------------------------------------------------------------------------------------------- recorded steps
 
 
-class Recurrent(nn.Module):
+class Unrolled(nn.Module):
     """Uses one matrix, most of what it has, again and again."""
 
     def __init__(self):
@@ -269,8 +269,8 @@ def train(
     if kind == "cnn":
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
         shape = (1, 6, 6)
-    elif kind == "recurrent":
-        model, shape = Recurrent(), (6,)
+    elif kind == "unrolled":
+        model, shape = Unrolled(), (6,)
     else:
         layers = [nn.Linear(6, 16), nn.Tanh()] + ([nn.BatchNorm1d(16)] if kind == "norm" else [])
         model, shape = nn.Sequential(*layers, nn.Linear(16, 3)), (6,)
@@ -301,7 +301,7 @@ def train(
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "norm", "recurrent"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "norm", "unrolled"])
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 @pytest.mark.parametrize("three", [False, True])
 def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):

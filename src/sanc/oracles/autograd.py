@@ -61,7 +61,7 @@ class Layout:
         self._shapes = [leaf.shape for leaf in self.leaves]
         self.dim = sum(self._sizes)
         self.shares = [size / max(self.dim, 1) for size in self._sizes]  # of all entries
-        self.repeats: dict[Any, bool] = {}  # by kind of product: whether the loss uses leaves so often that it matters
+        self.repeats: dict[str, bool] = {}  # by kind of product: whether the loss uses leaves so often that it matters
         self.kind = (self.leaves[0].dtype, self.leaves[0].device)
         self._given = list(decays)
         self.decays: list[tuple[int, int, float]] = []

@@ -125,7 +125,7 @@ class AutogradOperator(Operator):
 
         See `sanc.oracles.factors.uses_apart`; this is for where memory is not short, and time matters more.
         """
-        seen, kind = self.oracle.layout.repeats, type(self)
+        seen, kind = self.oracle.layout.repeats, type(self).__name__
         if seen.get(kind) is False:
             return []
         found = uses_apart(self.oracle.layout, [root], most)
