@@ -136,7 +136,7 @@ def _beyond_views(
 ) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
     """Go through who uses a leaf, at which place, and through which views of it, the last first."""
     for user, place in users.get(node, []):
-        if user.name() in _VIEWS:
+        if user.name() in _VIEWS and user in users:
             yield from _beyond_views(user, users, (user, *views))
         else:
             yield user, place, views

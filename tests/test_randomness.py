@@ -1,0 +1,338 @@
+"""Randomness and buffers: every evaluation of a sample sees the same draw, and what is the caller's is given back."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc.oracles import replay
+from test_optim import flat, loss_of, make
+
+
+def test_every_evaluation_of_a_sample_sees_the_same_draw():
+    model, x, y = make()
+    seen = {"closure": set(), "hessian": set(), "objective": set()}
+
+    def noisy(name):
+        def closure():
+            draws = (torch.rand(()).item(), np.random.rand(), random.random())
+            seen[name].add(draws)
+            return nn.functional.cross_entropy(model(x), y) * (1 + 0.1 * draws[0] + 0.1 * draws[1] + 0.1 * draws[2])
+
+        return closure
+
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp="forward-over-reverse", seed=0)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
+    assert all(len(draws) == 1 for draws in seen.values())
+    assert len(set.union(*seen.values())) == 3  # but the three samples draw independently
+    opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
+    assert all(len(draws) == 2 for draws in seen.values())  # and the next step draws anew
+    assert torch.equal(torch.get_rng_state(), states[0])  # the global generators are given back
+    assert np.array_equal(np.random.get_state()[1], states[1]) and random.getstate() == states[2]
+
+
+def test_the_seed_comes_from_torch_where_none_is_given():
+    finals = []
+    for seed in (1, 1, 2):
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        nn.init.constant_(model[0].weight, 0.1)
+        _, x, y = make()
+        for p in model.parameters():
+            nn.init.constant_(p, 0.2)
+        torch.manual_seed(seed)
+        opt = sanc.SANC(model.parameters())
+        opt.step(loss_of(model, x, y))
+        finals.append(flat(model))
+    assert torch.equal(finals[0], finals[1]) and not torch.equal(finals[0], finals[2])
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised", "finite-difference"])
+def test_batch_norm_moves_once_a_step(hvp):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    twin = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    twin.load_state_dict(model.state_dict())
+    _, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp=hvp, seed=0)
+    opt.step(loss_of(model, x[:30], y[:30]), hessian=loss_of(model, x[30:], y[30:]), objective=loss_of(model, x, y))
+    twin(x[:30])  # one plain forward pass of the gradient sample, at the old weights
+    assert torch.equal(model[1].running_mean, twin[1].running_mean)
+    assert torch.equal(model[1].running_var, twin[1].running_var)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+def test_batch_norm_of_another_sample_does_not_move():
+    """The gradient's sample goes through no module with buffers, the objective's does."""
+    torch.manual_seed(0)
+    first, second, norm = nn.Linear(5, 8).double(), nn.Linear(8, 3).double(), nn.BatchNorm1d(8).double()
+    _, x, y = make()
+    before = copy.deepcopy(norm.state_dict())
+    opt = sanc.SANC([*first.parameters(), *second.parameters()], preset="paper", seed=0)
+    for _ in range(3):
+        opt.step(
+            lambda: nn.functional.cross_entropy(second(first(x).tanh()), y),
+            objective=lambda: nn.functional.cross_entropy(second(norm(first(x)).tanh()), y),
+        )
+        assert opt.record.trials >= 1
+    assert all(torch.equal(now, before[name]) for name, now in norm.state_dict().items())
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_batch_norm_moves_once_where_a_value_has_to_be_repeated(preset):
+    """A loss that differentiates something itself fails without a graph, before it comes to its BatchNorm."""
+    torch.manual_seed(0)
+    linear, norm, x = nn.Linear(4, 4), nn.BatchNorm1d(4), torch.randn(8, 4)
+
+    def loss():
+        z = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(linear(z).tanh().sum(), z, create_graph=True)
+        return (slope**2).mean() + (norm(linear(x)) ** 4).mean()
+
+    opt = sanc.SANC([*linear.parameters(), *norm.parameters()], preset=preset, seed=0, check=False)
+    for k in range(3):
+        opt.step(loss)
+        assert int(norm.num_batches_tracked) == k + 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_buffers_that_are_made_on_the_way_are_put_back(early):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if early:
+                self.register_buffer("count", None)
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            if getattr(self, "count", None) is None:
+                self.register_buffer("count", torch.zeros(()))
+            self.count += 1
+            return x @ self.weight
+
+    model, x = Late(), torch.randn(10, 3, dtype=torch.float64)
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0, check=False)
+    for k in range(3):
+        opt.step(lambda: (model(x) ** 2).mean())
+        assert int(model.count) == k + 1
+
+
+def test_buffers_that_are_replaced_are_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return x @ self.weight
+
+    model = Counter()
+    x = torch.randn(10, 3, dtype=torch.float64)
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    opt.step(lambda: (model(x) ** 2).mean())
+    assert int(model.count) == 1
+
+
+class Drawing:
+    """A loss that begins to draw from a global generator of the host in some step."""
+
+    def __init__(self, source, begins, raises=None):
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(6, dtype=torch.float64))
+        self.source, self.step, self.begins, self.raises = source, 0, begins, raises
+
+    def noise(self):
+        if self.source == "numpy":
+            return np.random.standard_normal(6)
+        return np.array([random.gauss(0.0, 1.0) for _ in range(7)][:6])  # an odd number: one more is kept for later
+
+    def __call__(self):
+        loss = (self.w**4).sum() + self.w.sum().cos()
+        if self.step >= self.begins:
+            loss = loss + (torch.from_numpy(self.noise()) * self.w).sum()
+            if self.step == self.raises:
+                raise KeyError("after a draw")
+        return loss
+
+
+def seed_host(seed):
+    np.random.seed(seed)
+    random.seed(seed)
+    random.gauss(0.0, 1.0)
+
+
+def draw_host():
+    return np.random.random(), random.gauss(0.0, 1.0), random.random()
+
+
+@pytest.mark.parametrize("source", ["numpy", "python"])
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
+def test_a_loss_that_begins_to_draw_on_the_host_is_replayed(source, preset, hvp):
+    runs = []
+    for known in (False, True):  # whether the optimiser expects it from the start
+        seed_host(3)
+        loss = Drawing(source, begins=3)
+        opt = sanc.SANC([loss.w], preset=preset, seed=1, hvp=hvp)
+        opt._draws_host = True if known else None
+        seen, global_draws = [], []
+        for loss.step in range(6):
+            opt.step(loss)
+            seen.append((opt.record.value, opt.record.trial_value, opt.record.calls, loss.w.detach().clone()))
+            global_draws.append(draw_host())
+            assert opt._draws_host is (known or loss.step >= 3)
+        runs.append((seen, global_draws))
+    for mine, right in zip(*(seen for seen, _ in runs), strict=True):
+        assert mine[2] == right[2] and torch.equal(mine[3], right[3])
+        assert mine[:2] == pytest.approx(right[:2], rel=0.0, abs=0.0, nan_ok=True)
+    seed_host(3)
+    assert runs[0][1] == runs[1][1] == [draw_host() for _ in range(6)]
+
+
+@pytest.mark.parametrize("source", ["numpy", "python"])
+def test_a_loss_that_draws_on_the_host_and_fails_gives_it_back(source):
+    loss = Drawing(source, begins=2, raises=2)
+    opt = sanc.SANC([loss.w], seed=1)
+    seed_host(3)
+    for loss.step in range(2):
+        opt.step(loss)
+    assert opt._draws_host is False
+    before, loss.step = loss.w.detach().clone(), 2
+    with pytest.raises(KeyError):
+        opt.step(loss)
+    assert torch.equal(loss.w, before)
+    loss.step = 3
+    opt.step(loss)
+    seen = draw_host()
+    seed_host(3)
+    assert seen == draw_host()
+
+
+@pytest.mark.parametrize("hvp", ["auto", "double-backward", "forward-over-reverse"])
+@pytest.mark.parametrize("three", [False, True])
+def test_a_loss_that_draws_nothing_is_not_taken_for_one_that_does(hvp, three):
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), preset="paper", hvp=hvp, seed=0)
+    for _ in range(2):
+        others = {"hessian": loss_of(model, x[:20], y[:20]), "objective": loss_of(model, x[20:], y[20:])}
+        opt.step(loss_of(model, x, y), **(others if three else {}))
+        assert opt._draws_host is False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_normal_number_that_python_keeps_is_given_back(fails):
+    """To take it changes none of the generator's words."""
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt, drawn = sanc.SANC([w], seed=1), []
+
+    def loss(draws):
+        factor = random.gauss(0.0, 1.0) if draws else 1.0
+        drawn.append(factor)
+        if draws and fails:
+            raise KeyError("after a draw")
+        return (w**4).sum() * factor
+
+    for k in range(4):
+        seed_host(3)
+        drawn.clear()
+        if fails and k > 1:
+            with pytest.raises(KeyError):
+                opt.step(lambda: loss(True))
+        else:
+            opt.step(lambda k=k: loss(k > 1))
+            assert len(set(drawn[-2:])) == 1 or k == 0
+            assert opt._draws_host is (k > 1)
+        seen = draw_host()
+        seed_host(3)
+        assert seen == draw_host()
+
+
+def test_a_closure_that_replaces_the_global_generator():
+    twister = np.random.get_bit_generator()
+    w = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([w], seed=1, preset="paper")
+
+    def replacing():
+        np.random.set_bit_generator(np.random.MT19937(5))
+        return (w**4).sum()
+
+    try:
+        opt.step(lambda: (w**4).sum())
+        before = twister.state["state"]["key"].copy()
+        opt.step(replacing)
+        assert np.array_equal(twister.state["state"]["key"], before)
+    finally:
+        np.random.set_bit_generator(twister)
+
+
+def test_a_step_while_random_is_patched(monkeypatch):
+    monkeypatch.setattr("random.random", lambda: 0.5)
+    w = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([w], seed=1, preset="paper")
+    for _ in range(3):
+        opt.step(lambda: (w**4).sum())
+    assert opt.record.iteration == 2
+
+
+def test_where_the_words_of_a_generator_are_not_found_all_is_as_before(monkeypatch):
+    """On another Python than this one the generators are seeded in every step."""
+    runs = []
+    for found in (True, False):
+        if not found:
+            monkeypatch.setattr(replay, "_PYTHON", None)
+        assert replay.host_is_usual() is found and (replay.host_state() is not None) is found
+        seed_host(5)
+        loss = Drawing("python", begins=2)
+        opt = sanc.SANC([loss.w], preset="paper", seed=1)
+        for loss.step in range(4):
+            opt.step(loss)
+        runs.append((loss.w.detach().tolist(), draw_host()))
+    assert runs[0] == runs[1]
+
+
+def test_a_global_generator_of_another_kind():
+    twister = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(5))
+        opt = sanc.SANC([nn.Parameter(torch.ones(3))], seed=1)
+        w = opt.param_groups[0]["params"][0]
+        for _ in range(3):
+            before = np.random.get_bit_generator().state
+            opt.step(lambda: (w**4).sum())
+            assert np.random.get_bit_generator().state == before
+    finally:
+        np.random.set_bit_generator(twister)
+
+
+def test_draws_on_the_way_back_are_replayed_too():
+    """A function that draws from NumPy in its backward pass makes the same draw in every evaluation of a step."""
+    seen = []
+
+    class Noise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(np.random.rand())
+            return g
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(8, 4)
+    opt = sanc.SANC(model.parameters(), seed=1, preset="paper", hvp="finite-difference")
+    for k in range(3):
+        np.random.seed(k)
+        before = np.random.get_state()[1].copy()
+        seen.clear()
+        opt.step(lambda: Noise.apply(model(x)).square().mean())
+        assert len(seen) > 3 and len(set(seen)) == 1
+        assert np.array_equal(np.random.get_state()[1], before)
