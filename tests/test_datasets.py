@@ -28,7 +28,7 @@ import scipy.sparse
 
 import sanc
 from sanc.errors import ArgumentError
-from sanc.lab import datasets, parsing
+from sanc.lab import datasets, download, parsing
 from sanc.lab.datasets import DataSet, Layout, RemoteFile
 
 pooch = pytest.importorskip("pooch")
@@ -55,8 +55,8 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SANC_CACHE", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "user" / name)
-    monkeypatch.setattr(datasets, "_PAUSE", 0.0)
-    monkeypatch.setattr(datasets, "_TIMEOUT", (2.0, 2.0))
+    monkeypatch.setattr(download, "_PAUSE", 0.0)
+    monkeypatch.setattr(download, "_TIMEOUT", (2.0, 2.0))
 
 
 @pytest.fixture
@@ -843,7 +843,7 @@ def test_a_download_goes_on_in_the_next_call(
     folder: Path, server: Server, remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote(BIG, None, 60_000)
-    monkeypatch.setattr(datasets, "_ATTEMPTS", 1)
+    monkeypatch.setattr(download, "_ATTEMPTS", 1)
     server.cuts["/tiny"] = [400_000]
     with pytest.raises(datasets.DataError, match="put it at"):
         datasets.fetch(["tiny"], folder)
@@ -887,7 +887,7 @@ def test_a_busy_server_is_asked_again(folder: Path, server: Server, remote: Call
     server.statuses["/tiny"] = [503] * 99
     with pytest.raises(datasets.DataError, match="503"):
         datasets.fetch(["tiny"], folder)
-    assert names(folder) == [] and len(server.requests) == 4 + datasets._ATTEMPTS
+    assert names(folder) == [] and len(server.requests) == 4 + download._ATTEMPTS
 
 
 def test_a_file_that_is_not_there(folder: Path, server: Server, remote: Callable[..., None]) -> None:
@@ -925,8 +925,8 @@ def test_pauses_grow(
     remote()
     server.statuses["/tiny"] = [503] * 99
     pauses: list[float] = []
-    monkeypatch.setattr(datasets, "_PAUSE", 0.5)
-    monkeypatch.setattr(datasets.time, "sleep", pauses.append)
+    monkeypatch.setattr(download, "_PAUSE", 0.5)
+    monkeypatch.setattr(download.time, "sleep", pauses.append)
     with pytest.raises(datasets.DataError):
         datasets.fetch(["tiny"], folder)
     assert pauses == [0.5, 1.0, 2.0, 4.0]
