@@ -181,7 +181,7 @@ def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
 ROWS = torch.tensor([0, 2, 2])
 USES = {  # the shape of w, what is done with it, and how many uses are known
     "linear": ((5, 5), lambda w, b, x: torch.cos(nn.functional.linear(x, w, b)), 1),
-    "linear of sequences": ((5, 5), lambda w, b, x: torch.cos(nn.functional.linear(x.expand(2, 3, 5), w, b)), 1),
+    "linear of sequences": ((5, 5), lambda w, b, x: torch.cos(nn.functional.linear(x[:2].expand(2, 2, 5), w, b)), 1),
     "second": ((5, 5), lambda w, b, x: torch.cos(x @ w + b), 1),
     "first": ((5, 5), lambda w, b, x: torch.cos(w @ x.t() * b[:, None]), 1),
     "first, transposed": ((5, 5), lambda w, b, x: torch.cos(w.t() @ x.t() * b[:, None]), 1),
@@ -213,6 +213,16 @@ USES = {  # the shape of w, what is done with it, and how many uses are known
 }
 
 
+@pytest.fixture
+def apart(monkeypatch):
+    """Add the terms of small leaves one by one, too."""
+    monkeypatch.setattr(factors, "SMALL", 0)
+
+
+EACH_MODE = ("double-backward", "forward-over-reverse", "linearised", "finite-difference")
+
+
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("name", USES)
 def test_products_of_one_heavy_leaf(name):
     torch.manual_seed(0)
@@ -230,7 +240,7 @@ def test_products_of_one_heavy_leaf(name):
     H = 0.75 * torch.autograd.functional.hessian(lambda at: form(at[:size].view(shape), at[size:], x).sum(), at)
     H[range(size, size + 5), range(size, size + 5)] += 0.1
     v, begin = torch.randn(size + 5).double(), torch.randn(size + 5).double()
-    for hvp in ("double-backward", "forward-over-reverse", "linearised", "finite-difference"):
+    for hvp in EACH_MODE:
         close = 1e-12 if hvp != "finite-difference" else 1e-7
         for samples in (sample, whole):
             oracle = AutogradOracle(Layout([w, b], [0.0, 0.1]), *[samples] * 3, hvp=hvp, meter=Meter())
@@ -248,6 +258,151 @@ def test_products_of_one_heavy_leaf(name):
     handle = w.register_hook(lambda g: None)  # somebody's
     assert not factors.uses_apart(layout, roots, 1.0, always=0.5)
     handle.remove()
+
+
+def whole_oracle(closure, leaves, hvp):
+    sample = Sample("closure", [(1.0, closure)], 1, None)
+    return AutogradOracle(Layout(leaves, [0.0] * len(leaves)), *[sample] * 3, hvp=hvp, meter=Meter())
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("hvp", EACH_MODE[1:])  # double backward would run the hooks twice, whatever is done here
+@pytest.mark.parametrize("where", ["output", "view", "convolution", "embedding"])
+def test_hooks_on_the_way_change_products_as_they_change_gradients(where, hvp):
+    torch.manual_seed(0)
+    halved = lambda tensor: tensor.register_hook(lambda g: 0.5 * g) and tensor
+    shapes = {"convolution": (5, 5, 1), "embedding": (9, 5)}
+    w, x = nn.Parameter(torch.randn(shapes.get(where, (5, 5))).double()), torch.randn(3, 5).double()
+
+    def closure():
+        if where == "output":
+            return torch.cos(halved(torch.tanh(halved(x @ w)) @ w)).sum()
+        if where == "view":
+            turned = halved(w.t())
+            return torch.cos(torch.tanh(x @ turned) @ turned).sum()
+        if where == "convolution":
+            conv = nn.functional.conv1d
+            return torch.cos(halved(conv(torch.tanh(halved(conv(x[:, :, None], w))), w))).sum()
+        return torch.cos(torch.tanh(halved(nn.functional.embedding(ROWS, w))) @ w.t()).sum()
+
+    oracle = whole_oracle(closure, [w], hvp)
+    at, v = oracle.start(), torch.randn(w.numel()).double()
+    step, sides = 1e-5, []
+    for side in (step, -step):  # what the hooks make of the gradient, differenced
+        with torch.no_grad():
+            w.copy_((at + side * v).view_as(w))
+        sides.append(torch.autograd.grad(closure(), w)[0].reshape(-1))
+    with torch.no_grad():
+        w.copy_(at.view_as(w))
+    right = (sides[0] - sides[1]) / (2 * step)
+    operator, total = oracle.hessian(at), torch.zeros_like(v)
+    operator.add(v, total)
+    for product in (operator(v), operator(v), total):
+        torch.testing.assert_close(product, right, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("hvp", EACH_MODE)
+def test_a_function_that_keeps_a_leaf_is_not_the_leaf(hvp):
+    torch.manual_seed(0)
+    w, x = nn.Parameter(torch.randn(5, 5).double()), torch.randn(3, 5).double()
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(a, b):
+            return a @ b
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.variable = w
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            a, b = ctx.saved_tensors
+            return g @ b.t(), a.t() @ g
+
+        @staticmethod
+        def jvp(ctx, da, db):
+            a, b = ctx.saved_tensors
+            return da @ b + a @ db
+
+    closure = lambda: torch.cos(Kept.apply(torch.tanh(x @ w), w * 1.0)).sum()
+    H = torch.autograd.functional.hessian(lambda at: torch.cos(torch.tanh(x @ at.view(5, 5)) @ at.view(5, 5)).sum(),
+                                          w.detach().reshape(-1))  # fmt: skip
+    oracle, v = whole_oracle(closure, [w], hvp), torch.randn(25).double()
+    operator, total = oracle.hessian(oracle.start()), torch.zeros_like(v)
+    operator.add(v, total)
+    for product in (operator(v), total):
+        torch.testing.assert_close(product, H @ v, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("form", [torch.Tensor.to_sparse_coo, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("hvp", ["double-backward", "finite-difference"])  # torch has no forward mode for these
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_data_before_a_heavy_leaf(form, hvp):
+    torch.manual_seed(0)
+    w, x = nn.Parameter(torch.randn(5, 5).double()), torch.randn(3, 5).double() * torch.tensor([1, 0, 1, 0, 1])
+    rows = form(x)
+    oracle = whole_oracle(lambda: torch.cos(torch.tanh(rows @ w) @ w).sum(), [w], hvp)
+    at, v, total = oracle.start(), torch.randn(25).double(), torch.zeros(25).double()
+    H = torch.autograd.functional.hessian(lambda at: torch.cos(torch.tanh(x @ at.view(5, 5)) @ at.view(5, 5)).sum(), at)
+    oracle.hessian(at).add(v, total)
+    torch.testing.assert_close(total, H @ v, rtol=1e-6, atol=1e-6)
+
+
+def test_where_terms_are_not_worth_to_be_parted():
+    def found(w, x, most=1.0):
+        return len(factors.uses_apart(Layout([w], [0.0]), [torch.cos(torch.tanh(x @ w) @ w).sum().grad_fn], most))
+
+    large, small = nn.Parameter(torch.randn(80, 80)), nn.Parameter(torch.randn(30, 30))
+    assert found(large, torch.randn(3, 80)) == 2
+    assert found(large, torch.randn(100, 80)) == 0  # what arrives at the uses is larger than the leaf
+    assert found(small, torch.randn(3, 30)) == 0
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("hvp", EACH_MODE)
+def test_what_was_not_kept_is_computed_again_as_often_as_for_a_gradient(hvp):
+    torch.manual_seed(0)
+    calls, norm = [], nn.BatchNorm1d(6).double()
+    w, x = nn.Parameter(torch.randn(6, 6).double()), torch.randn(4, 6).double()
+
+    def cell(h):
+        calls.append(1)
+        return torch.tanh(norm(h @ w))
+
+    def closure():
+        h = x
+        for _ in range(4):
+            h = torch.utils.checkpoint.checkpoint(cell, h, use_reentrant=False)
+        return torch.cos(h).sum()
+
+    oracle = whole_oracle(closure, [w], hvp)
+    operator, v, total = oracle.hessian(oracle.start()), torch.randn(36).double(), torch.zeros(36).double()
+    first = operator(v)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    calls.clear()
+    operator.add(v, total)
+    operator.release()
+    # A forward and a backward pass, twice for a difference; the graph of a double backward is there already.
+    assert len(calls) == {"double-backward": 4, "finite-difference": 16}.get(hvp, 8)
+    torch.testing.assert_close(first, total, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
+def test_differences_of_a_constant_gradient_are_zero():
+    w, b = nn.Parameter(torch.randn(40)), nn.Parameter(torch.randn(3))
+    slope = 1e4 * torch.randn(40)
+    oracle = whole_oracle(lambda: (slope * w).sum() + (b**2).sum(), [w, b], "finite-difference")
+    at, v, total = oracle.start(), torch.randn(43), torch.zeros(43)
+    operator = oracle.hessian(at)
+    operator.add(v, total)
+    for product in (operator(v), total):
+        assert (product[:40] == 0).all()
+        torch.testing.assert_close(product[40:], 2 * v[40:], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("hvp", HVP_MODES)

@@ -382,3 +382,23 @@ def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
         left = np.linalg.norm(B @ s + shift * s + g)
         assert krylov.slope(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
     assert np.isnan(krylov.slope(-1.0))  # T − I is not positive definite
+
+
+def test_what_products_share_is_prepared_before_a_second_pass_takes_memory(rng):
+    a = rng.standard_normal((6, 6))
+    a, order = a + a.T, []
+    space = NumpySpace(6, np.float64)
+    for dim in (1, 3):
+        krylov = Krylov(
+            lambda v: order.append("product") or a @ v,
+            np.ones(6),
+            space,
+            store=False,
+            limit=dim,
+            prepare=lambda: order.append("prepared"),
+        )
+        while krylov.extend():
+            pass
+        order.clear()
+        krylov.combine(np.ones(dim))
+        assert order == (["prepared", "product", "product"] if dim > 1 else [])  # where there is nothing to multiply

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sanc
 from sanc.oracles import replay
@@ -66,6 +67,27 @@ def test_batch_norm_moves_once_a_step(hvp):
     assert torch.equal(model[1].running_mean, twin[1].running_mean)
     assert torch.equal(model[1].running_var, twin[1].running_var)
     assert int(model[1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("lanczos", ["store", "regenerate"])
+@pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "linearised", "finite-difference"])
+def test_batch_norm_moves_as_in_a_plain_gradient_where_activations_are_computed_again(hvp, lanczos):
+    torch.manual_seed(0)
+    layer, norm, x = nn.Linear(5, 5), nn.BatchNorm1d(5), torch.randn(8, 5)
+
+    def closure():
+        h = x
+        for _ in range(3):
+            h = checkpoint(lambda h: torch.tanh(norm(layer(h))), h, use_reentrant=False)
+        return torch.cos(h).mean()
+
+    closure().backward()
+    once = int(norm.num_batches_tracked)
+    layer.zero_grad(), norm.zero_grad()
+    opt = sanc.SANC([*layer.parameters(), *norm.parameters()], preset="paper", hvp=hvp, lanczos=lanczos, seed=0)
+    for step in range(2, 5):
+        opt.step(closure)
+        assert int(norm.num_batches_tracked) == once * step
 
 
 def test_batch_norm_of_another_sample_does_not_move():

@@ -350,7 +350,7 @@ class Krylov(Tridiagonal):
     def _second_pass(self, coefficients: Sequence[Floats]) -> Sequence[Vector]:
         self._limit = self.dim
         self._current = self._next = None  # their memory is needed now
-        if self._prepare is not None:
+        if self._prepare is not None and self.dim > 1:
             self._prepare()
         q: Vector = self._start / self.start_norm
         previous: Vector | None = None

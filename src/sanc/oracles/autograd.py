@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,12 +329,19 @@ class AutogradOracle(Oracle):
 
         To watch all modules takes a while, beside the time of a small network.
         """
-        if sample in self._met and self._met[sample].none:
+        if self._has_no_buffers(sample):
             yield
             return
         with still_buffers() as guard:
             yield
         self._met[sample] = guard
+
+    def guarded(self, sample: Sample) -> AbstractContextManager[Any]:
+        """Hold buffers still where modules run only if what they computed was not kept: it says nothing of others."""
+        return nullcontext() if self._has_no_buffers(sample) else still_buffers()
+
+    def _has_no_buffers(self, sample: Sample) -> bool:
+        return sample in self._met and self._met[sample].none
 
     def _gradient(self, x: Vector, sample: Sample, *, keep_graph: bool) -> tuple[Tensor, Vector]:
         result: Tensor | None = None

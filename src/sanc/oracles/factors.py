@@ -6,6 +6,7 @@ the leaf; where that is most of the model, it is more than everything else that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 Pull = Callable[[Tensor, Any], Tensor]
 
+SMALL = 2**12
+"""Entries of a leaf up to which it does not matter how many of its terms there are at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -28,15 +32,15 @@ class Use:
 
     Attributes
     ----------
-    output : GradientEdge
-        Where the gradient of the result arrives.
+    node : node of a graph
+        The operation.
     other : Tensor or None
         The other factor.
     pull : callable
         The leaf's gradient, from the gradient of the result and the other factor.
     """
 
-    output: GradientEdge
+    node: Any
     other: Tensor | None
     pull: Pull
 
@@ -44,9 +48,35 @@ class Use:
         """Add the leaf's gradient to a tensor of its shape."""
         into.add_(self.pull(g, other), alpha=weight)
 
-    def tangents(self, g: Tensor) -> Terms:
-        """Return what the tangent of the leaf's gradient is made from; g and the other factor carry theirs."""
+    def terms(self, g: Tensor) -> Terms:
+        """Return what the tangent of the leaf's gradient is made from; both factors carry theirs."""
         return Terms(self, *_unpacked(g), *((None, None) if self.other is None else _unpacked(self.other)))
+
+
+def gradients(
+    root: GradientEdge | Tensor,
+    leaves: Sequence[Tensor],
+    uses: Sequence[Use],
+    v: Tensor | None = None,
+    *,
+    retain: bool = False,
+) -> tuple[Sequence[Tensor | None], list[Tensor | None]]:
+    """Return ``torch.autograd.grad(root, leaves, v)``, and what arrives at uses."""
+    met: dict[int, Tensor | None] = {}
+
+    def meet(number: int, grads: Sequence[Tensor | None]) -> None:
+        met[number] = grads[0]
+
+    # An operation that is gone through is met with what everybody's hooks have made of its gradient; torch itself would
+    # give out what it was before. One that is not gone through is not met.
+    handles = [use.node.register_prehook(partial(meet, number)) for number, use in enumerate(uses)]
+    ends: list[Any] = [GradientEdge(use.node, 0) for use in uses]
+    try:
+        found = torch.autograd.grad(root, [*leaves, *ends], v, retain_graph=retain, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[: len(leaves)], [met.get(number, g) for number, g in enumerate(found[len(leaves) :])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +116,26 @@ def uses_apart(layout: Layout, roots: Sequence[Any], most: float, always: float 
         more, the leaves that are used more than once are returned.
     always : float
         Share of all entries above which a leaf is returned in any case.
+
+    Small leaves are left out, and such as weigh less than what arrives at their uses, which is kept until all is there.
     """
     users = _users(roots)
     places = {id(leaf): place for place, leaf in enumerate(layout.leaves)}
     uses: dict[int, list[tuple[Any, int, tuple[Any, ...]]]] = {}
     for node in users:
-        place = places.get(id(getattr(node, "variable", None)))
-        if place is not None:
-            uses[place] = list(_beyond_views(node, users, ()))
+        if node.name().endswith("AccumulateGrad") and id(node.variable) in places:
+            uses[places[id(node.variable)]] = list(_beyond_views(node, users, ()))
     shares = layout.shares
     heaviest = max((shares[place] for place in uses), default=0.0)
     heavy = heaviest + sum(shares[place] * (len(found) - 1) for place, found in uses.items()) > most
     answer: list[tuple[int, Use]] = []
     for place, found in uses.items():
         leaf = layout.leaves[place]
-        if ((heavy and len(found) > 1) or shares[place] > always) and not leaf._backward_hooks:  # who want to see it
-            known = [_use(*user, leaf.dtype) for user in found]
+        if not (shares[place] > always or (heavy and len(found) > 1)) or leaf.numel() <= SMALL:
+            continue
+        seen = bool(leaf._backward_hooks)  # by somebody who wants the gradient as a whole
+        if not seen and sum(_numel(node) for node, _, _ in found) <= len(found) * leaf.numel():
+            known = [_use(*user, leaf) for user in found]
             answer += [(place, use) for use in known if use is not None and None not in known]
     return answer
 
@@ -142,9 +176,14 @@ def _beyond_views(
             yield user, place, views
 
 
-def _use(node: Any, place: int, views: Sequence[Any], dtype: torch.dtype) -> Use | None:
+def _numel(node: Any) -> int:
+    """Count the entries of an operation's result."""
+    return math.prod(node._input_metadata[0].shape)
+
+
+def _use(node: Any, place: int, views: Sequence[Any], leaf: Tensor) -> Use | None:
     """Describe a use of a leaf; None where it is of another kind, or of another type than the leaf."""
-    name, other = node.name(), None
+    name, other, needed = node.name(), None, "indices"
     pull: Pull
     if name in _PICKS:
         pull = partial(_picked, node)
@@ -152,26 +191,34 @@ def _use(node: Any, place: int, views: Sequence[Any], dtype: torch.dtype) -> Use
             return None
     else:
         if name in ("MmBackward0", "BmmBackward0"):
-            other, pull = (node._saved_mat2, _times_other) if place == 0 else (node._saved_self, _other_times)
+            needed, pull = ("mat2", _times_other) if place == 0 else ("self", _other_times)
         elif name == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
-            other, pull = (node._saved_mat2, _times_other) if place == 1 else (node._saved_mat1, _other_times)
+            needed, pull = ("mat2", _times_other) if place == 1 else ("mat1", _other_times)
         elif name == "MvBackward0" and place == 0:
-            other, pull = node._saved_vec, torch.outer
-        elif name == "ConvolutionBackward0" and place == 1:
-            other, pull = node._saved_input, _convolved(node)
+            needed, pull = "vec", torch.outer
+        elif name == "ConvolutionBackward0" and place == 1 and not views:
+            needed, pull = "input", partial(_convolved, node, leaf)
         else:
             return None
-        if other is None or other.dtype != dtype or other.layout != torch.strided:
+        if node._input_metadata[0].dtype != leaf.dtype:
             return None
-    return Use(GradientEdge(node, 0), other, partial(_through, views, pull) if views else pull)
+    if not _at_hand(node, needed):
+        return None
+    if name not in _PICKS:
+        other = getattr(node, f"_saved_{needed}")
+    return Use(node, other, partial(_through, GradientEdge(views[0], 0), leaf, pull) if views else pull)
 
 
-def _through(views: Sequence[Any], pull: Pull, g: Tensor, other: Tensor | None) -> Tensor:
+def _at_hand(node: Any, name: str) -> bool:
+    """Whether a node has what it saved, and not a function of somebody who brings it or computes it anew."""
+    saved = getattr(node, f"_raw_saved_{name}", ())
+    several = saved if isinstance(saved, list | tuple) else [saved]
+    return all(getattr(one, "unpack_hook", None) is None for one in several)
+
+
+def _through(view: GradientEdge, leaf: Tensor, pull: Pull, g: Tensor, other: Tensor | None) -> Tensor:
     """Bring the gradient of a view of a leaf back to the leaf."""
-    result = pull(g, other)
-    for view in views:
-        result = view(result)
-    return result
+    return torch.autograd.grad((view,), (leaf,), (pull(g, other),), retain_graph=True)[0]
 
 
 def _picked(node: Any, g: Tensor, _: Tensor | None) -> Tensor:
@@ -187,15 +234,11 @@ def _other_times(g: Tensor, other: Tensor) -> Tensor:
     return other.mT @ g
 
 
-def _convolved(node: Any) -> Pull:
-    """Return how the gradient of a convolution's weight is made."""
-    weight, _ = _unpacked(node._saved_weight)
+def _convolved(node: Any, leaf: Tensor, g: Tensor, other: Tensor) -> Tensor:
+    """Return the gradient of a convolution's weight."""
+    weight, _ = _unpacked(leaf)
     how = (node._saved_stride, node._saved_padding, node._saved_dilation)
     more = (node._saved_transposed, node._saved_output_padding, node._saved_groups)
-
-    def pull(g: Tensor, other: Tensor) -> Tensor:
-        wanted = [False, True, False]
-        answer: Tensor = torch.ops.aten.convolution_backward(g, other, weight, None, *how, *more, wanted)[1]
-        return answer
-
-    return pull
+    wanted = [False, True, False]
+    answer: Tensor = torch.ops.aten.convolution_backward(g, other, weight, None, *how, *more, wanted)[1]
+    return answer

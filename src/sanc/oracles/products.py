@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch.overrides import has_torch_function
 
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
-from sanc.oracles.factors import Terms, Use, uses_apart
+from sanc.oracles.factors import Terms, Use, gradients, uses_apart
 from sanc.oracles.replay import still_buffers
 from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
@@ -142,14 +143,15 @@ class AutogradOperator(Operator):
         oracle.meter.count_gradient(self.sample.size)
         return oracle.layout.add_decay(result, self.x)
 
-    def first_order(self, scale: float = 1.0, into: Vector | None = None) -> Vector:
+    def first_order(self, scale: float = 1.0, into: Vector | None = None, *, short: bool = False) -> Vector:
         """Gradient of the sample at whatever the leaves hold, without decay; multiplied, and added to `into`."""
         oracle = self.oracle
         oracle.rewind(self.sample)
         for weight, closure in self.sample.parts:
             loss = oracle.call(closure, self.sample)
-            apart = [] if into is None else uses_apart(oracle.layout, [loss.grad_fn], 1.0)
+            apart = uses_apart(oracle.layout, [loss.grad_fn], 1.0) if short else []
             if apart:
+                assert into is not None
                 _add_pulled(oracle.layout, loss, None, scale * weight, into, apart)
             else:
                 into = oracle.layout.gather(oracle._first_order(loss, create_graph=False), scale * weight, into)
@@ -175,16 +177,21 @@ class DoubleBackward(AutogradOperator):
     def product_in(self, out: Vector, v: Vector) -> Vector:
         if len(self.sample.parts) > 1 or self.sample.parts[0][0] != 1.0:
             return self.product(v)
-        if self._uses_kept(short=False):
-            return self._product(v, out.zero_(), short=False)
-        return self.oracle.layout.flatten(self._kept(v), out)
+        with self.oracle.guarded(self.sample):
+            if self._uses_kept(short=False):
+                return self._add_kept(v, out.zero_(), short=False)
+            return self.oracle.layout.flatten(self._kept(v), out)
+
+    def _add_kept(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
+        uses = self._uses_kept(short)
+        assert self._built is not None
+        return self._add(self._built[0], v, self.sample.parts[0][0], into, uses, retain=True)
 
     def _product(self, v: Vector, into: Vector | None, *, short: bool) -> Vector:
         parts = self.sample.parts
         if len(parts) == 1:
-            uses = self._uses_kept(short)
-            assert self._built is not None
-            return self._add(self._built[0], v, parts[0][0], into, uses, retain=True)
+            with self.oracle.guarded(self.sample):
+                return self._add_kept(v, into, short=short)
         with still_buffers():
             self.oracle.rewind(self.sample)
             for weight, closure in parts:  # one graph at a time, so memory does not grow with the sample
@@ -257,8 +264,7 @@ class DoubleBackward(AutogradOperator):
                     return self._again(self._built[0], v, retain=True)
             except RuntimeError:
                 self.oracle.inference, self.oracle.needs_grad_mode = False, True
-        with still_buffers() if self.oracle.needs_grad_mode else nullcontext():
-            return self._again(self._built[0], v, retain=True)
+        return self._again(self._built[0], v, retain=True)
 
     def _again(self, graph: GradientEdge | None, v: Vector, *, retain: bool) -> Sequence[Tensor | None]:
         leaves = self.oracle.layout.leaves
@@ -330,27 +336,24 @@ class ForwardOverReverse(AutogradOperator):
         node = loss.grad_fn
         apart = uses_apart(oracle.layout, [node], 1.0, 1 / 3) if short else self.uses_apart(node, 1.0)
         gone = {place for place, _ in apart}
-        others = [(place, leaf) for place, leaf in enumerate(leaves) if place not in gone]
+        others = [place for place in range(len(leaves)) if place not in gone]
         tangents: list[Tensor | None] = [None] * len(leaves)
 
         def keep(place: int, g: Tensor) -> Tensor:
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        handles = []
-        if short:
-            handles = [leaf.register_hook(partial(keep, place)) for place, leaf in others]  # type: ignore[no-untyped-call]
-        inputs: list[Any] = [*(leaf for _, leaf in others), *(use.output for _, use in apart)]
+        handles = [leaves[p].register_hook(partial(keep, p)) for p in others] if short else []  # type: ignore[no-untyped-call]
         try:
-            grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+            grads, arrived = gradients(loss, [leaves[place] for place in others], [use for _, use in apart])
         finally:
             for handle in handles:
                 handle.remove()
         if not short:
-            for (place, _), g in zip(others, grads, strict=False):
+            for place, g in zip(others, grads, strict=True):
                 tangents[place] = _tangent(g)
-        ends = zip(apart, grads[len(others) :], strict=True)
-        return tangents, [(place, use.tangents(g)) for (place, use), g in ends if g is not None]
+        ends = zip(apart, arrived, strict=True)
+        return tangents, [(place, use.terms(g)) for (place, use), g in ends if g is not None]
 
 
 class Linearised(ForwardOverReverse):
@@ -411,14 +414,13 @@ def _add_pulled(
 ) -> None:
     """Add what `torch.autograd.grad` gives for the leaves, with that of some leaves made use by use."""
     gone = {place for place, _ in apart}
-    others = [place for place in range(len(layout.leaves)) if place not in gone]
-    inputs: list[Any] = [*(layout.leaves[place] for place in others), *(use.output for _, use in apart)]
-    found = torch.autograd.grad(root, inputs, v, retain_graph=retain, allow_unused=True)
-    by_place = dict(zip(others, found, strict=False))
-    layout.gather([by_place.get(place) for place in range(len(layout.leaves))], weight, into)
+    others = [leaf for place, leaf in enumerate(layout.leaves) if place not in gone]
+    found, arrived = gradients(root, others, [use for _, use in apart], v, retain=retain)
+    rest = iter(found)
+    layout.gather([None if place in gone else next(rest) for place in range(len(layout.leaves))], weight, into)
     parts = layout.split(into)
     with torch.no_grad():
-        for (place, use), g in zip(apart, found[len(others) :], strict=True):
+        for (place, use), g in zip(apart, arrived, strict=True):
             if g is not None:
                 use.add(g, use.other, weight, parts[place])
 
@@ -468,11 +470,12 @@ class FiniteDifference(AutogradOperator):
         norm = oracle.space.norm(v)
         if norm == 0.0:
             return torch.zeros_like(v) if into is None else into
-        h = stretch * difference_step(oracle.space, self.x) / norm
+        # A power of two, so that what is the same on both sides cancels to the last bit.
+        h, short = 2.0 ** round(math.log2(stretch * difference_step(oracle.space, self.x) / norm)), into is not None
         with still_buffers():
             for side in (h, -h):
                 oracle.shift(self.x, v, side)
-                into = self.first_order(0.5 / side, into)
+                into = self.first_order(0.5 / side, into, short=short)
         oracle.load(self.x)
         return into
 
