@@ -133,10 +133,11 @@ def uses_apart(layout: Layout, roots: Sequence[Any], most: float, always: float 
         leaf = layout.leaves[place]
         if not (shares[place] > always or (heavy and len(found) > 1)) or leaf.numel() <= SMALL:
             continue
-        seen = bool(leaf._backward_hooks)  # by somebody who wants the gradient as a whole
-        if not seen and sum(_numel(node) for node, _, _ in found) <= len(found) * leaf.numel():
-            known = [_use(*user, leaf) for user in found]
-            answer += [(place, use) for use in known if use is not None and None not in known]
+        known = [_use(*user, leaf) for user in found]
+        if leaf._backward_hooks or None in known:  # somebody wants the gradient as a whole, or it is not known here
+            continue
+        if sum(_numel(node) for node, _, _ in found) <= len(found) * leaf.numel():
+            answer += [(place, use) for use in known if use is not None]
     return answer
 
 
@@ -170,7 +171,7 @@ def _beyond_views(
 ) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
     """Go through who uses a leaf, at which place, and through which views of it, the last first."""
     for user, place in users.get(node, []):
-        if user.name() in _VIEWS and user in users:
+        if user.name() in _VIEWS:
             yield from _beyond_views(user, users, (user, *views))
         else:
             yield user, place, views
