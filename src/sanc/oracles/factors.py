@@ -184,29 +184,24 @@ def _numel(node: Any) -> int:
 
 def _use(node: Any, place: int, views: Sequence[Any], leaf: Tensor) -> Use | None:
     """Describe a use of a leaf; None where it is of another kind, or of another type than the leaf."""
-    name, other, needed = node.name(), None, "indices"
+    name = node.name()
+    needed: str
     pull: Pull
-    if name in _PICKS:
-        pull = partial(_picked, node)
-        if getattr(node, "_saved_sparse", False):
-            return None
+    if name in _PICKS and not getattr(node, "_saved_sparse", False):
+        needed, pull = "indices", partial(_picked, node)
+    elif name in ("MmBackward0", "BmmBackward0"):
+        needed, pull = ("mat2", _times_other) if place == 0 else ("self", _other_times)
+    elif name == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
+        needed, pull = ("mat2", _times_other) if place == 1 else ("mat1", _other_times)
+    elif name == "MvBackward0" and place == 0:
+        needed, pull = "vec", torch.outer
+    elif name == "ConvolutionBackward0" and place == 1 and not views:
+        needed, pull = "input", partial(_convolved, node, leaf)
     else:
-        if name in ("MmBackward0", "BmmBackward0"):
-            needed, pull = ("mat2", _times_other) if place == 0 else ("self", _other_times)
-        elif name == "AddmmBackward0" and node._saved_alpha == 1 and place > 0:
-            needed, pull = ("mat2", _times_other) if place == 1 else ("mat1", _other_times)
-        elif name == "MvBackward0" and place == 0:
-            needed, pull = "vec", torch.outer
-        elif name == "ConvolutionBackward0" and place == 1 and not views:
-            needed, pull = "input", partial(_convolved, node, leaf)
-        else:
-            return None
-        if node._input_metadata[0].dtype != leaf.dtype:
-            return None
-    if not _at_hand(node, needed):
         return None
-    if name not in _PICKS:
-        other = getattr(node, f"_saved_{needed}")
+    if node._input_metadata[0].dtype != leaf.dtype or not _at_hand(node, needed):
+        return None
+    other = None if name in _PICKS else getattr(node, f"_saved_{needed}")
     return Use(node, other, partial(_through, GradientEdge(views[0], 0), leaf, pull) if views else pull)
 
 
