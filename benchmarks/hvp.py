@@ -31,8 +31,9 @@ import sanc
 from benchmarks.common import plain_table
 from benchmarks.timing import machine, ratio, synchronise, turns, write_json
 from sanc.lab import models
-from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode, Layout, Sample
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle, HvpMode
 from sanc.oracles.base import Meter
+from sanc.oracles.layout import Layout, Sample
 
 PRODUCTS = 5
 FIXED: tuple[HvpMode, ...] = tuple(mode for mode in HVP_MODES if mode != "auto")

@@ -27,8 +27,9 @@ from benchmarks.timing import machine, synchronise, write_json
 from sanc.amortised import KRYLOV_DIM
 from sanc.lab.models import cnn
 from sanc.oracles import choice
-from sanc.oracles.autograd import AutogradOracle, Layout, Sample
+from sanc.oracles.autograd import AutogradOracle
 from sanc.oracles.base import Meter
+from sanc.oracles.layout import Layout, Sample
 
 MODES = ("double-backward", "forward-over-reverse")
 EXACT = (*MODES, "linearised")

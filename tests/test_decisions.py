@@ -16,7 +16,7 @@ from sanc import kernels
 from sanc.decisions import Desk, Note, Orders, Outcome, Report
 from sanc.engine import Engine
 from sanc.kernels import rules_of, source
-from sanc.oracles.autograd import Layout
+from sanc.oracles.layout import Layout
 from sanc.oracles.recording import NotRecordableError
 from sanc.settings import find_method, make_settings
 

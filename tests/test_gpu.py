@@ -16,8 +16,9 @@ from sanc.decisions import Desk
 from sanc.engine import Engine
 from sanc.kernels import DeviceDesk, _compiled, rules_of, source
 from sanc.oracles import factors
-from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle
 from sanc.oracles.base import Meter
+from sanc.oracles.layout import Layout, Sample
 from sanc.oracles.recording import Letter
 from sanc.settings import find_method, make_settings
 from test_decisions import space_of

@@ -15,8 +15,9 @@ from torch import nn
 
 import sanc
 from sanc.oracles import choice, factors, products
-from sanc.oracles.autograd import HVP_MODES, AutogradOracle, Layout, Sample
+from sanc.oracles.autograd import HVP_MODES, AutogradOracle
 from sanc.oracles.base import Meter
+from sanc.oracles.layout import Layout, Sample
 
 TOLERANCE = dict.fromkeys(HVP_MODES, 1e-10) | {"finite-difference": 1e-6}
 

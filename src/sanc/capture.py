@@ -12,8 +12,8 @@ from sanc.data import Batch
 from sanc.deferred import Deferred, unsupported
 from sanc.engine import Engine
 from sanc.kernels import desk_on
-from sanc.oracles.autograd import Layout
 from sanc.oracles.captured import Programs, StepPrograms, SurveyPrograms
+from sanc.oracles.layout import Layout
 from sanc.oracles.products import HvpMode
 from sanc.oracles.recording import NotNowError, NotRecordableError, Recorder, signature
 from sanc.record import Record

@@ -22,7 +22,7 @@ from sanc.engine import Draft, Engine
 from sanc.judge import Judge, Verdict
 from sanc.krylov import NonFiniteProductError
 from sanc.lanczos import Recorded, lanczos
-from sanc.oracles.autograd import Layout
+from sanc.oracles.layout import Layout
 from sanc.record import Branch
 from sanc.vectors import Floats, TorchSpace
 

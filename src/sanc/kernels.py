@@ -20,7 +20,7 @@ from torch import Tensor
 from sanc.decisions import PLANS, Desk, Note, Orders, Outcome, Product, Report
 from sanc.engine import Engine
 from sanc.judge import Judge
-from sanc.oracles.autograd import Layout
+from sanc.oracles.layout import Layout
 from sanc.oracles.recording import NotRecordableError
 
 MOST = 64

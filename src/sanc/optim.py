@@ -18,9 +18,10 @@ from sanc.capture import Capture, as_batches
 from sanc.data import Batch
 from sanc.engine import Engine
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
-from sanc.oracles.autograd import AutogradOracle, Layout, Sample
+from sanc.oracles.autograd import AutogradOracle
 from sanc.oracles.base import Meter
 from sanc.oracles.captured import CapturedOracle, StepPrograms, SurveyPrograms
+from sanc.oracles.layout import Layout, Sample
 from sanc.oracles.products import HvpMode, require_mode
 from sanc.oracles.replay import HostDrawsError, derive, host_is_usual, own_randomness
 from sanc.record import Record

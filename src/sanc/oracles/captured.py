@@ -21,9 +21,10 @@ from torch import Tensor
 from sanc.data import Batch
 from sanc.decisions import Desk, Orders, Outcome, Report
 from sanc.lanczos import Recorded, lanczos
-from sanc.oracles.autograd import AutogradOracle, Layout
+from sanc.oracles.autograd import AutogradOracle
 from sanc.oracles.base import Meter, Tally
 from sanc.oracles.choice import CANDIDATES, REFERENCE, TOLERANCE
+from sanc.oracles.layout import Layout
 from sanc.oracles.products import HvpMode
 from sanc.oracles.recording import (
     Inputs,

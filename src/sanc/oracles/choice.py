@@ -21,7 +21,8 @@ from sanc.oracles.replay import HostDrawsError, own_randomness, still_buffers
 from sanc.vectors import Vector
 
 if TYPE_CHECKING:
-    from sanc.oracles.autograd import AutogradOracle, Sample
+    from sanc.oracles.autograd import AutogradOracle
+    from sanc.oracles.layout import Sample
 
 REFERENCE: HvpMode = "double-backward"
 CANDIDATES: tuple[HvpMode, ...] = ("linearised", "forward-over-reverse")

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
 
 if TYPE_CHECKING:
-    from sanc.oracles.autograd import Layout
+    from sanc.oracles.layout import Layout
 
 Pull = Callable[[Tensor, Any], Tensor]
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.oracles.autograd import AutogradOracle, Layout, Sample
+from sanc.oracles.autograd import AutogradOracle
 from sanc.oracles.base import Meter, Operator, Oracle, Recent, difference_step
+from sanc.oracles.layout import Layout, Sample
 from sanc.oracles.products import HvpMode
 from sanc.vectors import NumpySpace, Space, TorchSpace, Vector
 

@@ -25,7 +25,8 @@ from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
 
 if TYPE_CHECKING:
-    from sanc.oracles.autograd import AutogradOracle, Closure, Layout, Sample
+    from sanc.oracles.autograd import AutogradOracle
+    from sanc.oracles.layout import Closure, Layout, Sample
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"]
 HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sanc.data import Batch
 from sanc.errors import SancError
-from sanc.oracles.autograd import Sample
+from sanc.oracles.layout import Sample
 from sanc.vectors import Floats
 
 _WARM_UPS = 2
