@@ -24,8 +24,8 @@ so that no scores are known. The rest of the work, such as the exponentials, is 
 Overhead: seconds of an iteration of `sanc.minimize(preset="paper")` with three samples of ⌈n/20⌉ rows and J = 5 as a
 ratio to its matrix-vector products done by hand: three draws ``X[rows]``, 2 products for the gradient, 2 for each of
 the Hessian products that were made (fewer than J where the Krylov space is full), 1 for each value. By hand there is
-no loss, no penalty, no Lanczos and no step. "In full" is the iteration written out as a script in NumPy, without those
-who use it: no safeguard, no record, no choice of method. What it takes is what Python can do at all.
+no loss, no penalty, no Lanczos and no step. "In full" is the iteration written out as a plain script in NumPy, with
+nothing around the arithmetic: no safeguard, no record, no choice of method.
 
 --out gets linear.json and, with race and bandwidth, linear.png. Files are looked for where `sanc.lab` looks for them:
 --data-dir, SANC_DATA or the user's cache; sets that are not there are named and left out.

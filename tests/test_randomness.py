@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sanc
 from sanc.oracles import replay
-from test_hvp import forward_mode_of_checkpoints
+from test_factors import forward_mode_of_checkpoints
 from test_optim import flat, loss_of, make
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sanc.oracles.base import Meter
+from sanc.oracles.factors import nodes
 from sanc.oracles.products import OPERATORS, HvpMode
 from sanc.oracles.replay import HostDrawsError, own_randomness, still_buffers
 from sanc.vectors import Vector
@@ -133,16 +134,7 @@ def _describe(oracle: AutogradOracle, x: Vector, sample: Sample) -> tuple[tuple[
 
 def _operators(loss: Tensor) -> tuple[Any, ...]:
     """Name the nodes of a graph in a fixed order; a function of the caller's own stands for itself."""
-    names: list[Any] = []
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            names.append(getattr(node, "_forward_cls", None) or node.name())
-            stack.extend(parent for parent, _ in node.next_functions)
-    return tuple(names)
+    return tuple(getattr(node, "_forward_cls", None) or node.name() for node in nodes(loss.grad_fn))
 
 
 def _measured(oracle: AutogradOracle, x: Vector, sample: Sample, shared: bool) -> HvpMode | None:

@@ -53,6 +53,18 @@ class Use:
         return Terms(self, *_unpacked(g), *((None, None) if self.other is None else _unpacked(self.other)))
 
 
+def nodes(*roots: Any) -> Iterator[Any]:
+    """Go through all nodes of a graph, each once, in an order that is the same for equal graphs."""
+    seen: set[Any] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(parent for parent, _ in node.next_functions)
+
+
 def gradients(
     root: GradientEdge | Tensor,
     leaves: Sequence[Tensor],
@@ -144,17 +156,10 @@ def uses_apart(layout: Layout, roots: Sequence[Any], most: float, always: float 
 def _users(roots: Sequence[Any]) -> dict[Any, list[tuple[Any, int]]]:
     """Return, for every node of a graph, the nodes that its gradient comes from and its place among their inputs."""
     users: dict[Any, list[tuple[Any, int]]] = {}
-    seen: set[Any] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes(*roots):
         for place, (parent, _) in enumerate(node.next_functions):
             if parent is not None:
                 users.setdefault(parent, []).append((node, place))
-                stack.append(parent)
     return users
 
 

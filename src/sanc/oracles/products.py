@@ -19,7 +19,7 @@ from torch.overrides import has_torch_function
 
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 from sanc.oracles.base import Operator, difference_step
-from sanc.oracles.factors import Terms, Use, gradients, uses_apart
+from sanc.oracles.factors import Terms, Use, gradients, nodes, uses_apart
 from sanc.oracles.replay import still_buffers
 from sanc.oracles.tape import Tape
 from sanc.vectors import Vector
@@ -122,7 +122,7 @@ class AutogradOperator(Operator):
                 stack.enter_context(lent(layout, tangent, lambda: [_tangent(leaf) for leaf in layout.leaves]))
             yield
 
-    def uses_apart(self, root: Any, most: float) -> list[tuple[int, Use]]:
+    def repeated_uses(self, root: Any, most: float) -> list[tuple[int, Use]]:
         """Return the uses of leaves whose terms are added one by one; who has none at first is not looked at again.
 
         See `sanc.oracles.factors.uses_apart`; this is for where memory is not short, and time matters more.
@@ -248,7 +248,7 @@ class DoubleBackward(AutogradOperator):
         """Return the uses of leaves whose terms are added one by one."""
         if graph is None:
             return []
-        return uses_apart(self.oracle.layout, [graph.node], 1.0) if short else self.uses_apart(graph.node, _REPEATS)
+        return uses_apart(self.oracle.layout, [graph.node], 1.0) if short else self.repeated_uses(graph.node, _REPEATS)
 
     def _kept(self, v: Vector) -> Sequence[Tensor | None]:
         """Make a product by the graph that is kept.
@@ -335,7 +335,7 @@ class ForwardOverReverse(AutogradOperator):
         """
         oracle, leaves = self.oracle, self.oracle.layout.leaves
         node = loss.grad_fn
-        apart = uses_apart(oracle.layout, [node], 1.0, 1 / 3) if short else self.uses_apart(node, 1.0)
+        apart = uses_apart(oracle.layout, [node], 1.0, 1 / 3) if short else self.repeated_uses(node, 1.0)
         gone = {place for place, _ in apart}
         others = [place for place in range(len(leaves)) if place not in gone]
         tangents: list[Tensor | None] = [None] * len(leaves)
@@ -509,17 +509,10 @@ def _explain(problem: Exception) -> NoReturn:
 
 def refuse_once_differentiable(loss: Tensor) -> None:
     """Find a torch.autograd.Function in the graph whose backward is marked once_differentiable."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes(loss.grad_fn):
         function = getattr(node, "_forward_cls", None)
         if function is not None and _once(function.backward):
             raise _no_second_derivative(f"{function.__name__} (marked once_differentiable)", forward=False)
-        stack.extend(parent for parent, _ in node.next_functions)
 
 
 def _once(backward: Any) -> bool:
