@@ -180,7 +180,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
             return 0.0, y, True
     upper = _quadratic_root(math.hypot(*c), min(gaps), base) * (1.0 + 1e-12)
-    upper = max(upper, lower, 5e-324)
+    upper = highest = max(upper, lower, 5e-324)
     t = lower if lower > 0.0 else 0.5 * upper
     for _ in range(200):
         shifted = [gap + t for gap in gaps]
@@ -195,8 +195,11 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
             break
         pull = sum([(yi / norm) * ((yi / norm) / gap) for yi, gap in zip(y, shifted, strict=True)])
         newton = t - excess * norm / (1.0 + (base + t) * pull)
-        if not lower < newton < upper:  # bisect on the scale on which t lives
-            newton = math.sqrt(lower * upper) if lower > 0.0 else 0.5 * upper
+        if not lower < newton < upper:
+            if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
+                newton = upper
+            else:  # bisect on the scale on which t lives
+                newton = math.sqrt(lower * upper) if lower > 0.0 else 0.5 * upper
         if newton == t:
             break
         t = newton
