@@ -118,7 +118,7 @@ class Engine:
         before = self.state
         self.judge = Judge(self.settings, oracle.space.eps, before.sigma)
         draft = Draft(sigma=math.nan if self.method.model == "none" else before.sigma)
-        oracle.begin(before.iteration)
+        oracle.begin(before.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(x, oracle, start, draft)
         except BaseException:
@@ -263,35 +263,34 @@ class Engine:
         """Lanczos until both tests hold (then with their step), the space is invariant, or J iterations are made."""
         s = self.settings
         limit = min(s.krylov_dim or space.dim, space.dim)
+        tolerance = self._tolerance(draft.grad_norm)
         test_at, shift, latest = 1, math.nan, 0
+        growing: Krylov | None = None  # where a bound that costs nothing may say that ‖∇m‖ is above its tolerance
         if isinstance(krylov, Recorded):
             alpha, beta = krylov.everything
-            tolerance = self._tolerance(draft.grad_norm)
             test_at = cubic.first_doubt(alpha, beta, krylov.start_norm, self.judge.sigma, tolerance)
+        elif self.method.model != "none" and krylov.from_gradient:
+            growing = krylov
         while True:
             krylov.extend()
             draft.krylov_dim = j = krylov.dim
-            last = j >= limit or krylov.invariant
-            if j < latest and not last and krylov.slope(shift) > 2.0 * self._tolerance(draft.grad_norm):
-                continue
-            if last or (j >= test_at and not self._surely_open(krylov, draft.grad_norm)):
-                eigen = cubic.spectrum(*krylov.tridiagonal())
-                converged, step = (True, None) if last else self._converged(krylov, eigen, draft.grad_norm)
-                if converged:
-                    draft.ritz_value = eigen.leftmost
-                    return eigen, step
-                test_at = j + max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
-                if s.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
-                    # … and where the μ of this step would not do either: that is known without eigenpairs.
-                    test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
-
-    def _surely_open(self, krylov: Krylov | Recorded, grad_norm: float) -> bool:
-        """Whether a bound that costs nothing says already that ‖∇m‖ is above its tolerance."""
-        if self.method.model == "none" or not krylov.from_gradient:
-            return False
-        if isinstance(krylov, Recorded):
-            return False  # it was asked about all of its iterations at once
-        return krylov.residual * krylov.least_last(self.judge.sigma) > self._tolerance(grad_norm)
+            residual = krylov.residual if j < limit else 0.0
+            if residual > 0.0:
+                if j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance):
+                    continue
+                if growing is not None and residual * growing.least_last(self.judge.sigma) > tolerance:
+                    continue
+            eigen = cubic.spectrum(*krylov.tridiagonal())
+            converged, step = True, None
+            if residual > 0.0:
+                converged, step = self._converged(krylov, eigen, residual, draft.grad_norm)
+            if converged:
+                draft.ritz_value = eigen.leftmost
+                return eigen, step
+            test_at = j + max(1, j // 5)  # eigenpairs are O(j²): test a long basis less often …
+            if s.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
+                # … and where the μ of this step would not do either: that is known without eigenpairs.
+                test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
 
     def _tolerance(self, grad_norm: float) -> float:
         """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
@@ -300,11 +299,11 @@ class Engine:
         return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self.goal)
 
     def _converged(
-        self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, grad_norm: float
+        self, krylov: Krylov | Recorded, eigen: cubic.Spectrum, residual: float, grad_norm: float
     ) -> tuple[bool, cubic.CubicStep | None]:
         s = self.settings
         if s.krylov_stop == "paper":
-            ritz_residual = krylov.residual * abs(eigen.vectors[-1, 0])
+            ritz_residual = residual * abs(float(eigen.vectors[-1, 0]))
             if ritz_residual > max(s.epsilon, grad_norm) / 2:
                 return False, None
         tolerance = self._tolerance(grad_norm)
@@ -313,7 +312,7 @@ class Engine:
         step = self._step(krylov, eigen)
         if s.krylov_stop == "forcing":
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self.goal))
-        return krylov.residual * abs(float(step.u[-1])) <= tolerance, step
+        return residual * abs(float(step.u[-1])) <= tolerance, step
 
     def _bound(self, x: Vector, space: Space) -> float:
         """Return the longest step to which negative curvature may lead from here."""

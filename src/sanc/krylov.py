@@ -53,7 +53,7 @@ class Tridiagonal:
 
     @property
     def invariant(self) -> bool:
-        return bool(self._beta) and self._beta[-1] == 0.0
+        return self.residual == 0.0
 
     @property
     def linear(self) -> Floats:
@@ -166,20 +166,20 @@ class Krylov(Tridiagonal):
 
     @property
     def residual(self) -> float:
-        self._close()
-        return super().residual
+        if self._open is not None:
+            self._close(self._open)
+        return self._beta[-1] if self._beta else math.nan
 
     @property
     def invariant(self) -> bool:
-        self._close()
-        return super().invariant
+        return self.residual == 0.0
 
-    def _close(self) -> None:
+    def _close(self, unfinished: tuple[Any, ...]) -> None:
         """Compute the last β: a full space can do without it, so it waits until somebody asks."""
-        if self._open is not None:
-            (_, beta), self._open = self._space.part(*self._open), None
-            self._beta.pop()
-            self._append(self._alpha.pop(), beta)
+        self._open = None
+        _, beta = self._space.part(*unfinished)
+        self._beta.pop()
+        self._append(self._alpha.pop(), beta)
 
     @property
     def linear(self) -> Floats:
@@ -246,7 +246,7 @@ class Krylov(Tridiagonal):
         """Return q_{j+1}: a row of Q, or where Q is not kept a vector of its own; its length is noted."""
         v, length = self._start, self.start_norm
         if self._next is not None:
-            v, length = self._next, self.residual * self._lengths[-1]
+            v, length = self._next, self._beta[-1] * self._lengths[-1]
         row = self._row() if self._store else v
         if not (self._store and row is v and _SHORT < length < _LONG):
             if self._store or self._next is not None:
@@ -254,7 +254,7 @@ class Krylov(Tridiagonal):
             else:
                 row = v / length
             length = 1.0
-        self._lengths[self.dim :] = [length]
+        self._lengths[len(self._alpha) :] = [length]
         if self._store:
             self._start = None  # only a second pass begins there again
         self._next = None
@@ -315,7 +315,8 @@ class Krylov(Tridiagonal):
         """Make all rows as long as 1, and what goes on from them fit."""
         if all(length == 1.0 for length in self._lengths):
             return
-        self._close()  # while the rows are what it remembers
+        if self._open is not None:
+            self._close(self._open)  # while the rows are what it remembers
         vectors = list(zip(self._rows, self._lengths, strict=False))
         if self._next is not None:
             vectors.append((self._next, self._lengths[-1]))

@@ -40,6 +40,8 @@ _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
 _FEW_ENTRIES = 1 << 13
 """Entries of X, about, up to which a product takes less than what saves it."""
+_DENSE = 0.1
+"""Share of X that is not zero up to which samples of a dense X are drawn from a sparse copy of it."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
 _FELL = 0.01
@@ -99,33 +101,38 @@ class _Penalty:
         self.kind = kind if strength > 0 else "none"
         self.strength = float(strength)
 
-    def value(self, w: Array) -> float:
+    def inverse(self, w: Array) -> Array | None:
+        """1/(1+w²), from which the rest is made, where the penalty is of that kind."""
+        if self.kind != "nonconvex":
+            return None
+        total: Array = w * w
+        total += 1
+        return np.reciprocal(total, out=total)
+
+    def value(self, w: Array, inverse: Array | None = None) -> float:
         if self.kind == "nonconvex":
-            share = w * w
-            share += 1
-            np.divide(w, share, out=share)
+            share = w * (self.inverse(w) if inverse is None else inverse)
             return self.strength * float(w.dot(share))
         return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
-    def value_and_gradient(self, w: Array) -> tuple[float, Array | float]:
+    def value_and_gradient(self, w: Array, inverse: Array | None = None) -> tuple[float, Array | float]:
         if self.kind == "nonconvex":
-            total = w * w
-            total += 1
-            slope: Array = w / total
+            inverse = self.inverse(w) if inverse is None else inverse
+            slope: Array = w * inverse
             value = self.strength * float(w.dot(slope))
-            slope /= total
+            slope *= inverse
             slope *= 2 * self.strength
             return value, slope
         return self.value(w), self.strength * w if self.kind == "l2" else 0.0
 
-    def curvature(self, w: Array) -> Array | float:
-        if self.kind == "nonconvex":
-            total = w * w
-            bend: Array = total * -3
-            bend += 1
-            total += 1
-            for _ in range(3):
-                bend /= total
+    def curvature(self, w: Array, inverse: Array | None = None) -> Array | float:
+        if self.kind == "nonconvex":  # (1 − 3w²)/(1 + w²)³
+            inverse = self.inverse(w) if inverse is None else inverse
+            assert inverse is not None
+            bend: Array = 4 * inverse
+            bend -= 3
+            bend *= inverse
+            bend *= inverse
             bend *= 2 * self.strength
             return bend
         return self.strength if self.kind == "l2" else 0.0
@@ -204,6 +211,24 @@ class _Product:
             self._sum._derive(self._point, self._block, to, u, self._kept)
 
 
+class Pool:
+    """The rows that samples are drawn from; a dense X that holds mostly zeros is kept without them, too."""
+
+    __slots__ = ("X", "_lengths", "entries", "labels")
+
+    def __init__(self, X: Any, labels: Array) -> None:
+        if isinstance(X, np.ndarray) and rows_available() and np.count_nonzero(X) <= _DENSE * X.size:
+            X = scipy.sparse.csr_array(X)
+        self.X, self.labels = X, labels
+        self.entries = X.size if isinstance(X, np.ndarray) else X.nnz
+        dense = isinstance(X, np.ndarray) or not rows_available()
+        self._lengths = None if dense else np.diff(X.indptr)
+
+    def rows(self, rows: Array) -> Any:
+        """Return some rows of X."""
+        return self.X[rows] if self._lengths is None else Rows.of(self.X, rows, self._lengths)
+
+
 class _Linear(FiniteSum):
     """A loss of the linear scores Xw, in which row i has its own label."""
 
@@ -213,7 +238,7 @@ class _Linear(FiniteSum):
     _divides = True
     _separate = True  # each second derivative is a number, by which `_bent` multiplies
     _recalls = False  # whether that is so and a state still tells the scores it was made from
-    _lengths: Array | None  # entries in each row of X, where that is sparse and was sampled from
+    _pool: Pool | None  # what samples are drawn from
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -242,19 +267,20 @@ class _Linear(FiniteSum):
 
     def _sample(self, rows: Array) -> _Linear:
         """Return the mean over rows that are known to be there, for value, gradient and products alone."""
-        if isinstance(self.X, np.ndarray) or not rows_available():
-            return self._part(self.X[rows], rows)
-        if self._lengths is None:
-            self._lengths = np.diff(self.X.indptr)
-        return self._part(Rows.of(self.X, rows, self._lengths), rows)
+        return self._part(self._drawn_from().rows(rows), rows)
+
+    def _drawn_from(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self.X, self._used(self.y))
+        return self._pool
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_points": [], "_parts": None, "_lengths": None}
+        return self.__dict__ | {"_points": [], "_parts": None, "_pool": None}
 
     def _forget(self) -> None:
         self._points: list[_Point] = []
         self._parts: list[list[_Block]] | None = None
-        self._lengths = None
+        self._pool = None
 
     # ------------------------------------------------------------------ the loss of the rows of one block
 
@@ -267,18 +293,23 @@ class _Linear(FiniteSum):
         return y
 
     @abstractmethod
-    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
-        """Sum of the losses at the scores z, which are taken over, and what slopes and bends are made from."""
+    def _losses(self, z: Array, labels: Array) -> tuple[Array, tuple[Array, ...]]:
+        """Losses at the scores z, which are taken over, and what slopes and bends are made from: the state."""
+
+    def _measure(self, z: Array, labels: Array) -> tuple[float, tuple[Array, ...]]:
+        """Sum of the losses at the scores z, which are taken over, and the state."""
+        losses, state = self._losses(z, labels)
+        return float(np.add.reduce(losses)), state
 
     @abstractmethod
-    def _slope(self, state: Any, labels: Array) -> Array:
+    def _slope(self, state: tuple[Array, ...], labels: Array) -> Array:
         """First derivatives of the losses by their scores."""
 
     @abstractmethod
-    def _bend(self, state: Any) -> Array:
+    def _bend(self, state: tuple[Array, ...]) -> Array:
         """Second derivatives, or what `_bent` makes them from."""
 
-    def _recalled(self, state: Any, labels: Array) -> Array:
+    def _recalled(self, state: tuple[Array, ...], labels: Array) -> Array:
         """Scores that a state was made from, in an array of their own; only where `_recalls` is set."""
         raise NotImplementedError
 
@@ -377,7 +408,7 @@ class _Linear(FiniteSum):
         states = []
         for block in blocks:
             part = slice(block.begin - begin, block.begin - begin + len(block.labels))
-            states.append(tuple(entry[part] for entry in state) if isinstance(state, tuple) else state[part])
+            states.append(tuple([entry[part] for entry in state]))
         return loss, states, _NOTHING
 
     def _read(
@@ -458,20 +489,20 @@ class Logistic(_Linear):
     def _used(self, y: Array) -> Array:
         return 1 - 2 * y  # the loss is log(1 + e^t) with t = z where y = 0 and t = −z where y = 1
 
-    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+    def _losses(self, z: Array, labels: Array) -> tuple[Array, tuple[Array, ...]]:
         z *= labels
         e = np.abs(z)
         np.negative(e, out=e)
         np.exp(e, out=e)
-        loss = np.log1p(e)
-        loss += np.maximum(z, 0.0)
-        return float(np.add.reduce(loss)), (z, e)
+        losses = np.log1p(e)
+        losses += np.maximum(z, 0.0)
+        return losses, (z, e)
 
-    def _recalled(self, state: Any, labels: Array) -> Array:
+    def _recalled(self, state: tuple[Array, ...], labels: Array) -> Array:
         z: Array = state[0] * labels
         return z
 
-    def _slope(self, state: Any, labels: Array) -> Array:
+    def _slope(self, state: tuple[Array, ...], labels: Array) -> Array:
         t, e = state
         slope: Array = (t >= 0).astype(e.dtype)
         np.maximum(slope, e, out=slope)  # e^t / (1 + e^t), its numerator 1 or e
@@ -479,7 +510,7 @@ class Logistic(_Linear):
         slope *= labels
         return slope
 
-    def _bend(self, state: Any) -> Array:
+    def _bend(self, state: tuple[Array, ...]) -> Array:
         _, e = state
         bend: Array = 1 + e
         bend *= bend
@@ -506,21 +537,23 @@ class NonconvexSVM(_Linear):
     def _labels(self, y: Array) -> Array:
         return _among(y, (-1, 1), "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
 
-    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+    def _losses(self, z: Array, labels: Array) -> tuple[Array, tuple[Array, ...]]:
         z *= labels
         np.tanh(z, out=z)
-        return len(z) - float(z.sum()), z
+        return 1 - z, (z,)
 
-    def _slope(self, state: Any, labels: Array) -> Array:
-        slope: Array = state * state
+    def _slope(self, state: tuple[Array, ...], labels: Array) -> Array:
+        (z,) = state
+        slope: Array = z * z
         slope -= 1
         slope *= labels
         return slope
 
-    def _bend(self, state: Any) -> Array:
-        bend: Array = state * state
+    def _bend(self, state: tuple[Array, ...]) -> Array:
+        (z,) = state
+        bend: Array = z * z
         bend -= 1
-        bend *= state
+        bend *= z
         bend *= -2
         return bend
 
@@ -585,22 +618,21 @@ class Softmax(_Linear):
             g = (r @ block.X).reshape(-1)
         return g
 
-    def _measure(self, z: Array, labels: Array) -> tuple[float, Any]:
+    def _losses(self, z: Array, labels: Array) -> tuple[Array, tuple[Array, ...]]:
         z -= z.max(axis=0)
-        own = z[labels, np.arange(len(labels))].sum()
+        own = z[labels, np.arange(len(labels))]
         np.exp(z, out=z)
         total = z.sum(axis=0)
         z /= total
-        return float(np.log(total).sum() - own), z
+        return np.log(total) - own, (z,)
 
-    def _slope(self, state: Any, labels: Array) -> Array:
-        slope: Array = state.copy()
+    def _slope(self, state: tuple[Array, ...], labels: Array) -> Array:
+        slope: Array = state[0].copy()
         slope[labels, np.arange(len(labels))] -= 1
         return slope
 
-    def _bend(self, state: Any) -> Array:
-        p: Array = state
-        return p
+    def _bend(self, state: tuple[Array, ...]) -> Array:
+        return state[0]
 
     def _bent(self, bend: Array, z: Array) -> Array:
         z *= bend

@@ -49,14 +49,30 @@ class Rows:
         """The same numbers, read the other way."""
         return Rows(self.shape[::-1], self._entries, "csc" if self._products == "csr" else "csr")
 
+    def __getitem__(self, part: slice) -> Rows:
+        """Return a part of them, whose numbers are not copied."""
+        indptr, indices, data = self._entries
+        return Rows((part.stop - part.start, self.shape[1]), (indptr[part.start : part.stop + 1], indices, data))
+
+    def pull(self, z: Array, onto: Any) -> Array:
+        """Return ``self.T @ z + onto`` for a vector z, in the memory of `onto` where that is one of its type."""
+        indptr, indices, data = self._entries
+        if isinstance(onto, np.ndarray) and data.dtype == z.dtype == onto.dtype:
+            _sparsetools.csc_matvec(self.shape[1], self.shape[0], indptr, indices, data, z, onto)
+            return onto
+        result: Array = self.T @ z
+        result += onto
+        return result
+
     def __matmul__(self, other: Array) -> Array:
         (rows, columns), (indptr, indices, data) = self.shape, self._entries
         kind = data.dtype if other.dtype == data.dtype else np.result_type(data, other)
-        result = np.zeros((rows, *other.shape[1:]), kind)
         if other.ndim == 1:
+            result = np.zeros(rows, kind)
             one = _sparsetools.csr_matvec if self._products == "csr" else _sparsetools.csc_matvec
             one(rows, columns, indptr, indices, data, other, result)
         else:
+            result = np.zeros((rows, other.shape[1]), kind)
             many = _sparsetools.csr_matvecs if self._products == "csr" else _sparsetools.csc_matvecs
             many(rows, columns, other.shape[1], indptr, indices, data, other.ravel(), result.ravel())
         return result

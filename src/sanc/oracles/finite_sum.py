@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
 from sanc.problems import FiniteSum, memory_of, remind, sampler
+from sanc.samples import Sample, gatherer
 from sanc.settings import Sampling
 from sanc.vectors import Floats, NumpySpace, Vector
 
@@ -65,10 +66,12 @@ class FiniteSumOracle(Oracle):
         self.sampling = sampling
         self.wanted = list(sizes)
         self._subset = sampler(problem)
+        self._gatherer = gatherer(problem)
+        self._together: tuple[int, ...] = ()  # the samples of this iteration that are gathered at once
         self._draws = Draws(seed)
         self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
         self._iteration = -1
-        self._samples: list[FiniteSum | None] = [None, None, None]
+        self._samples: list[FiniteSum | Sample | None] = [None, None, None]
         self._values = Recent()
         self._gradient: tuple[Vector, float, Vector] | None = None
 
@@ -89,24 +92,32 @@ class FiniteSumOracle(Oracle):
         self._samples = [None, None, None]
         if self.wanted[0] is not None:
             self._gradient = None
-        if self.wanted[2] is not None:
-            self._values.clear()
+        self._together = ()
+        if self._gatherer is not None:
+            sizes = {role: size for role, size in enumerate(self.wanted) if size is not None and (products or role != 1)}
+            if self._gatherer.small(sum(sizes.values())):
+                self._together = tuple(sizes)
 
     def dismiss(self, role: str) -> None:
-        self._samples[_ROLES[role]] = None  # the next sample gets its memory, which is still in the cache
+        if _ROLES[role] not in self._together:
+            self._samples[_ROLES[role]] = None  # the next sample gets its memory, which is still in the cache
 
-    def sample(self, role: str) -> FiniteSum:
+    def sample(self, role: str) -> FiniteSum | Sample:
         """Return a sample of this iteration: the same whenever it is asked for."""
         index = _ROLES[role]
-        sample = self._samples[index]
-        if sample is None:
-            size = self.wanted[index]
-            if size is None:
-                sample = self.problem
-            else:
-                sample = self._subset(self._draw(index, size))
-            self._samples[index] = sample
-        return sample
+        return self._samples[index] or self._drawn(index)
+
+    def _drawn(self, index: int) -> FiniteSum | Sample:
+        """Draw a sample, and with it those that are gathered at once."""
+        size = self.wanted[index]
+        if index in self._together:
+            assert self._gatherer is not None
+            rows = [self._draw(role, self.wanted[role]) for role in self._together]
+            for role, sample in zip(self._together, self._gatherer(rows), strict=True):
+                self._samples[role] = sample
+        else:
+            self._samples[index] = self.problem if size is None else self._subset(self._draw(index, size))
+        return self._samples[index]
 
     def _draw(self, index: int, size: int) -> npt.NDArray[np.intp]:
         """Rows of a sample of this iteration."""
@@ -121,12 +132,15 @@ class FiniteSumOracle(Oracle):
         return known[1][batch * size : (batch + 1) * size]
 
     def value(self, x: Vector) -> float:
+        if self.wanted[2] is not None:  # an iteration asks once for each point, and the next has another sample
+            sample = self.sample("objective")
+            self.meter.count_value(sample.n)
+            return sample.value(x)
         known = self._values.get(x)
         if known is not None:
             return known
-        sample = self.sample("objective")
-        self.meter.count_value(sample.n)
-        return self._values.put(sample.value(x), x)
+        self.meter.count_value(self.problem.n)
+        return self._values.put(self.problem.value(x), x)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         value = self.wanted[2] is None and (x,) in self._values
