@@ -17,7 +17,7 @@ import torch
 
 import sanc
 from sanc import Branch
-from sanc.oracles.finite_sum import Draws, buffered_order
+from sanc.oracles.samples import Draws, buffered_order
 from sanc.problems import Logistic
 
 MARKS = (2_500, 5_000, 10_000, 20_000, 50_000)

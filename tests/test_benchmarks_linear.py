@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import linear
 from benchmarks.common import Budget
-from sanc.oracles.finite_sum import Draws
+from sanc.oracles.samples import Draws
 from sanc.problems import Logistic
 
 

@@ -14,7 +14,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc import Branch, Status
-from sanc.oracles.finite_sum import Draws
+from sanc.oracles.samples import Draws
 from sanc.problems import Logistic
 
 X0 = [-1.2, 1.0, 0.7, -0.3]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -122,24 +121,26 @@ def minimise(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
     if a == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False)
-    c = [(entry / a) * (sigma / a) for entry in c]
+    scale, per = a / sigma, sigma / a
+    c = [(entry / a) * per for entry in c]
     values = [entry / a for entry in values]
     base = max(0.0, -values[0])  # μ̂ = base + t with t ≥ 0
     t, y, hard = _secular(c, [max(entry + base, 0.0) for entry in values], base, sign)
     if hard:
         y[0] *= eigen.orientation
-    scale, mu = a / sigma, base + t
+    mu = base + t
     u = eigen.vectors @ np.array([scale * entry for entry in y])
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (σ/6)‖u‖³: two terms, neither negative.
-    slope = sum(map(mul, c, y))
+    slope = bend = negative = 0.0  # cᵀy, yᵀΛ̂y, and what both make of −cᵀy − ½yᵀΛ̂y along negative eigenvalues
+    for ci, yi, value in zip(c, y, values, strict=True):
+        along, across = ci * yi, value * yi * yi
+        slope += along
+        bend += across
+        if value < 0.0:
+            negative -= along + 0.5 * across
     decrease = scale * scale * a * (0.5 * abs(slope) + mu * mu * mu / 6.0)
-    bends = [value * entry * entry for value, entry in zip(values, y, strict=True)]
-    bend = sum(bends)
     total = -slope - 0.5 * bend
-    share = math.nan
-    if total > 0.0:
-        negative = [-ci * yi - 0.5 * bi for ci, yi, bi, vi in zip(c, y, bends, values, strict=True) if vi < 0.0]
-        share = sum(negative) / total
+    share = negative / total if total > 0.0 else math.nan
     return CubicStep(u, scale * mu, a * mu, decrease, hard, scale * scale * a * bend, share)
 
 
@@ -170,11 +171,12 @@ def first_doubt(
 def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
     """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
     # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.
-    lower = max([_quadratic_root(abs(ci), gap, base) for ci, gap in zip(c, gaps, strict=True)])
+    pairs = list(zip(c, gaps, strict=True))
+    lower = max([_quadratic_root(abs(ci), gap, base) for ci, gap in pairs])
     if lower == 0.0:
         if base == 0.0 and not any(c):
             return 0.0, [0.0] * len(c), False
-        y = [-ci / gap if ci else 0.0 for ci, gap in zip(c, gaps, strict=True)]
+        y = [-ci / gap if ci else 0.0 for ci, gap in pairs]
         rest = math.hypot(*y)
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
@@ -183,18 +185,25 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
     upper = highest = max(upper, lower, 5e-324)
     t = lower if lower > 0.0 else 0.5 * upper
     for _ in range(200):
-        shifted = [gap + t for gap in gaps]
-        y = [-ci / gap for ci, gap in zip(c, shifted, strict=True)]
-        norm = math.hypot(*y)
-        excess = (base + t) / norm - 1.0
+        mu = base + t
+        square = pull = 0.0  # ‖y/μ‖², which is 1 where t is right, and the part of it that 1/(gap + t) takes
+        for ci, gap in pairs:
+            shifted = gap + t
+            share = ci / shifted / mu
+            share *= share
+            square += share
+            pull += share / shifted
+        excess, newton = math.inf, 0.0
+        if square > 1e-280:  # otherwise it may be 0 by underflow alone, and t is far too large
+            length = math.sqrt(square)
+            excess = 1.0 / length - 1.0
+            newton = t - (1.0 - length) * mu / (1.0 + mu * (pull / square))
         if excess > 0.0:
             upper = t
         else:
             lower = t
         if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
             break
-        pull = sum([(yi / norm) * ((yi / norm) / gap) for yi, gap in zip(y, shifted, strict=True)])
-        newton = t - excess * norm / (1.0 + (base + t) * pull)
         if not lower < newton < upper:
             if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
                 newton = upper
@@ -203,7 +212,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
         if newton == t:
             break
         t = newton
-    y = [-ci / (gap + t) for ci, gap in zip(c, gaps, strict=True)]
+    y = [-ci / (gap + t) for ci, gap in pairs]
     others = math.hypot(*y[1:])
     mu = base + t
     if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:

@@ -1,0 +1,265 @@
+"""The three samples of an iteration of a finite sum: how they are drawn, and how small ones are made quickly.
+
+The rows of a small sample of a linear model are multiplied in a few microseconds, in which Python does little else.
+Their samples are therefore gathered together, those of the next iterations with them, and what all three of an
+iteration need at the current point is measured at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, _Linear, sampler
+from sanc.rows import Rows
+from sanc.settings import Sampling
+
+_TOGETHER = 1 << 17
+"""Entries of X up to which samples are gathered together: they fit the cache of a core."""
+_AHEAD = 8
+"""Most iterations whose samples are gathered together."""
+
+
+class Draws:
+    """Independent random streams, one for each (iteration, role), without a new generator for each.
+
+    Philox turns a key and a counter into numbers: the seed makes the key, and each stream has the 2¹²⁸ counters whose
+    upper two words are its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(seed)
+        self._generator = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._counter = self._state["state"]["counter"]
+
+    def at(self, iteration: int, role: int) -> np.random.Generator:
+        """Return the generator at the start of a stream; the next call moves it away from there."""
+        self._counter[2], self._counter[3] = iteration, role
+        self._bits.state = self._state
+        return self._generator
+
+
+def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Order in which a shuffle buffer of `size` rows gives out rows 0 … n−1: never far from where they stood."""
+    places = (rng.random(n) * np.minimum(size, np.arange(n, 0, -1))).astype(np.intp).tolist()
+    buffer = list(range(min(size, n)))
+    order = []
+    for step, place in enumerate(places):
+        order.append(buffer[place])
+        if step + size < n:
+            buffer[place] = step + size
+        else:
+            buffer[place] = buffer[-1]
+            buffer.pop()
+    return np.array(order, np.intp)
+
+
+class Samples:
+    """Draws the samples of each iteration as a function of (seed, iteration), so that every method sees the same.
+
+    Parameters
+    ----------
+    problem : FiniteSum
+        The whole sum.
+    wanted : list of (int or None)
+        Rows of the gradient, Hessian and objective samples; None is the whole sum. Its owner may change it.
+    seed : int
+        Seed of the draws.
+    sampling : {"uniform", "buffered"}
+        Draw each sample from all rows, or go through the rows in their order with a shuffle buffer of one batch.
+    """
+
+    def __init__(self, problem: FiniteSum, wanted: list[int | None], seed: int, sampling: Sampling) -> None:
+        self.problem, self.wanted = problem, wanted
+        self._seed, self._sampling = seed, sampling
+        self._draws = Draws(seed)
+        self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
+        self._subset = sampler(problem)
+        self._iteration = -1
+        self._now: list[FiniteSum | Sample | None] = [None, None, None]
+        # Where it is known how the problem measures its rows; a class made from these may measure otherwise.
+        knows = type(problem) in (Logistic, NonconvexSVM) and any(size is not None for size in wanted)
+        self._gatherer = Gatherer(problem) if knows else None  # type: ignore[arg-type]
+        self._together: dict[int, int] = {}  # roles and sizes of the samples of this iteration that are gathered
+        self._ahead: dict[int, list[Sample]] = {}  # those of it and later ones, by iteration
+        self._as: dict[int, int] = {}  # the roles and sizes that these were gathered for
+        self._count = 1
+
+    def begin(self, iteration: int, products: bool) -> bool:
+        """Go to an iteration, which makes Hessian products or not; false where it is the one it was."""
+        if iteration == self._iteration:
+            return False
+        self._iteration = iteration
+        self._now = [None, None, None]
+        self._together = {}
+        if self._gatherer is not None:
+            sizes = {k: size for k, size in enumerate(self.wanted) if size is not None and (products or k != 1)}
+            if self._gatherer.holds(sum(sizes.values())):
+                self._together = sizes
+        return True
+
+    def dismiss(self, role: int) -> None:
+        """Let go of a sample that is not expected to be asked for again."""
+        if role not in self._together:
+            self._now[role] = None  # the next sample gets its memory, which is still in the cache
+
+    def __getitem__(self, role: int) -> FiniteSum | Sample:
+        """Return a sample of this iteration: the same whenever it is asked for."""
+        sample = self._now[role]
+        if sample is None:
+            if role in self._together:
+                for other, one in zip(self._together, self._gathered(), strict=True):
+                    self._now[other] = one
+                return self[role]
+            size = self.wanted[role]
+            sample = self.problem if size is None else self._subset(self._draw(self._iteration, role, size))
+            self._now[role] = sample
+        return sample
+
+    def _gathered(self) -> list[Sample]:
+        """Return the samples of this iteration; where one follows another, those to come are gathered with them."""
+        now, sizes = self._iteration, self._together
+        if self._as != sizes:
+            self._ahead, self._as, self._count = {}, sizes, 1
+        if now not in self._ahead:
+            assert self._gatherer is not None
+            goes_on = now - 1 in self._ahead
+            self._count = min(2 * self._count, _AHEAD, self._gatherer.most // sum(sizes.values())) if goes_on else 1
+            iterations = range(now, now + max(1, self._count))
+            rows = [self._draw(k, role, size) for k in iterations for role, size in sizes.items()]
+            self._ahead = dict(zip(iterations, self._gatherer(rows, len(sizes)), strict=True))
+        return self._ahead[now]
+
+    def _draw(self, iteration: int, role: int, size: int) -> npt.NDArray[np.intp]:
+        """Rows of a sample."""
+        n = self.problem.n
+        if self._sampling == "uniform":
+            return self._draws.at(iteration, role).choice(n, size, replace=False, shuffle=False)
+        epoch, batch = divmod(iteration, n // size)  # a last batch that is not full is left out
+        known = self._orders.get(role)
+        if known is None or known[0] != (epoch, size):
+            rng = np.random.default_rng((self._seed, epoch, role))
+            self._orders[role] = known = ((epoch, size), buffered_order(n, size, rng))
+        return known[1][batch * size : (batch + 1) * size]
+
+
+class Gatherer:
+    """Makes samples of a linear model.
+
+    Parameters
+    ----------
+    problem : Logistic or NonconvexSVM
+        The whole sum.
+
+    Attributes
+    ----------
+    most : int
+        Rows that are gathered together at most.
+    """
+
+    def __init__(self, problem: _Linear) -> None:
+        self._problem = problem
+        self._pool = problem._drawn_from()
+        self.most = _TOGETHER * problem.n // max(1, self._pool.entries)
+
+    def holds(self, rows: int) -> bool:
+        """Whether so many rows may be gathered together."""
+        return rows <= self.most
+
+    def __call__(self, rows: Sequence[Array], each: int) -> list[list[Sample]]:
+        """Gather the rows of several samples; as many as `each` says, in a row, belong to one iteration."""
+        everything = np.concatenate(rows)
+        X, labels = self._pool.rows(everything), self._pool.labels[everything]
+        iterations, end = [], 0
+        for first in range(0, len(rows), each):
+            parts = []
+            for mine in rows[first : first + each]:
+                parts.append(slice(end, end + len(mine)))
+                end += len(mine)
+            whole = slice(parts[0].start, end)
+            shared = Shared(self._problem, X[whole], labels[whole])
+            iterations.append([Sample(shared, X[k], labels[k], k.start - whole.start) for k in parts])
+        return iterations
+
+
+class Shared:
+    """All rows of an iteration, measured together at the point where all samples are asked first."""
+
+    __slots__ = ("_X", "_labels", "inverse", "losses", "problem", "state", "w")
+
+    def __init__(self, problem: _Linear, X: Any, labels: Array) -> None:
+        self.problem, self._X, self._labels = problem, X, labels
+        self.w: Array | None = None
+
+    def measure(self, w: Array) -> None:
+        """Measure the losses at w; it is known again by being the same object, which nobody changes."""
+        self.losses, self.state = self.problem._losses(self._X @ w, self._labels)
+        self.inverse = self.problem.penalty.inverse(w)
+        self.w = w
+
+
+class Sample:
+    """The mean over the rows of a sample, with the penalty; as a `FiniteSum`, but that it has no subsets.
+
+    Attributes
+    ----------
+    n : int
+        Rows.
+    """
+
+    __slots__ = ("_X", "_labels", "_part", "_problem", "_shared", "n")
+
+    def __init__(self, shared: Shared, X: Any, labels: Array, begin: int) -> None:
+        self._shared, self._problem, self._X, self._labels = shared, shared.problem, X, labels
+        self.n = len(labels)
+        self._part = slice(begin, begin + self.n)
+
+    def _measured(self, w: Array) -> tuple[Array, tuple[Array, ...], Array | None]:
+        """Return the losses, what their derivatives are made from, and what the penalty is made from if known."""
+        shared = self._shared
+        if shared.w is not w:
+            if shared.w is not None:
+                return *self._problem._losses(self._X @ w, self._labels), None
+            shared.measure(w)
+        part = self._part
+        return shared.losses[part], tuple([entry[part] for entry in shared.state]), shared.inverse
+
+    def value(self, w: Array) -> float:
+        """f(w)."""
+        losses, _, inverse = self._measured(w)
+        return float(np.add.reduce(losses)) / self.n + self._problem.penalty.value(w, inverse)
+
+    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
+        """f(w) and ∇f(w)."""
+        losses, state, inverse = self._measured(w)
+        penalty, g = self._problem.penalty.value_and_gradient(w, inverse)
+        slope = self._problem._slope(state, self._labels)
+        slope /= self.n
+        return float(np.add.reduce(losses)) / self.n + penalty, _pull(self._X, slope, g)
+
+    def hessian(self, w: Array) -> Callable[[Array], Array]:
+        """Return v ↦ ∇²f(w) v."""
+        _, state, inverse = self._measured(w)
+        X, bend = self._X, self._problem._bend(state)
+        bend /= self.n
+        curvature = self._problem.penalty.curvature(w, inverse)
+
+        def product(v: Array) -> Array:
+            z = X @ v
+            z *= bend
+            return _pull(X, z, curvature * v)
+
+        return product
+
+
+def _pull(X: Any, z: Array, onto: Any) -> Array:
+    """Return Xᵀz + onto, in the memory of `onto` where that is a vector of the same type."""
+    if isinstance(X, Rows):
+        return X.pull(z, onto)
+    result: Array = X.T @ z
+    result += onto
+    return result
