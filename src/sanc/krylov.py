@@ -160,6 +160,7 @@ class Krylov(Tridiagonal):
         self._blocks: list[Any] = []  # the rows of Q; a full block is never copied into a larger one
         self._rows: list[Vector] = []  # the same, one by one
         self._lengths: list[float] = []  # of the rows; 1 but for those that were left as they came
+        self._uneven = False  # whether there are such
         self._current: Vector | None = None  # q_j, as long as its row
         self._next: Vector | None = None  # β_j q_{j+1}, as often as q_j is long
         self._open: tuple[Any, ...] | None = None  # what the last β is made from
@@ -248,7 +249,9 @@ class Krylov(Tridiagonal):
         if self._next is not None:
             v, length = self._next, self._beta[-1] * self._lengths[-1]
         row = self._row() if self._store else v
-        if not (self._store and row is v and _SHORT < length < _LONG):
+        if self._store and row is v and _SHORT < length < _LONG:
+            self._uneven = True
+        else:
             if self._store or self._next is not None:
                 self._space.divide(v, length, out=row)
             else:
@@ -313,7 +316,7 @@ class Krylov(Tridiagonal):
 
     def _make_unit(self) -> None:
         """Make all rows as long as 1, and what goes on from them fit."""
-        if all(length == 1.0 for length in self._lengths):
+        if not self._uneven:
             return
         if self._open is not None:
             self._close(self._open)  # while the rows are what it remembers
@@ -323,7 +326,7 @@ class Krylov(Tridiagonal):
         for vector, length in vectors:
             if length != 1.0:
                 self._space.divide(vector, length, out=vector)
-        self._lengths = [1.0] * len(self._lengths)
+        self._lengths, self._uneven = [1.0] * len(self._lengths), False
 
     def combine(self, *coefficients: Floats) -> Sequence[Vector]:
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
@@ -341,7 +344,9 @@ class Krylov(Tridiagonal):
         return point
 
     def _sum(self, coefficients: Floats, total: Vector | None) -> Vector:
-        begin, coefficients = 0, coefficients / np.array(self._lengths[: self.dim])
+        if self._uneven:
+            coefficients = coefficients / np.array(self._lengths[: self.dim])
+        begin = 0
         for block in self._kept(self.dim):
             end = begin + block.shape[0]
             total = self._space.combine(block, coefficients[begin:end], total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,7 @@ def minimize(
         return minimize(fun, x0, **_merged(options, locals()))
 
     chosen = find_method(method)
-    names = inspect.signature(minimize).parameters
-    tuned = make_settings(chosen, preset, settings, [name for name in names if name != "settings"])
+    tuned = make_settings(chosen, preset, settings, _arguments())
     require_mode(hvp)
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
@@ -174,6 +174,12 @@ def minimize(
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
+
+
+@cache
+def _arguments() -> tuple[str, ...]:
+    """Names of the arguments of `minimize` that are no settings."""
+    return tuple(name for name in inspect.signature(minimize).parameters if name != "settings")
 
 
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -186,33 +187,33 @@ def _require(holds: bool, name: str, value: object, remedy: str) -> None:
         raise ArgumentError(f"{name} = {value!r} cannot be used: {remedy}.")
 
 
-_HINTS: dict[str, Any] = {}
+@cache
+def _kinds() -> list[tuple[str, tuple[str, ...], bool, Any, str]]:
+    """Name of each field, its choices, whether it may be None, and else its type and how that is called."""
+    kinds = []
+    for name, hint in get_type_hints(Settings).items():
+        parts = get_args(hint)
+        kind: Any = Real
+        called = "a number"
+        if hint is bool:
+            kind, called = bool, "True or False"
+        elif hint is int or int in parts:
+            kind, called = Integral, "an integer"
+        kinds.append((name, tuple(c for c in parts if isinstance(c, str)), type(None) in parts, kind, called))
+    return kinds
 
 
 def _check_types(settings: Settings) -> None:
     """Reject a value of the wrong kind by name, before a comparison fails somewhere else."""
-    if not _HINTS:
-        _HINTS.update(get_type_hints(Settings))
-    for item in fields(settings):
-        value, hint = getattr(settings, item.name), _HINTS[item.name]
-        choices = [c for c in get_args(hint) if isinstance(c, str)]
+    for name, choices, may_be_none, kind, called in _kinds():
+        value = getattr(settings, name)
         if choices:
             if value not in choices:
-                hint_text = nearest(str(value), choices)
-                raise ArgumentError(f"{item.name} = {value!r} is not a choice: {hint_text}.")
+                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}.")
+        elif value is None and may_be_none:
             continue
-        allows_none = type(None) in get_args(hint)
-        if value is None and allows_none:
-            continue
-        if hint is bool:
-            good, want = isinstance(value, bool), "True or False"
-        elif hint is int or int in get_args(hint):
-            good, want = isinstance(value, Integral) and not isinstance(value, bool), "an integer"
-        else:
-            good = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
-            want = "a number"
-        if not good:
-            raise ArgumentError(f"{item.name} = {value!r} cannot be used: pass {want}.")
+        elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or value != value:
+            raise ArgumentError(f"{name} = {value!r} cannot be used: pass {called}.")
 
 
 @dataclass(frozen=True)

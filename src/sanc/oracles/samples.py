@@ -84,10 +84,9 @@ class Samples:
         # Where it is known how the problem measures its rows; a class made from these may measure otherwise.
         knows = type(problem) in (Logistic, NonconvexSVM) and any(size is not None for size in wanted)
         self._gatherer = Gatherer(problem) if knows else None  # type: ignore[arg-type]
-        self._together: dict[int, int] = {}  # roles and sizes of the samples of this iteration that are gathered
-        self._ahead: dict[int, list[Sample]] = {}  # those of it and later ones, by iteration
-        self._as: dict[int, int] = {}  # the roles and sizes that these were gathered for
-        self._count = 1
+        self._key: tuple[Any, ...] = ()  # what decides on the next two
+        self._together: dict[int, int] = {}  # roles and sizes of the samples that are gathered
+        self._ahead: dict[int, list[Sample]] = {}  # samples of this and later iterations
 
     def begin(self, iteration: int, products: bool) -> bool:
         """Go to an iteration, which makes Hessian products or not; false where it is the one it was."""
@@ -95,11 +94,11 @@ class Samples:
             return False
         self._iteration = iteration
         self._now = [None, None, None]
-        self._together = {}
-        if self._gatherer is not None:
+        if self._gatherer is not None and self._key != (products, *self.wanted):
+            self._key = (products, *self.wanted)
             sizes = {k: size for k, size in enumerate(self.wanted) if size is not None and (products or k != 1)}
-            if self._gatherer.holds(sum(sizes.values())):
-                self._together = sizes
+            self._together = sizes if sum(sizes.values()) <= self._gatherer.most else {}
+            self._ahead = {}
         return True
 
     def dismiss(self, role: int) -> None:
@@ -123,15 +122,13 @@ class Samples:
     def _gathered(self) -> list[Sample]:
         """Return the samples of this iteration; where one follows another, those to come are gathered with them."""
         now, sizes = self._iteration, self._together
-        if self._as != sizes:
-            self._ahead, self._as, self._count = {}, sizes, 1
         if now not in self._ahead:
             assert self._gatherer is not None
-            goes_on = now - 1 in self._ahead
-            self._count = min(2 * self._count, _AHEAD, self._gatherer.most // sum(sizes.values())) if goes_on else 1
-            iterations = range(now, now + max(1, self._count))
-            rows = [self._draw(k, role, size) for k in iterations for role, size in sizes.items()]
-            self._ahead = dict(zip(iterations, self._gatherer(rows, len(sizes)), strict=True))
+            count = 1
+            if now - 1 in self._ahead:
+                count = max(1, min(2 * len(self._ahead), _AHEAD, self._gatherer.most // sum(sizes.values())))
+            rows = [self._draw(k, role, size) for k in range(now, now + count) for role, size in sizes.items()]
+            self._ahead = dict(enumerate(self._gatherer(rows, len(sizes)), start=now))
         return self._ahead[now]
 
     def _draw(self, iteration: int, role: int, size: int) -> npt.NDArray[np.intp]:
@@ -165,10 +162,6 @@ class Gatherer:
         self._problem = problem
         self._pool = problem._drawn_from()
         self.most = _TOGETHER * problem.n // max(1, self._pool.entries)
-
-    def holds(self, rows: int) -> bool:
-        """Whether so many rows may be gathered together."""
-        return rows <= self.most
 
     def __call__(self, rows: Sequence[Array], each: int) -> list[list[Sample]]:
         """Gather the rows of several samples; as many as `each` says, in a row, belong to one iteration."""
