@@ -21,7 +21,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
-from sanc.rows import Rows
+from sanc.rows import Copied, Picked, Rows
 from sanc.rows import available as rows_available
 from sanc.threads import each
 
@@ -111,7 +111,12 @@ class _Penalty:
 
     def value(self, w: Array, inverse: Array | None = None) -> float:
         if self.kind == "nonconvex":
-            share = w * (self.inverse(w) if inverse is None else inverse)
+            if inverse is None:
+                share = w * w
+                share += 1
+                np.divide(w, share, out=share)
+            else:
+                share = w * inverse
             return self.strength * float(w.dot(share))
         return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
@@ -212,21 +217,41 @@ class _Product:
 
 
 class Pool:
-    """The rows that samples are drawn from; a dense X that holds mostly zeros is kept without them, too."""
+    """The rows that samples are drawn from; of a dense X that holds mostly zeros a sparse copy.
 
-    __slots__ = ("X", "_lengths", "entries", "labels")
+    Attributes
+    ----------
+    labels : array
+        In the form the loss uses.
+    size : int
+        Numbers that X holds, or where it is sparse those that are not zero.
+    quick : bool
+        Whether `rows` can be had.
+    """
 
     def __init__(self, X: Any, labels: Array) -> None:
         if isinstance(X, np.ndarray) and rows_available() and np.count_nonzero(X) <= _DENSE * X.size:
             X = scipy.sparse.csr_array(X)
-        self.X, self.labels = X, labels
-        self.entries = X.size if isinstance(X, np.ndarray) else X.nnz
-        dense = isinstance(X, np.ndarray) or not rows_available()
-        self._lengths = None if dense else np.diff(X.indptr)
+        dense = isinstance(X, np.ndarray)
+        self._X, self.labels = X, labels
+        self.size: int = X.size if dense else X.nnz
+        self.quick = dense or rows_available()
+        self._ends: Array | None = None
+        if self.quick and not dense:
+            self._ends = np.stack([X.indptr[:-1], X.indptr[1:]], axis=1)
+            self._lengths = np.diff(X.indptr)
 
-    def rows(self, rows: Array) -> Any:
-        """Return some rows of X."""
-        return self.X[rows] if self._lengths is None else Rows.of(self.X, rows, self._lengths)
+    def matrix(self, rows: Array) -> Any:
+        """Return some rows as a matrix."""
+        return self._X[rows] if self._ends is None else Rows.of(self._X, rows, self._lengths)
+
+    def rows(self, order: Array, parts: list[slice]) -> Sequence[Copied | Picked]:
+        """Return, for each row of `order`, the rows it names; in each of the parts they are in descending order."""
+        if self._ends is None:
+            return [Copied(X) for X in self._X[order]]
+        columns, entries = self._X.shape[1], (self._X.indices, self._X.data)
+        all_ends = self._ends.take(order, axis=0).reshape(len(order), -1)
+        return [Picked(columns, entries, ends, parts) for ends in all_ends]
 
 
 class _Linear(FiniteSum):
@@ -267,7 +292,7 @@ class _Linear(FiniteSum):
 
     def _sample(self, rows: Array) -> _Linear:
         """Return the mean over rows that are known to be there, for value, gradient and products alone."""
-        return self._part(self._drawn_from().rows(rows), rows)
+        return self._part(self._drawn_from().matrix(rows), rows)
 
     def _drawn_from(self) -> Pool:
         if self._pool is None:

@@ -1,7 +1,8 @@
-"""Some rows of a sparse matrix, drawn and multiplied without the checks of SciPy's own."""
+"""Some rows of a matrix, drawn and multiplied without the checks of SciPy's own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,21 +50,6 @@ class Rows:
         """The same numbers, read the other way."""
         return Rows(self.shape[::-1], self._entries, "csc" if self._products == "csr" else "csr")
 
-    def __getitem__(self, part: slice) -> Rows:
-        """Return a part of them, whose numbers are not copied."""
-        indptr, indices, data = self._entries
-        return Rows((part.stop - part.start, self.shape[1]), (indptr[part.start : part.stop + 1], indices, data))
-
-    def pull(self, z: Array, onto: Any) -> Array:
-        """Return ``self.T @ z + onto`` for a vector z, in the memory of `onto` where that is one of its type."""
-        indptr, indices, data = self._entries
-        if isinstance(onto, np.ndarray) and data.dtype == z.dtype == onto.dtype:
-            _sparsetools.csc_matvec(self.shape[1], self.shape[0], indptr, indices, data, z, onto)
-            return onto
-        result: Array = self.T @ z
-        result += onto
-        return result
-
     def __matmul__(self, other: Array) -> Array:
         (rows, columns), (indptr, indices, data) = self.shape, self._entries
         kind = data.dtype if other.dtype == data.dtype else np.result_type(data, other)
@@ -76,3 +62,115 @@ class Rows:
             many = _sparsetools.csr_matvecs if self._products == "csr" else _sparsetools.csc_matvecs
             many(rows, columns, other.shape[1], indptr, indices, data, other.ravel(), result.ravel())
         return result
+
+
+class Copied:
+    """Some rows of a dense matrix, for products alone.
+
+    Parameters
+    ----------
+    X : array
+        The rows.
+    """
+
+    __slots__ = ("_X",)
+
+    def __init__(self, X: Array) -> None:
+        self._X = X
+
+    def __getitem__(self, part: slice) -> Copied:
+        """Return a part of them."""
+        return Copied(self._X[part])
+
+    def scores(self, w: Array) -> Array:
+        """Xw, in an array of its own."""
+        z: Array = self._X @ w
+        return z
+
+    def pull(self, r: Array, onto: Any) -> Array:
+        """Xᵀr + onto, which is taken over."""
+        g: Array = self._X.T @ r
+        g += onto
+        return g
+
+    def curved(self, bend: Array, diagonal: Any) -> Callable[[Array], Array]:
+        """Return v ↦ Xᵀ(bend · Xv) + diagonal · v."""
+
+        def product(v: Array) -> Array:
+            z = self._X @ v
+            z *= bend
+            return self.pull(z, diagonal * v)
+
+        return product
+
+
+class Picked:
+    """Some rows of a sparse matrix, for products alone, multiplied where they lie.
+
+    SciPy reads row i from where it begins to where the next begins. Given where each row begins and where it ends, in
+    turns, it takes what lies between two of them for a row, too. If the rows are in descending order, nothing does: the
+    next begins before this one ends. So every other score is 0.
+
+    Parameters
+    ----------
+    columns : int
+        Of the matrix.
+    entries : tuple of two arrays
+        Columns and values of all its entries.
+    ends : array, shape (2 · rows,)
+        Where each row begins and ends among them.
+    parts : list of slice
+        Which rows are in descending order, part by part.
+    """
+
+    __slots__ = ("_columns", "_ends", "_entries", "_parts")
+
+    def __init__(self, columns: int, entries: tuple[Array, Array], ends: Array, parts: list[slice]) -> None:
+        self._columns, self._entries, self._ends, self._parts = columns, entries, ends, parts
+
+    def __getitem__(self, part: slice) -> Picked:
+        """Return one of the parts."""
+        ends = self._ends[2 * part.start : 2 * part.stop]
+        return Picked(self._columns, self._entries, ends, [slice(0, part.stop - part.start)])
+
+    def scores(self, w: Array) -> Array:
+        """Xw, in an array of its own."""
+        (indices, data), ends = self._entries, self._ends
+        z = np.zeros(len(ends), data.dtype if w.dtype == data.dtype else np.result_type(data, w))
+        for part in self._parts:
+            begin, end = 2 * part.start, 2 * part.stop
+            rows = end - begin - 1
+            _sparsetools.csr_matvec(rows, self._columns, ends[begin:end], indices, data, w, z[begin:end])
+        return z[::2]
+
+    def pull(self, r: Array, onto: Any) -> Array:
+        """Xᵀr + onto, which is taken over; only where they are one part."""
+        (indices, data), ends = self._entries, self._ends
+        spread = np.zeros(len(ends), r.dtype)
+        spread[::2] = r
+        g: Array = onto
+        if not (isinstance(onto, np.ndarray) and onto.dtype == r.dtype == data.dtype):
+            g = np.zeros(self._columns, np.result_type(data, r))
+        _sparsetools.csc_matvec(self._columns, len(ends) - 1, ends, indices, data, spread, g)
+        if g is not onto:
+            g += onto
+        return g
+
+    def curved(self, bend: Array, diagonal: Any) -> Callable[[Array], Array]:
+        """Return v ↦ Xᵀ(bend · Xv) + diagonal · v; only where they are one part."""
+        columns, (indices, data), ends, rows = self._columns, self._entries, self._ends, len(self._ends) - 1
+        onward, back, kind = _sparsetools.csr_matvec, _sparsetools.csc_matvec, data.dtype
+        spread = np.zeros(len(ends), bend.dtype)
+        spread[::2] = bend
+
+        def product(v: Array) -> Array:
+            result: Array = diagonal * v
+            if not kind == spread.dtype == result.dtype:
+                return self.pull(bend * self.scores(v), result)
+            z = np.zeros(rows + 1, kind)
+            onward(rows, columns, ends, indices, data, v, z)
+            z *= spread
+            back(columns, rows, ends, indices, data, z, result)
+            return result
+
+        return product

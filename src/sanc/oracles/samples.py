@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, _Linear, sampler
-from sanc.rows import Rows
+from sanc.rows import Copied, Picked
 from sanc.settings import Sampling
 
 _TOGETHER = 1 << 17
@@ -127,8 +127,8 @@ class Samples:
             count = 1
             if now - 1 in self._ahead:
                 count = max(1, min(2 * len(self._ahead), _AHEAD, self._gatherer.most // sum(sizes.values())))
-            rows = [self._draw(k, role, size) for k in range(now, now + count) for role, size in sizes.items()]
-            self._ahead = dict(enumerate(self._gatherer(rows, len(sizes)), start=now))
+            rows = [[self._draw(k, role, size) for role, size in sizes.items()] for k in range(now, now + count)]
+            self._ahead = dict(enumerate(self._gatherer(rows), start=now))
         return self._ahead[now]
 
     def _draw(self, iteration: int, role: int, size: int) -> npt.NDArray[np.intp]:
@@ -161,22 +161,23 @@ class Gatherer:
     def __init__(self, problem: _Linear) -> None:
         self._problem = problem
         self._pool = problem._drawn_from()
-        self.most = _TOGETHER * problem.n // max(1, self._pool.entries)
+        self.most = _TOGETHER * problem.n // max(1, self._pool.size) if self._pool.quick else 0
 
-    def __call__(self, rows: Sequence[Array], each: int) -> list[list[Sample]]:
-        """Gather the rows of several samples; as many as `each` says, in a row, belong to one iteration."""
-        everything = np.concatenate(rows)
-        X, labels = self._pool.rows(everything), self._pool.labels[everything]
-        iterations, end = [], 0
-        for first in range(0, len(rows), each):
-            parts = []
-            for mine in rows[first : first + each]:
-                parts.append(slice(end, end + len(mine)))
-                end += len(mine)
-            whole = slice(parts[0].start, end)
-            shared = Shared(self._problem, X[whole], labels[whole])
-            iterations.append([Sample(shared, X[k], labels[k], k.start - whole.start) for k in parts])
-        return iterations
+    def __call__(self, rows: Sequence[Sequence[Array]]) -> list[list[Sample]]:
+        """Make the samples of several iterations, given the rows of each of them."""
+        parts, end = [], 0
+        for one in rows[0]:
+            parts.append(slice(end, end + len(one)))
+            end += len(one)
+        order = np.array([np.concatenate(mine) for mine in rows])
+        for part in parts:
+            order[:, part] = np.sort(order[:, part])[:, ::-1]
+        labels = self._pool.labels.take(order)
+        samples = []
+        for X, mine in zip(self._pool.rows(order, parts), labels, strict=True):
+            shared = Shared(self._problem, X, mine)
+            samples.append([Sample(shared, X[part], mine[part], part) for part in parts])
+        return samples
 
 
 class Shared:
@@ -184,13 +185,13 @@ class Shared:
 
     __slots__ = ("_X", "_labels", "inverse", "losses", "problem", "state", "w")
 
-    def __init__(self, problem: _Linear, X: Any, labels: Array) -> None:
+    def __init__(self, problem: _Linear, X: Copied | Picked, labels: Array) -> None:
         self.problem, self._X, self._labels = problem, X, labels
         self.w: Array | None = None
 
     def measure(self, w: Array) -> None:
         """Measure the losses at w; it is known again by being the same object, which nobody changes."""
-        self.losses, self.state = self.problem._losses(self._X @ w, self._labels)
+        self.losses, self.state = self.problem._losses(self._X.scores(w), self._labels)
         self.inverse = self.problem.penalty.inverse(w)
         self.w = w
 
@@ -206,17 +207,16 @@ class Sample:
 
     __slots__ = ("_X", "_labels", "_part", "_problem", "_shared", "n")
 
-    def __init__(self, shared: Shared, X: Any, labels: Array, begin: int) -> None:
-        self._shared, self._problem, self._X, self._labels = shared, shared.problem, X, labels
+    def __init__(self, shared: Shared, X: Copied | Picked, labels: Array, part: slice) -> None:
+        self._shared, self._problem, self._X, self._labels, self._part = shared, shared.problem, X, labels, part
         self.n = len(labels)
-        self._part = slice(begin, begin + self.n)
 
     def _measured(self, w: Array) -> tuple[Array, tuple[Array, ...], Array | None]:
         """Return the losses, what their derivatives are made from, and what the penalty is made from if known."""
         shared = self._shared
         if shared.w is not w:
             if shared.w is not None:
-                return *self._problem._losses(self._X @ w, self._labels), None
+                return *self._problem._losses(self._X.scores(w), self._labels), None
             shared.measure(w)
         part = self._part
         return shared.losses[part], tuple([entry[part] for entry in shared.state]), shared.inverse
@@ -232,27 +232,11 @@ class Sample:
         penalty, g = self._problem.penalty.value_and_gradient(w, inverse)
         slope = self._problem._slope(state, self._labels)
         slope /= self.n
-        return float(np.add.reduce(losses)) / self.n + penalty, _pull(self._X, slope, g)
+        return float(np.add.reduce(losses)) / self.n + penalty, self._X.pull(slope, g)
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         """Return v ↦ ∇²f(w) v."""
         _, state, inverse = self._measured(w)
-        X, bend = self._X, self._problem._bend(state)
+        bend = self._problem._bend(state)
         bend /= self.n
-        curvature = self._problem.penalty.curvature(w, inverse)
-
-        def product(v: Array) -> Array:
-            z = X @ v
-            z *= bend
-            return _pull(X, z, curvature * v)
-
-        return product
-
-
-def _pull(X: Any, z: Array, onto: Any) -> Array:
-    """Return Xᵀz + onto, in the memory of `onto` where that is a vector of the same type."""
-    if isinstance(X, Rows):
-        return X.pull(z, onto)
-    result: Array = X.T @ z
-    result += onto
-    return result
+        return self._X.curved(bend, self._problem.penalty.curvature(w, inverse))
