@@ -181,19 +181,22 @@ class Gatherer:
 
 
 class Shared:
-    """All rows of an iteration, measured together at the point where all samples are asked first."""
+    """All rows of an iteration, measured together at the point where a sample is asked first."""
 
-    __slots__ = ("_X", "_labels", "inverse", "losses", "problem", "state", "w")
+    __slots__ = ("_X", "_labels", "inverse", "losses", "penalty", "problem", "slope", "state", "w")
 
     def __init__(self, problem: _Linear, X: Copied | Picked, labels: Array) -> None:
         self.problem, self._X, self._labels = problem, X, labels
         self.w: Array | None = None
 
-    def measure(self, w: Array) -> None:
-        """Measure the losses at w; it is known again by being the same object, which nobody changes."""
-        self.losses, self.state = self.problem._losses(self._X.scores(w), self._labels)
-        self.inverse = self.problem.penalty.inverse(w)
-        self.w = w
+    def known(self, w: Array) -> bool:
+        """Whether w is the point where all was measured; the first is. Nobody changes it, so it is known by itself."""
+        if self.w is None:
+            self.losses, self.state = self.problem._losses(self._X.scores(w), self._labels)
+            self.inverse = self.problem.penalty.inverse(w)
+            self.penalty, self.slope = self.problem.penalty.value_and_gradient(w, self.inverse)
+            self.w = w
+        return self.w is w
 
 
 class Sample:
@@ -205,38 +208,47 @@ class Sample:
         Rows.
     """
 
-    __slots__ = ("_X", "_labels", "_part", "_problem", "_shared", "n")
+    __slots__ = ("_X", "_labels", "_part", "_shared", "n")
 
     def __init__(self, shared: Shared, X: Copied | Picked, labels: Array, part: slice) -> None:
-        self._shared, self._problem, self._X, self._labels, self._part = shared, shared.problem, X, labels, part
+        self._shared, self._X, self._labels, self._part = shared, X, labels, part
         self.n = len(labels)
-
-    def _measured(self, w: Array) -> tuple[Array, tuple[Array, ...], Array | None]:
-        """Return the losses, what their derivatives are made from, and what the penalty is made from if known."""
-        shared = self._shared
-        if shared.w is not w:
-            if shared.w is not None:
-                return *self._problem._losses(self._X.scores(w), self._labels), None
-            shared.measure(w)
-        part = self._part
-        return shared.losses[part], tuple([entry[part] for entry in shared.state]), shared.inverse
 
     def value(self, w: Array) -> float:
         """f(w)."""
-        losses, _, inverse = self._measured(w)
-        return float(np.add.reduce(losses)) / self.n + self._problem.penalty.value(w, inverse)
+        shared, problem = self._shared, self._shared.problem
+        if shared.known(w):
+            losses, penalty = shared.losses[self._part], shared.penalty
+        else:
+            losses, _ = problem._losses(self._X.scores(w), self._labels)
+            penalty = problem.penalty.value(w)
+        return float(np.add.reduce(losses)) / self.n + penalty
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
         """f(w) and ∇f(w)."""
-        losses, state, inverse = self._measured(w)
-        penalty, g = self._problem.penalty.value_and_gradient(w, inverse)
-        slope = self._problem._slope(state, self._labels)
+        shared, problem = self._shared, self._shared.problem
+        if shared.known(w):
+            losses, state = shared.losses[self._part], self._state()
+            penalty, g = shared.penalty, shared.slope + 0.0  # which it keeps
+        else:
+            losses, state = problem._losses(self._X.scores(w), self._labels)
+            penalty, g = problem.penalty.value_and_gradient(w)
+        slope = problem._slope(state, self._labels)
         slope /= self.n
         return float(np.add.reduce(losses)) / self.n + penalty, self._X.pull(slope, g)
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         """Return v ↦ ∇²f(w) v."""
-        _, state, inverse = self._measured(w)
-        bend = self._problem._bend(state)
+        shared, problem = self._shared, self._shared.problem
+        if shared.known(w):
+            state, curvature = self._state(), problem.penalty.curvature(w, shared.inverse)
+        else:
+            _, state = problem._losses(self._X.scores(w), self._labels)
+            curvature = problem.penalty.curvature(w)
+        bend = problem._bend(state)
         bend /= self.n
-        return self._X.curved(bend, self._problem.penalty.curvature(w, inverse))
+        return self._X.curved(bend, curvature)
+
+    def _state(self) -> tuple[Array, ...]:
+        part = self._part
+        return tuple([entry[part] for entry in self._shared.state])
