@@ -33,12 +33,14 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(seed)
         self._generator = np.random.Generator(self._bits)
-        self._state: Any = self._bits.state
-        self._counter = self._state["state"]["counter"]
+        state: Any = self._bits.state
+        words = {name: given.tolist() for name, given in state["state"].items()}  # lists, which are read faster
+        self._state = state | {"state": words, "buffer": state["buffer"].tolist()}
+        self._counter: list[int] = words["counter"]
 
     def at(self, iteration: int, role: int) -> np.random.Generator:
         """Return the generator at the start of a stream; the next call moves it away from there."""
-        self._counter[2], self._counter[3] = iteration, role
+        self._counter[2:] = iteration, role
         self._bits.state = self._state
         return self._generator
 
