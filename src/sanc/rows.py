@@ -120,7 +120,7 @@ class Picked:
     ends : array, shape (2 · rows,)
         Where each row begins and ends among them.
     parts : list of slice
-        Which rows are in descending order, part by part.
+        Which rows are in descending order, part by part; one part is all of them.
     """
 
     __slots__ = ("_columns", "_ends", "_entries", "_parts")
@@ -131,12 +131,15 @@ class Picked:
     def __getitem__(self, part: slice) -> Picked:
         """Return one of the parts."""
         ends = self._ends[2 * part.start : 2 * part.stop]
-        return Picked(self._columns, self._entries, ends, [slice(0, part.stop - part.start)])
+        return Picked(self._columns, self._entries, ends, [part])
 
     def scores(self, w: Array) -> Array:
         """Xw, in an array of its own."""
         (indices, data), ends = self._entries, self._ends
         z = np.zeros(len(ends), data.dtype if w.dtype == data.dtype else np.result_type(data, w))
+        if len(self._parts) == 1:
+            _sparsetools.csr_matvec(len(ends) - 1, self._columns, ends, indices, data, w, z)
+            return z[::2]
         for part in self._parts:
             begin, end = 2 * part.start, 2 * part.stop
             rows = end - begin - 1

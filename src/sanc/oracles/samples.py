@@ -7,7 +7,8 @@ iteration need at the current point is measured at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from sanc.settings import Sampling
 
 _TOGETHER = 1 << 17
 """Entries of X up to which samples are gathered together: they fit the cache of a core."""
-_AHEAD = 8
+_FEW_STREAMS = 6
+"""Streams from which on it is faster to draw in all of them at once."""
+_AHEAD = 32
 """Most iterations whose samples are gathered together."""
 
 
@@ -43,6 +46,41 @@ class Draws:
         self._counter[2:] = iteration, role
         self._bits.state = self._state
         return self._generator
+
+    def choice(self, n: int, size: int, iteration: int, role: int) -> npt.NDArray[np.intp]:
+        """Draw `size` of n rows, in a stream."""
+        return self.at(iteration, role).choice(n, size, replace=False, shuffle=False)
+
+    def choices(self, n: int, size: int, streams: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
+        """Draw in several streams at once what `choice` draws in each of them.
+
+        That is Floyd's algorithm: the i-th row is a random one of the first n − size + i + 1, or the last of these
+        where that was drawn before. Random numbers up to a limit are the upper halves of the limit times 32 random
+        bits; where the lower half is small, there may be a second try. All else that NumPy does takes as long for few
+        rows as for many, so it is worth doing for all streams together.
+        """
+        if len(streams) < _FEW_STREAMS or size == n or (n > 10_000 and size > n // 20) or sys.byteorder != "little":
+            return np.array([self.choice(n, size, *stream) for stream in streams])
+        words = np.empty((len(streams), -(-size // 2)), np.uint64)
+        for place, stream in enumerate(streams):
+            self.at(*stream)
+            words[place] = self._bits.random_raw(words.shape[1])
+        last = np.arange(n - size, n)
+        wide = words.view(np.uint32)[:, :size] * (last + 1).astype(np.uint64)
+        low, high = wide.view(np.uint32)[:, ::2], wide.view(np.uint32)[:, 1::2]
+        odd: Array = np.any(low <= last, axis=1)
+        # Sorted with their places, those that were drawn before come after an equal one.
+        bits = size.bit_length()
+        keys: Array = high.astype(np.int32 if n << bits < 2**31 else np.int64)
+        ordered = np.sort((keys << bits) + np.arange(size, dtype=keys.dtype))
+        where, after = np.nonzero(ordered[:, 1:] >> bits == ordered[:, :-1] >> bits)
+        again = ordered[where, after + 1] & ((1 << bits) - 1)
+        rows, instead = high.astype(np.intp), last[again]
+        odd[where[np.any(rows[where] == instead[:, None], axis=1)]] = True  # one may have been drawn before as such
+        rows[where, again] = instead
+        for place in np.nonzero(odd)[0].tolist():
+            rows[place] = self.choice(n, size, *streams[place])
+        return rows
 
 
 def buffered_order(n: int, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -88,7 +126,8 @@ class Samples:
         self._gatherer = Gatherer(problem) if knows else None  # type: ignore[arg-type]
         self._key: tuple[Any, ...] = ()  # what decides on the next two
         self._together: dict[int, int] = {}  # roles and sizes of the samples that are gathered
-        self._ahead: dict[int, list[Sample]] = {}  # samples of this and later iterations
+        self._ahead: dict[int, list[Sample]] = {}  # samples of later iterations …
+        self._end = 0  # … up to this one
 
     def begin(self, iteration: int, products: bool) -> bool:
         """Go to an iteration, which makes Hessian products or not; false where it is the one it was."""
@@ -117,7 +156,9 @@ class Samples:
                     self._now[other] = one
                 return self[role]
             size = self.wanted[role]
-            sample = self.problem if size is None else self._subset(self._draw(self._iteration, role, size))
+            sample = self.problem
+            if size is not None:
+                sample = self._subset(self._draw([self._iteration], {role: size})[0][0])
             self._now[role] = sample
         return sample
 
@@ -127,22 +168,30 @@ class Samples:
         if now not in self._ahead:
             assert self._gatherer is not None
             count = 1
-            if now - 1 in self._ahead:
-                count = max(1, min(2 * len(self._ahead), _AHEAD, self._gatherer.most // sum(sizes.values())))
-            rows = [[self._draw(k, role, size) for role, size in sizes.items()] for k in range(now, now + count)]
-            self._ahead = dict(enumerate(self._gatherer(rows), start=now))
-        return self._ahead[now]
+            if now == self._end:  # a run that ends early shall not have drawn much for nothing
+                count = max(1, min(now // 8, _AHEAD, self._gatherer.most // sum(sizes.values())))
+            self._end = now + count
+            self._ahead = dict(enumerate(self._gatherer(self._draw(range(now, self._end), sizes)), start=now))
+        return self._ahead.pop(now)
 
-    def _draw(self, iteration: int, role: int, size: int) -> npt.NDArray[np.intp]:
-        """Rows of a sample."""
-        n = self.problem.n
-        if self._sampling == "uniform":
-            return self._draws.at(iteration, role).choice(n, size, replace=False, shuffle=False)
-        epoch, batch = divmod(iteration, n // size)  # a last batch that is not full is left out
+    def _draw(self, iterations: Sequence[int], sizes: Mapping[int, int]) -> list[npt.NDArray[np.intp]]:
+        """Return, for each role, the rows of its samples in some iterations, one below the other."""
+        if self._sampling == "buffered":
+            return [np.array([self._batch(k, role, size) for k in iterations]) for role, size in sizes.items()]
+        drawn: dict[int, Array] = {}
+        for size in set(sizes.values()):
+            roles = [role for role in sizes if sizes[role] == size]
+            rows = self._draws.choices(self.problem.n, size, [(k, role) for role in roles for k in iterations])
+            drawn.update(zip(roles, np.split(rows, len(roles)), strict=True))
+        return [drawn[role] for role in sizes]
+
+    def _batch(self, iteration: int, role: int, size: int) -> npt.NDArray[np.intp]:
+        """Rows that come next out of the shuffle buffer."""
+        epoch, batch = divmod(iteration, self.problem.n // size)  # a last batch that is not full is left out
         known = self._orders.get(role)
         if known is None or known[0] != (epoch, size):
             rng = np.random.default_rng((self._seed, epoch, role))
-            self._orders[role] = known = ((epoch, size), buffered_order(n, size, rng))
+            self._orders[role] = known = ((epoch, size), buffered_order(self.problem.n, size, rng))
         return known[1][batch * size : (batch + 1) * size]
 
 
@@ -165,15 +214,13 @@ class Gatherer:
         self._pool = problem._drawn_from()
         self.most = _TOGETHER * problem.n // max(1, self._pool.size) if self._pool.quick else 0
 
-    def __call__(self, rows: Sequence[Sequence[Array]]) -> list[list[Sample]]:
-        """Make the samples of several iterations, given the rows of each of them."""
+    def __call__(self, rows: Sequence[Array]) -> list[list[Sample]]:
+        """Make the samples of several iterations: for each kind of them, the rows of an iteration below the other."""
         parts, end = [], 0
-        for one in rows[0]:
-            parts.append(slice(end, end + len(one)))
-            end += len(one)
-        order = np.array([np.concatenate(mine) for mine in rows])
-        for part in parts:
-            order[:, part] = np.sort(order[:, part])[:, ::-1]
+        for one in rows:
+            parts.append(slice(end, end + one.shape[1]))
+            end += one.shape[1]
+        order = np.hstack([np.sort(one)[:, ::-1] for one in rows])
         labels = self._pool.labels.take(order)
         samples = []
         for X, mine in zip(self._pool.rows(order, parts), labels, strict=True):
