@@ -57,9 +57,10 @@ class Draws:
         That is Floyd's algorithm: the i-th row is a random one of the first n − size + i + 1, or the last of these
         where that was drawn before. Random numbers up to a limit are the upper halves of the limit times 32 random
         bits; where the lower half is small, there may be a second try. All else that NumPy does takes as long for few
-        rows as for many, so it is worth doing for all streams together.
+        rows as for many, so it is worth doing for all streams together, where few rows are drawn a second time.
         """
-        if len(streams) < _FEW_STREAMS or size == n or (n > 10_000 and size > n // 20) or sys.byteorder != "little":
+        few = size * size <= 16 * n and size < n and (n <= 10_000 or size <= n // 20)
+        if not few or len(streams) < _FEW_STREAMS or sys.byteorder != "little":
             return np.array([self.choice(n, size, *stream) for stream in streams])
         words = np.empty((len(streams), -(-size // 2)), np.uint64)
         for place, stream in enumerate(streams):
