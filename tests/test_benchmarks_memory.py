@@ -99,6 +99,17 @@ def test_other_uses_of_a_weight_fit_into_the_bound(name):
         assert row["regenerate"] <= 6 + memory.slack(300), row
 
 
+def test_a_convolution_on_two_threads_fits_into_the_bound():
+    """There oneDNN is used, which holds a copy of the gradient of the weight."""
+    torch.set_num_threads(2)
+    try:
+        for row in memory.use_rows(300, CPU, 4, ["convolution"]):
+            assert row["store"] <= 4 + 6 + memory.slack(300), row
+            assert row["regenerate"] <= 6 + memory.slack(300), row
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("hvp", memory.EXACT)
 def test_the_default_preset_keeps_to_the_bound_where_a_weight_is_used_often(hvp):
     measured = memory.use_memory("recurrence, 12 steps", 300, CPU, steps=20, hvp=hvp, krylov_dim=5)

@@ -6,7 +6,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -323,7 +323,7 @@ class ForwardOverReverse(AutogradOperator):
             with torch.no_grad():
                 for leaf, primal, tangent in pieces:
                     # Of a view torch would make a tangent as long as all of x.
-                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
+                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))
             torch.clear_autocast_cache()  # it would hold casts without the tangent
             yield
         torch.clear_autocast_cache()
@@ -344,7 +344,7 @@ class ForwardOverReverse(AutogradOperator):
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        handles = [leaves[p].register_hook(partial(keep, p)) for p in others] if short else []  # type: ignore[no-untyped-call]
+        handles = [leaves[p].register_hook(partial(keep, p)) for p in others] if short else []
         try:
             grads, arrived = gradients(loss, [leaves[place] for place in others], [use for _, use in apart])
         finally:
@@ -445,7 +445,7 @@ def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) ->
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
-    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
+    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent
     return tangent
 
 
@@ -473,12 +473,19 @@ class FiniteDifference(AutogradOperator):
             return torch.zeros_like(v) if into is None else into
         # A power of two, so that what is the same on both sides cancels to the last bit.
         h, short = 2.0 ** round(math.log2(stretch * difference_step(oracle.space, self.x) / norm)), into is not None
-        with still_buffers():
+        with still_buffers(), self._without_copies() if short else _AS_IT_IS:
             for side in (h, -h):
                 oracle.shift(self.x, v, side)
                 into = self.first_order(0.5 / side, into, short=short)
         oracle.load(self.x)
         return into
+
+    def _without_copies(self) -> AbstractContextManager[Any]:
+        """Keep a convolution that is most of the model from oneDNN, which holds another gradient of its weight."""
+        layout = self.oracle.layout
+        heavy = any(leaf.dim() > 2 and share > 0.5 for leaf, share in zip(layout.leaves, layout.shares, strict=True))
+        cpu = self.oracle.device.type == "cpu"
+        return torch.backends.mkldnn.flags(enabled=False) if heavy and cpu else _AS_IT_IS
 
 
 # How each mode but "auto", which is one of the others, makes its products.
