@@ -323,7 +323,7 @@ class ForwardOverReverse(AutogradOperator):
             with torch.no_grad():
                 for leaf, primal, tangent in pieces:
                     # Of a view torch would make a tangent as long as all of x.
-                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))
+                    leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
             torch.clear_autocast_cache()  # it would hold casts without the tangent
             yield
         torch.clear_autocast_cache()
@@ -344,7 +344,7 @@ class ForwardOverReverse(AutogradOperator):
             tangents[place] = _tangent(g)
             return g.new_zeros(()).expand_as(g)
 
-        handles = [leaves[p].register_hook(partial(keep, p)) for p in others] if short else []
+        handles = [leaves[p].register_hook(partial(keep, p)) for p in others] if short else []  # type: ignore[no-untyped-call]
         try:
             grads, arrived = gradients(loss, [leaves[place] for place in others], [use for _, use in apart])
         finally:
@@ -445,7 +445,7 @@ def _pull(graph: GradientEdge, leaves: list[Tensor], v: Vector, retain: bool) ->
 
 
 def _tangent(g: Tensor | None) -> Tensor | None:
-    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent
+    tangent: Tensor | None = None if g is None else forward_ad.unpack_dual(g).tangent  # type: ignore[no-untyped-call]
     return tangent
 
 
