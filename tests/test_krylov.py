@@ -402,3 +402,54 @@ def test_what_products_share_is_prepared_before_a_second_pass_takes_memory(rng):
         order.clear()
         krylov.combine(np.ones(dim))
         assert order == (["prepared", "product", "product"] if dim > 1 else [])  # where there is nothing to multiply
+
+
+@pytest.mark.parametrize("kind", ["numpy64", "numpy32", "torch64"])
+@pytest.mark.parametrize("limit", [None, 20])
+@pytest.mark.parametrize("written", [False, True])
+def test_both_vectors_are_taken_out_in_one_pass(rng, kind, limit, written):
+    """As where vectors are long; over several blocks of rows, and rows that are left as they come."""
+    n, j = 40, 15
+    A, g = symmetric(rng, n) / 40, rng.standard_normal(n)  # so short that rows are left
+    space, make = spaces(n)[kind]
+    B = make(A)
+
+    def write(v, out):
+        out[:] = B @ v
+        return out
+
+    calls = []
+    subtract = space.subtract_both
+    space.subtract_both = lambda *given: calls.append(given) or subtract(*given)
+    made = []
+    for space.long in (False, True):
+        calls.clear()
+        krylov = Krylov(lambda v: B @ v, make(g), space, limit=limit, write=write if written else None)
+        for _ in range(j):
+            assert krylov.extend()
+        made.append([*krylov.tridiagonal(), krylov.residual, basis(krylov, n)])
+        firsts = 1 if limit else 3  # of a block of rows, which begins apart from the row before: 6, 6 and 12 of them
+        assert len(calls) == (j - firsts if space.long else 0)
+    tolerance = 2e-4 if kind == "numpy32" else 1e-11
+    for plain, fused in zip(*made, strict=True):
+        assert fused == pytest.approx(plain, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["numpy64", "numpy32", "torch64"])
+def test_long_vectors_are_the_ones_it_is_done_for(rng, kind):
+    for n, long in ((2**16 - 1, False), (2**16, True)):
+        space, make = spaces(n)[kind]
+        assert space.long is long
+        scales = make(np.linspace(-1.0, 3.0, n))
+        g = rng.standard_normal(n)
+        krylov = Krylov(lambda v: scales * v, make(g), space, limit=6)
+        while krylov.extend():
+            pass
+        Q, T = (
+            basis(krylov, n),
+            np.diag(krylov.tridiagonal()[0]) + sum(np.diag(krylov.tridiagonal()[1], k) for k in (1, -1)),
+        )
+        assert Q.T @ (np.asarray(scales)[:, None] * Q) == pytest.approx(T, abs=1e-5 if kind == "numpy32" else 1e-12)
+        assert krylov.residual == pytest.approx(
+            np.linalg.norm((np.asarray(scales)[:, None] * Q - Q @ T)[:, -1]), rel=1e-4
+        )

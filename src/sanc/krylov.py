@@ -229,7 +229,7 @@ class Krylov(Tridiagonal):
                 r = self._write(q, self._rows[j + 1])  # the row of what it becomes
             else:
                 r = self._product(q)
-            alpha, beta = space.part(r, q, previous, pull, length)
+            alpha, beta = space.part(r, q, previous, pull, length, self._last_two() if space.long else None)
         else:
             r = self._image(q, previous, last)
             alpha, beta = space.part(r, q, None, 0.0)
@@ -270,6 +270,12 @@ class Krylov(Tridiagonal):
             self._blocks.append(self._space.rows(min(rows, self._limit - room)))
             self._rows.extend(self._space.each(self._blocks[-1]))
         return self._rows[j]
+
+    def _last_two(self) -> Any:
+        """Return q and the vector before it as rows of one block, where they are."""
+        block = self._blocks[-1]
+        place = len(self._alpha) - (len(self._rows) - len(block))
+        return block[place - 1 : place + 1] if place > 0 else None
 
     def _image(self, q: Vector, previous: Vector | None, beta: float) -> Vector:
         """B q − β·previous where Q is not kept, in the memory of `previous` if products can be added."""

@@ -23,11 +23,26 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 """A small float64 array on the host."""
 
 
+_LONG = 2**16
+"""Length from which on one pass over two vectors is faster than two, whose calls take less time."""
+
+
 class Space(ABC):
-    """Vectors of one length, type and device."""
+    """Vectors of one length, type and device.
+
+    Attributes
+    ----------
+    dim : int
+        Their length.
+    eps : float
+        Precision of their type.
+    long : bool
+        Whether they are so long that `part` is faster where it is given both vectors as one block.
+    """
 
     dim: int
     eps: float
+    long: bool = False
 
     @abstractmethod
     def dot(self, u: Vector, v: Vector) -> float:
@@ -41,17 +56,32 @@ class Space(ABC):
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         """Subtract ``scale * w`` from `v` in place."""
 
+    @abstractmethod
+    def subtract_both(self, v: Vector, scales: tuple[float, float], rows: Any) -> None:
+        """Subtract multiples of two rows from `v` in place, in one pass."""
+
     def part(
-        self, r: Vector, q: Vector, previous: Vector | None, beta: float, length: float = 1.0
+        self,
+        r: Vector,
+        q: Vector,
+        previous: Vector | None,
+        beta: float,
+        length: float = 1.0,
+        both: Any = None,
     ) -> tuple[float, float]:
         """Subtract ``beta * previous`` and then ``alpha * q`` from r in place, so that it is orthogonal to q.
 
-        Return α and ‖r‖ / ‖q‖; `length` is ‖q‖.
+        Return α and ‖r‖ / ‖q‖; `length` is ‖q‖. Where `both` holds the two as rows of one block, they are subtracted
+        together; α is then what it is before, since the vector before q is orthogonal to it.
         """
-        if previous is not None:
-            self.subtract(r, beta, previous)
-        alpha = self.dot(q, r) / length**2
-        self.subtract(r, alpha, q)
+        if both is not None:
+            alpha = self.dot(q, r) / length**2
+            self.subtract_both(r, (beta, alpha), both)
+        else:
+            if previous is not None:
+                self.subtract(r, beta, previous)
+            alpha = self.dot(q, r) / length**2
+            self.subtract(r, alpha, q)
         return alpha, self.norm(r) / length if math.isfinite(alpha) else alpha
 
     @abstractmethod
@@ -138,7 +168,8 @@ class NumpySpace(Space):
         self.dtype = np.dtype(dtype)
         self.eps = float(np.finfo(self.dtype).eps)
         # They return at once and do not warn of an overflow; on short vectors that is most of the time.
-        self._dot, self._axpy = get_blas_funcs(("dot", "axpy"), dtype=self.dtype)
+        self._dot, self._axpy, self._gemv = get_blas_funcs(("dot", "axpy", "gemv"), dtype=self.dtype)
+        self.long = dim >= _LONG
 
     def dot(self, u: Vector, v: Vector) -> float:
         return float(self._dot(u, v))
@@ -159,11 +190,21 @@ class NumpySpace(Space):
         else:
             v -= scale * w  # a Python float keeps the type of the array
 
+    def subtract_both(self, v: Vector, scales: tuple[float, float], rows: Any) -> None:
+        self._gemv(-1.0, rows.T, scales, 1.0, v, overwrite_y=1)
+
     def part(
-        self, r: Vector, q: Vector, previous: Vector | None, beta: float, length: float = 1.0
+        self,
+        r: Vector,
+        q: Vector,
+        previous: Vector | None,
+        beta: float,
+        length: float = 1.0,
+        both: Any = None,
     ) -> tuple[float, float]:
-        if r.dtype != self.dtype or not r.flags.c_contiguous:
-            return super().part(r, q, previous, beta, length)
+        good = r.dtype == self.dtype and r.flags.c_contiguous
+        if both is not None or not good:
+            return super().part(r, q, previous, beta, length, both if good else None)
         if previous is not None:
             self._axpy(previous, r, a=-beta)
         alpha = self._dot(q, r) / length**2
@@ -235,6 +276,7 @@ class TorchSpace(Space):
         self.dtype = dtype
         self.device = device
         self.eps = float(torch.finfo(dtype).eps)
+        self.long = dim >= _LONG and device.type == "cpu"
         self._least = 1e-280 if dtype == torch.float64 else 1e-30
 
     def dot(self, u: Vector, v: Vector) -> float:
@@ -251,6 +293,9 @@ class TorchSpace(Space):
 
     def subtract(self, v: Vector, scale: float, w: Vector) -> None:
         v.sub_(w, alpha=scale)
+
+    def subtract_both(self, v: Vector, scales: tuple[float, float], rows: Any) -> None:
+        v.addmv_(rows.t(), torch.tensor(scales, dtype=self.dtype, device=self.device), alpha=-1.0)
 
     def divide(self, v: Vector, divisor: float, out: Vector) -> None:
         if self._least < divisor < 1.0 / self._least:  # then it has a reciprocal, and to multiply is faster
