@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -40,6 +41,8 @@ _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
 _FEW_ENTRIES = 1 << 13
 """Entries of X, about, up to which a product takes less than what saves it."""
+_MANY = 1 << 20
+"""Entries of X, about, that are looked at for zeros."""
 _DENSE = 0.1
 """Share of X that is not zero up to which samples of a dense X are drawn from a sparse copy of it."""
 _POINTS = 2
@@ -221,33 +224,38 @@ class Pool:
 
     Attributes
     ----------
-    labels : array
-        In the form the loss uses.
     size : int
         Numbers that X holds, or where it is sparse those that are not zero.
     quick : bool
         Whether `rows` can be had.
     """
 
-    def __init__(self, X: Any, labels: Array) -> None:
-        if isinstance(X, np.ndarray) and rows_available() and np.count_nonzero(X) <= _DENSE * X.size:
-            X = scipy.sparse.csr_array(X)
+    def __init__(self, X: Any) -> None:
         dense = isinstance(X, np.ndarray)
-        self._X, self.labels = X, labels
+        if dense and rows_available():
+            some = X[:: max(1, X.size // _MANY)]
+            if np.count_nonzero(some) <= _DENSE * some.size:
+                X, dense = scipy.sparse.csr_array(X), False
+        self._X, self._dense = X, dense
         self.size: int = X.size if dense else X.nnz
         self.quick = dense or rows_available()
-        self._ends: Array | None = None
-        if self.quick and not dense:
-            self._ends = np.stack([X.indptr[:-1], X.indptr[1:]], axis=1)
-            self._lengths = np.diff(X.indptr)
+
+    @cached_property
+    def _lengths(self) -> Array:
+        lengths: Array = np.diff(self._X.indptr)
+        return lengths
+
+    @cached_property
+    def _ends(self) -> Array:
+        return np.stack([self._X.indptr[:-1], self._X.indptr[1:]], axis=1)
 
     def matrix(self, rows: Array) -> Any:
-        """Return some rows as a matrix."""
-        return self._X[rows] if self._ends is None else Rows.of(self._X, rows, self._lengths)
+        """Return some rows as a matrix, for products alone."""
+        return self._X[rows] if self._dense or not self.quick else Rows.of(self._X, rows, self._lengths)
 
     def rows(self, order: Array, parts: list[slice]) -> Sequence[Copied | Picked]:
         """Return, for each row of `order`, the rows it names; in each of the parts they are in descending order."""
-        if self._ends is None:
+        if self._dense:
             return [Copied(X) for X in self._X[order]]
         columns, entries = self._X.shape[1], (self._X.indices, self._X.data)
         all_ends = self._ends.take(order, axis=0).reshape(len(order), -1)
@@ -296,7 +304,7 @@ class _Linear(FiniteSum):
 
     def _drawn_from(self) -> Pool:
         if self._pool is None:
-            self._pool = Pool(self.X, self._used(self.y))
+            self._pool = Pool(self.X)
         return self._pool
 
     def __getstate__(self) -> dict[str, Any]:

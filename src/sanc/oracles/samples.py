@@ -213,6 +213,7 @@ class Gatherer:
     def __init__(self, problem: _Linear) -> None:
         self._problem = problem
         self._pool = problem._drawn_from()
+        self._labels: Array | None = None  # of all rows, in the form the loss uses
         self.most = _TOGETHER * problem.n // max(1, self._pool.size) if self._pool.quick else 0
 
     def __call__(self, rows: Sequence[Array]) -> list[list[Sample]]:
@@ -222,7 +223,9 @@ class Gatherer:
             parts.append(slice(end, end + one.shape[1]))
             end += one.shape[1]
         order = np.hstack([np.sort(one)[:, ::-1] for one in rows])
-        labels = self._pool.labels.take(order)
+        if self._labels is None:
+            self._labels = self._problem._used(self._problem.y)
+        labels = self._labels.take(order)
         samples = []
         for X, mine in zip(self._pool.rows(order, parts), labels, strict=True):
             shared = Shared(self._problem, X, mine)
