@@ -448,9 +448,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--billion", action="store_true", help="only two steps on a network of a billion parameters")
     parser.add_argument("--width", type=int, default=16384, help="width of the four layers of --billion")
     parser.add_argument("--hvp", default=MODES[0], choices=MODES, help="products of --billion")
+    parser.add_argument("--no-cudnn", action="store_true", help="convolutions without cuDNN and its workspaces")
     parser.add_argument("--out", type=Path, help="folder for memory.json and memory.png")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
+    torch.backends.cudnn.enabled = not options.no_cudnn
     document: dict[str, Any] = {"machine": machine(device)}
     if options.billion:
         document["large"] = large(options.width, 4, 8, device, options.hvp)
