@@ -171,10 +171,6 @@ class Krylov(Tridiagonal):
             self._close(self._open)
         return self._beta[-1] if self._beta else math.nan
 
-    @property
-    def invariant(self) -> bool:
-        return self.residual == 0.0
-
     def _close(self, unfinished: tuple[Any, ...]) -> None:
         """Compute the last β: a full space can do without it, so it waits until somebody asks."""
         self._open = None
