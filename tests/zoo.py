@@ -308,7 +308,7 @@ _MEYER_Y = _t(
 _MEYER_T = 45 + 5 * _upto(16)
 
 
-@_problem("MEYER", (0.02, 4000.0, 250.0), (87.945855,), "MGH 10", gtol=1e-2)
+@_problem("MEYER", (0.02, 4000.0, 250.0), (87.945855,), "MGH 10", rtol=1e-5, gtol=1e-2)
 def meyer(x: Tensor) -> Tensor:
     return _sq(x[0] * torch.exp(x[1] / (_MEYER_T + x[2])) - _MEYER_Y)
 
