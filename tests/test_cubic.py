@@ -295,3 +295,12 @@ def test_the_bound_is_sharp_enough_to_be_of_use():
     step = cubic.minimise(cubic.spectrum(np.array([2.0]), np.zeros(0)), np.array([3.0]), 1e-12)
     assert cubic.first_doubt([2.0, 2.0], [0.1, 0.1], 3.0, 1e-12, 0.1 * step.norm / 3) == 2
     assert cubic.first_doubt([2.0, 2.0], [0.1, 0.1], 3.0, 1e-12, 0.1 * step.norm) == 1
+
+
+def test_a_linear_term_that_is_nothing_beside_the_rest():
+    """Where the part along the left-most vector is lost in underflow, there is no gap to divide it by."""
+    eigen = cubic.Spectrum(np.array([-110568.65, 28939.6, 138419.7]), np.eye(3))
+    c, sigma = np.array([-9.117e-298, 0.074, -0.0462]), 1e-16
+    step = cubic.minimise(eigen, c, sigma)
+    assert step.norm == pytest.approx(110568.65 / sigma) == abs(step.u[0])
+    assert step.u[1:] == pytest.approx(-c[1:] / (eigen.values[1:] + 110568.65))

@@ -453,3 +453,19 @@ def test_long_vectors_are_the_ones_it_is_done_for(rng, kind):
         assert krylov.residual == pytest.approx(
             np.linalg.norm((np.asarray(scales)[:, None] * Q - Q @ T)[:, -1]), rel=1e-4
         )
+
+
+@pytest.mark.parametrize("kind", ["numpy64", "numpy32"])
+def test_a_product_of_another_type_or_stride_is_changed_in_place_all_the_same(rng, kind):
+    n = 40
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    space, make = spaces(n)[kind]
+    space.long = True
+    for product in (lambda v: A @ v, lambda v: np.stack([A @ v, A @ v], axis=1)[:, 0]):
+        krylov = Krylov(product, make(g), space, limit=8)
+        while krylov.extend():
+            pass
+        Q = basis(krylov, n)
+        tolerance = 1e-4 if kind == "numpy32" else 1e-10
+        T = np.diag(krylov.tridiagonal()[0]) + sum(np.diag(krylov.tridiagonal()[1], k) for k in (1, -1))
+        assert Q.T @ Q == pytest.approx(np.eye(8), abs=tolerance) and Q.T @ A @ Q == pytest.approx(T, abs=tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from itertools import groupby, pairwise
 
@@ -455,6 +456,14 @@ def test_early_stop_needs_both_tests():
         (dict(options={"sigma0": 1.0}, sigma0=2.0), ["'sigma0' stands in options"]),
         (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' stands in options"]),
         (dict(eta1=0.5, eta2=0.4), ["eta2 = 0.4"]),
+        (dict(krylov_dim=True), ["krylov_dim = True", "an integer"]),
+        (dict(krylov_dim=2.5), ["krylov_dim = 2.5", "an integer"]),
+        (dict(sigma0=math.nan), ["sigma0 = nan", "a number"]),
+        (dict(sigma0=True), ["sigma0 = True", "a number"]),
+        (dict(sigma0="1"), ["sigma0 = '1'", "a number"]),
+        (dict(sigma0=None), ["sigma0 = None", "a number"]),
+        (dict(rounding_guard=1), ["rounding_guard = 1", "True or False"]),
+        (dict(sigma_rule="papier"), ["sigma_rule = 'papier'", "paper"]),
         (dict(tol=0.0), ["tol = 0.0"]),
         (dict(tol="x"), ["tol = 'x'"]),
         (dict(max_calls="5"), ["max_calls = '5'"]),

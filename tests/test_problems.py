@@ -102,11 +102,11 @@ def test_samples_of_a_sparse_matrix_are_subsets_to_the_last_bit(X, rng, kind, wi
     sparse = kind(X.astype(dtype))
     sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
     for problem in three(sparse, rng):
-        draw = problems.sampler(problem)
+        drawn_from = problems.pool(problem)
         kept = []
         for size in (9, 9, 4, 9, 1):
             rows = np.append(rng.choice(N, size - 1, replace=False), 5)
-            kept.append((draw(rows), problem.subset(rows)))
+            kept.append((problems.part(problem, rows, drawn_from), problem.subset(rows)))
         for kind_of_point in (dtype, np.float64):
             w, v = (rng.standard_normal(problem.dim).astype(kind_of_point) for _ in range(2))
             for part, subset in kept:
@@ -459,3 +459,11 @@ def test_scores_are_made_anew_after_a_far_start():
     near[:] = 0.0
     problem._derive(problem._known(far), problem._divided()[0][0], near, -far, [X[:, k].copy() for k in range(30)])
     assert problem._known(near) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_a_value_alone_is_the_value_beside_the_gradient(X, rng, dtype):
+    for problem in three(X, rng):
+        for _ in range(40):
+            w = (3 * rng.standard_normal(problem.dim)).astype(dtype)
+            assert copy.copy(problem).value(w) == problem.value_and_gradient(w)[0]

@@ -10,7 +10,7 @@ import sanc
 from sanc.oracles import samples
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.oracles.samples import Draws, Sample, Samples, buffered_order
-from sanc.problems import Logistic, NonconvexSVM, Softmax
+from sanc.problems import Logistic, NonconvexSVM, Pool, Softmax
 
 N, D = 60, 9
 GRADIENT, HESSIAN, OBJECTIVE = range(3)
@@ -92,20 +92,21 @@ def test_samples_are_the_subsets_of_the_rows_that_were_drawn(form, dtype, sampli
 
 
 @pytest.mark.parametrize("form", ["dense", "csr_matrix"])
-def test_a_point_of_another_type(form, rng):
-    X, plain = matrix(rng, form, np.float32)
+@pytest.mark.parametrize("types", [(np.float32, np.float64), (np.float64, np.float32)])
+def test_a_point_of_another_type(form, types, rng):
+    X, plain = matrix(rng, form, types[0])
     y = rng.integers(0, 2, N)
     drawn = Samples(Logistic(X, y, penalty="l2"), [12, 12, 12], 0, "uniform")
     drawn.begin(0, products=True)
     subset = Logistic(plain, y, penalty="l2").subset(Draws(0).at(0, 1).choice(N, 12, replace=False, shuffle=False))
-    w, v = rng.standard_normal(D), rng.standard_normal(D)
+    w, v = rng.standard_normal(D).astype(types[1]), rng.standard_normal(D).astype(types[1])
     for _ in range(2):
         assert drawn[HESSIAN].value(w) == pytest.approx(subset.value(w), rel=1e-6)
         g, product = drawn[HESSIAN].value_and_gradient(w)[1], drawn[HESSIAN].hessian(w)(v)
         assert g.dtype == product.dtype == np.float64
         assert g == pytest.approx(subset.value_and_gradient(w)[1], abs=1e-6)
         assert product == pytest.approx(subset.hessian(w)(v), abs=1e-6)
-        w = w + 0.5
+        w = w + np.ones_like(w)
 
 
 def test_what_is_gathered_together(rng, monkeypatch):
@@ -132,12 +133,84 @@ def test_what_is_gathered_together(rng, monkeypatch):
     assert made(Logistic(X, y), [8, 6, 6]) == [Logistic] * 3
 
 
-def test_a_dense_matrix_of_few_zeros_is_not_copied(rng):
+def test_a_dense_matrix_of_few_zeros_is_not_copied(rng, monkeypatch):
     dense, zeros = matrix(rng, "dense")[0], matrix(rng, "mostly zero")[0]
-    assert Logistic(dense, rng.integers(0, 2, N))._drawn_from()._X is dense
-    kept = Logistic(zeros, rng.integers(0, 2, N))
-    assert scipy.sparse.issparse(kept._drawn_from()._X) and kept.X is zeros
-    assert kept._drawn_from()._X.nnz == np.count_nonzero(zeros)
+    assert Pool(dense)._X is dense and Pool(dense).size == N * D
+    assert scipy.sparse.issparse(Pool(zeros)._X) and Pool(zeros).size == np.count_nonzero(zeros)
+    half = np.where(rng.random((N, D)) < 0.5, dense, 0.0)
+    assert Pool(half)._X is half
+    monkeypatch.setattr("sanc.problems._MANY", D)  # entries of one row: whatever that holds, all are counted
+    dense[::N] = 0.0
+    assert Pool(dense)._X is dense
+
+
+def test_a_matrix_that_is_changed_between_runs(rng):
+    X, y = matrix(rng, "mostly zero")[0], rng.integers(0, 2, N)
+    problem = Logistic(X.copy(), y, strength=0.1)
+    options = {"preset": "paper", "batch_size": 15, "max_iter": 20, "certify": False}
+    before = sanc.minimize(problem, np.ones(D), **options).x
+    problem.X *= 2
+    after = sanc.minimize(problem, np.ones(D), **options).x
+    assert not np.allclose(before, after)
+    assert np.array_equal(after, sanc.minimize(Logistic(2 * X, y, strength=0.1), np.ones(D), **options).x)
+
+
+@pytest.mark.parametrize("widths", [(np.int32, np.int64), (np.int64, np.int32), (np.int64, np.int64)])
+def test_index_arrays_of_any_width_and_entries_in_any_order(widths, rng):
+    _, plain = matrix(rng, "csr_matrix")
+    rows, columns = np.nonzero(plain)
+    rows, columns, data = (np.concatenate([part, part]) for part in (rows, columns, plain[rows, columns] / 2))
+    order = np.lexsort((rng.random(len(rows)), rows))  # unsorted, and every entry in two halves
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=N))])
+    X = scipy.sparse.csr_matrix((data[order], columns[order], indptr), shape=(N, D))
+    X.indptr, X.indices = X.indptr.astype(widths[0]), X.indices.astype(widths[1])
+    y, w, v = rng.integers(0, 2, N), rng.standard_normal(D), rng.standard_normal(D)
+    drawn = Samples(Logistic(X, y), [12, 12, 12], 0, "uniform")
+    drawn.begin(0, products=True)
+    subset = Logistic(plain, y).subset(Draws(0).at(0, 1).choice(N, 12, replace=False, shuffle=False))
+    assert drawn[HESSIAN].value_and_gradient(w)[1] == pytest.approx(subset.value_and_gradient(w)[1], abs=1e-13)
+    assert drawn[HESSIAN].hessian(w)(v) == pytest.approx(subset.hessian(w)(v), abs=1e-13)
+
+
+def test_rows_in_descending_order_leave_nothing_between_them(rng):
+    X, plain = matrix(rng, "csr_matrix")
+    order = np.sort(np.append(rng.choice(N, 20, replace=False), [0, 0, N - 1]))[None, ::-1]
+    (picked,) = Pool(X).rows(order, [slice(0, 23)])
+    w = rng.standard_normal(D)
+    scores = picked.scores(w)
+    assert scores == pytest.approx(plain[order[0]] @ w, abs=1e-13)
+    assert not scores.base[1::2].any()  # what SciPy takes for rows between those
+
+
+def test_samples_that_are_not_gathered_are_let_go_and_drawn_again(rng, monkeypatch):
+    problem = Logistic(matrix(rng, "dense")[0], rng.integers(0, 2, N))
+    for together in (samples._TOGETHER, 0):
+        monkeypatch.setattr(samples, "_TOGETHER", together)
+        drawn = Samples(problem, [12, 9, 8], 0, "uniform")
+        drawn.begin(3, products=True)
+        sample, value = drawn[GRADIENT], drawn[GRADIENT].value(np.ones(D))
+        drawn.dismiss(GRADIENT)
+        assert (drawn[GRADIENT] is sample) == (together > 0)  # the memory of the others is kept anyway
+        assert drawn[GRADIENT].value(np.ones(D)) == pytest.approx(value, rel=1e-14)
+
+
+def test_an_iteration_without_products_draws_no_hessian_sample(rng, monkeypatch):
+    problem = Logistic(matrix(rng, "csr_matrix")[0], rng.integers(0, 2, N))
+    asked = []
+    draw = Samples._draw
+    monkeypatch.setattr(Samples, "_draw", lambda self, k, sizes: asked.extend(sizes) or draw(self, k, sizes))
+    options = {"preset": "paper", "batch_size": 12, "objective_batch_size": 8, "max_iter": 20, "certify": False}
+    sanc.minimize(problem, np.ones(D), method="sgd", **options)
+    assert set(asked) == {GRADIENT, OBJECTIVE}
+    asked.clear()
+    sanc.minimize(problem, np.ones(D), method="ncd", **options)
+    assert set(asked) == {GRADIENT, HESSIAN, OBJECTIVE}
+    asked.clear()
+    drawn = Samples(problem, [12, 9, 8], 0, "uniform")
+    for k, products in enumerate([False, True, False]):
+        drawn.begin(k, products)
+        assert (drawn[GRADIENT].n, drawn[OBJECTIVE].n) == (12, 8)
+    assert asked == [GRADIENT, OBJECTIVE, GRADIENT, HESSIAN, OBJECTIVE, GRADIENT, OBJECTIVE]
 
 
 def test_draws_of_the_iterations_to_come_grow_with_the_run_and_end_with_a_change(rng, monkeypatch):
@@ -186,4 +259,4 @@ def test_the_whole_sum_is_not_drawn_from(rng):
     oracle = FiniteSumOracle(problem, (None, None, None), 0)
     oracle.begin(0)
     oracle.value(np.ones(D))
-    assert oracle.sample(OBJECTIVE) is problem and problem._pool is None
+    assert oracle.sample(OBJECTIVE) is problem and oracle._samples._pool is None

@@ -176,7 +176,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
     if lower == 0.0:
         if base == 0.0 and not any(c):
             return 0.0, [0.0] * len(c), False
-        y = [-ci / gap if ci else 0.0 for ci, gap in pairs]
+        y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # where there is no gap, c is 0 but for underflow
         rest = math.hypot(*y)
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
@@ -208,7 +208,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
             if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
                 newton = upper
             else:  # bisect on the scale on which t lives
-                newton = math.sqrt(lower * upper) if lower > 0.0 else 0.5 * upper
+                newton = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
         if newton == t:
             break
         t = newton

@@ -173,8 +173,8 @@ class Krylov(Tridiagonal):
 
     def _close(self, unfinished: tuple[Any, ...]) -> None:
         """Compute the last β: a full space can do without it, so it waits until somebody asks."""
-        self._open = None
         _, beta = self._space.part(*unfinished)
+        self._open = None
         self._beta.pop()
         self._append(self._alpha.pop(), beta)
 

@@ -110,17 +110,11 @@ class _Penalty:
             return None
         total: Array = w * w
         total += 1
-        return np.reciprocal(total, out=total)
+        return 1.0 / total
 
-    def value(self, w: Array, inverse: Array | None = None) -> float:
+    def value(self, w: Array) -> float:
         if self.kind == "nonconvex":
-            if inverse is None:
-                share = w * w
-                share += 1
-                np.divide(w, share, out=share)
-            else:
-                share = w * inverse
-            return self.strength * float(w.dot(share))
+            return self.strength * float(w.dot(w * self.inverse(w)))
         return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
     def value_and_gradient(self, w: Array, inverse: Array | None = None) -> tuple[float, Array | float]:
@@ -220,22 +214,20 @@ class _Product:
 
 
 class Pool:
-    """The rows that samples are drawn from; of a dense X that holds mostly zeros a sparse copy.
+    """The rows that the samples of a run are drawn from; of a dense X that holds mostly zeros a sparse copy.
 
     Attributes
     ----------
     size : int
-        Numbers that X holds, or where it is sparse those that are not zero.
+        Entries of X, or where it is sparse those that it stores.
     quick : bool
         Whether `rows` can be had.
     """
 
     def __init__(self, X: Any) -> None:
         dense = isinstance(X, np.ndarray)
-        if dense and rows_available():
-            some = X[:: max(1, X.size // _MANY)]
-            if np.count_nonzero(some) <= _DENSE * some.size:
-                X, dense = scipy.sparse.csr_array(X), False
+        if dense and rows_available() and _mostly_zero(X[:: max(1, X.size // _MANY)]) and _mostly_zero(X):
+            X, dense = scipy.sparse.csr_array(X), False
         self._X, self._dense = X, dense
         self.size: int = X.size if dense else X.nnz
         self.quick = dense or rows_available()
@@ -246,8 +238,16 @@ class Pool:
         return lengths
 
     @cached_property
+    def _entries(self) -> tuple[Array, Array]:
+        """Columns and values of all entries, as SciPy reads them without making copies."""
+        kind = np.result_type(self._X.indptr, self._X.indices)
+        return np.ascontiguousarray(self._X.indices, kind), np.ascontiguousarray(self._X.data)
+
+    @cached_property
     def _ends(self) -> Array:
-        return np.stack([self._X.indptr[:-1], self._X.indptr[1:]], axis=1)
+        """Where each row begins and ends among them."""
+        indptr = self._X.indptr.astype(self._entries[0].dtype, copy=False)
+        return np.stack([indptr[:-1], indptr[1:]], axis=1)
 
     def matrix(self, rows: Array) -> Any:
         """Return some rows as a matrix, for products alone."""
@@ -257,9 +257,12 @@ class Pool:
         """Return, for each row of `order`, the rows it names; in each of the parts they are in descending order."""
         if self._dense:
             return [Copied(X) for X in self._X[order]]
-        columns, entries = self._X.shape[1], (self._X.indices, self._X.data)
         all_ends = self._ends.take(order, axis=0).reshape(len(order), -1)
-        return [Picked(columns, entries, ends, parts) for ends in all_ends]
+        return [Picked(self._X.shape[1], self._entries, ends, parts) for ends in all_ends]
+
+
+def _mostly_zero(X: Array) -> bool:
+    return bool(np.count_nonzero(X) <= _DENSE * X.size)
 
 
 class _Linear(FiniteSum):
@@ -271,7 +274,6 @@ class _Linear(FiniteSum):
     _divides = True
     _separate = True  # each second derivative is a number, by which `_bent` multiplies
     _recalls = False  # whether that is so and a state still tells the scores it was made from
-    _pool: Pool | None  # what samples are drawn from
 
     def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
         self.penalty = _Penalty(penalty, strength)
@@ -298,22 +300,12 @@ class _Linear(FiniteSum):
         part.y = self.y[rows]
         return part
 
-    def _sample(self, rows: Array) -> _Linear:
-        """Return the mean over rows that are known to be there, for value, gradient and products alone."""
-        return self._part(self._drawn_from().matrix(rows), rows)
-
-    def _drawn_from(self) -> Pool:
-        if self._pool is None:
-            self._pool = Pool(self.X)
-        return self._pool
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_points": [], "_parts": None, "_pool": None}
+        return self.__dict__ | {"_points": [], "_parts": None}
 
     def _forget(self) -> None:
         self._points: list[_Point] = []
         self._parts: list[list[_Block]] | None = None
-        self._pool = None
 
     # ------------------------------------------------------------------ the loss of the rows of one block
 
@@ -673,11 +665,17 @@ class Softmax(_Linear):
         return z
 
 
-def sampler(problem: FiniteSum) -> Callable[[Array], FiniteSum]:
-    """Return `problem.subset` for rows that need no check, where it makes one."""
-    if isinstance(problem, _Linear) and type(problem) in (Logistic, NonconvexSVM, Softmax):
-        return problem._sample
-    return problem.subset
+def pool(problem: FiniteSum) -> Pool | None:
+    """Return what samples can be drawn from; None for a class of its own, which may do other things with its rows."""
+    known = isinstance(problem, _Linear) and type(problem) in (Logistic, NonconvexSVM, Softmax)
+    return Pool(problem.X) if known else None  # type: ignore[attr-defined]
+
+
+def part(problem: FiniteSum, rows: Array, drawn_from: Pool | None) -> FiniteSum:
+    """Return `problem.subset(rows)`, without a check where there is a pool: for value, gradient and products alone."""
+    if drawn_from is None or not isinstance(problem, _Linear):
+        return problem.subset(rows)
+    return problem._part(drawn_from.matrix(rows), rows)
 
 
 def memory_of(problem: FiniteSum, w: Array) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -33,6 +33,8 @@ HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-rever
 
 
 _AS_IT_IS = nullcontext()
+_LARGE = 2**16
+"""Entries of a weight above which it is worth time to spare a copy of it, where memory is short."""
 _REPEATS = 5.0
 """What uses of leaves may weigh in a graph of second order, in vectors, before their terms are added one by one: the
 gradient of a plain network uses a weight three times."""
@@ -480,12 +482,22 @@ class FiniteDifference(AutogradOperator):
         oracle.load(self.x)
         return into
 
-    def _without_copies(self) -> AbstractContextManager[Any]:
-        """Keep a convolution that is most of the model from oneDNN, which holds another gradient of its weight."""
-        layout = self.oracle.layout
-        heavy = any(leaf.dim() > 2 and share > 0.5 for leaf, share in zip(layout.leaves, layout.shares, strict=True))
-        cpu = self.oracle.device.type == "cpu"
-        return torch.backends.mkldnn.flags(enabled=False) if heavy and cpu else _AS_IT_IS
+    @contextmanager
+    def _without_copies(self) -> Iterator[None]:
+        """Keep a convolution that is most of a large model from oneDNN, which holds another gradient of its weight."""
+        layout, before = self.oracle.layout, torch._C._get_mkldnn_enabled()
+        heavy = any(
+            leaf.dim() > 2 and leaf.numel() > _LARGE and share > 0.5
+            for leaf, share in zip(layout.leaves, layout.shares, strict=True)
+        )
+        if not heavy or self.oracle.device.type != "cpu":
+            yield
+            return
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would set more, and warn of that
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(before)
 
 
 # How each mode but "auto", which is one of the others, makes its products.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, _Linear, sampler
+from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, Pool, _Linear, part, pool
 from sanc.rows import Copied, Picked
 from sanc.settings import Sampling
 
@@ -59,7 +59,7 @@ class Draws:
         bits; where the lower half is small, there may be a second try. All else that NumPy does takes as long for few
         rows as for many, so it is worth doing for all streams together, where few rows are drawn a second time.
         """
-        few = size * size <= 16 * n and size < n and (n <= 10_000 or size <= n // 20)
+        few = size * size <= 16 * n and size < n < 2**32  # of more, or of more than a twentieth, NumPy draws otherwise
         if not few or len(streams) < _FEW_STREAMS or sys.byteorder != "little":
             return np.array([self.choice(n, size, *stream) for stream in streams])
         words = np.empty((len(streams), -(-size // 2)), np.uint64)
@@ -119,12 +119,12 @@ class Samples:
         self._seed, self._sampling = seed, sampling
         self._draws = Draws(seed)
         self._orders: dict[int, tuple[tuple[int, int], npt.NDArray[np.intp]]] = {}
-        self._subset = sampler(problem)
+        self._pool = pool(problem) if any(size is not None for size in wanted) else None
         self._iteration = -1
         self._now: list[FiniteSum | Sample | None] = [None, None, None]
-        # Where it is known how the problem measures its rows; a class made from these may measure otherwise.
-        knows = type(problem) in (Logistic, NonconvexSVM) and any(size is not None for size in wanted)
-        self._gatherer = Gatherer(problem) if knows else None  # type: ignore[arg-type]
+        self._gatherer: Gatherer | None = None
+        if self._pool is not None and isinstance(problem, Logistic | NonconvexSVM):
+            self._gatherer = Gatherer(problem, self._pool)
         self._key: tuple[Any, ...] = ()  # what decides on the next two
         self._together: dict[int, int] = {}  # roles and sizes of the samples that are gathered
         self._ahead: dict[int, list[Sample]] = {}  # samples of later iterations …
@@ -159,7 +159,7 @@ class Samples:
             size = self.wanted[role]
             sample = self.problem
             if size is not None:
-                sample = self._subset(self._draw([self._iteration], {role: size})[0][0])
+                sample = part(self.problem, self._draw([self._iteration], {role: size})[0][0], self._pool)
             self._now[role] = sample
         return sample
 
@@ -203,6 +203,8 @@ class Gatherer:
     ----------
     problem : Logistic or NonconvexSVM
         The whole sum.
+    drawn_from : Pool
+        Its rows.
 
     Attributes
     ----------
@@ -210,9 +212,8 @@ class Gatherer:
         Rows that are gathered together at most.
     """
 
-    def __init__(self, problem: _Linear) -> None:
-        self._problem = problem
-        self._pool = problem._drawn_from()
+    def __init__(self, problem: _Linear, drawn_from: Pool) -> None:
+        self._problem, self._pool = problem, drawn_from
         self._labels: Array | None = None  # of all rows, in the form the loss uses
         self.most = _TOGETHER * problem.n // max(1, self._pool.size) if self._pool.quick else 0
 
