@@ -226,7 +226,8 @@ class Pool:
 
     def __init__(self, X: Any) -> None:
         dense = isinstance(X, np.ndarray)
-        if dense and rows_available() and _mostly_zero(X[:: max(1, X.size // _MANY)]) and _mostly_zero(X):
+        every = max(1, X.size // _MANY)  # of so many rows one is looked at before all are
+        if dense and rows_available() and _mostly_zero(X[::every]) and (every == 1 or _mostly_zero(X)):
             X, dense = scipy.sparse.csr_array(X), False
         self._X, self._dense = X, dense
         self.size: int = X.size if dense else X.nnz
