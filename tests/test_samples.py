@@ -10,7 +10,8 @@ import sanc
 from sanc.oracles import samples
 from sanc.oracles.finite_sum import FiniteSumOracle
 from sanc.oracles.samples import Draws, Sample, Samples, buffered_order
-from sanc.problems import Logistic, NonconvexSVM, Pool, Softmax
+from sanc.problems import Logistic, NonconvexSVM, Softmax
+from sanc.rows import Pool
 
 N, D = 60, 9
 GRADIENT, HESSIAN, OBJECTIVE = range(3)
@@ -139,7 +140,7 @@ def test_a_dense_matrix_of_few_zeros_is_not_copied(rng, monkeypatch):
     assert scipy.sparse.issparse(Pool(zeros)._X) and Pool(zeros).size == np.count_nonzero(zeros)
     half = np.where(rng.random((N, D)) < 0.5, dense, 0.0)
     assert Pool(half)._X is half
-    monkeypatch.setattr("sanc.problems._MANY", D)  # entries of one row: whatever that holds, all are counted
+    monkeypatch.setattr("sanc.rows._MANY", D)  # entries of one row: whatever that holds, all are counted
     dense[::N] = 0.0
     assert Pool(dense)._X is dense
 

@@ -1,7 +1,7 @@
 """Finite sums in closed form: logistic regression, the nonconvex SVM and softmax regression, dense or sparse.
 
 A subset of a sum is again a sum of the same kind, the mean over its own rows with the same penalty; that is all that
-sampling needs.
+sampling needs. How small samples are made faster than that is the matter of `sanc.oracles.samples`.
 
 What costs time is reading X. The scores Xw are therefore computed once for value, gradient and Hessian at the same w,
 and a dense X too large for the cache is gone through in blocks of rows that fit it: a gradient or a product then reads
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,8 +21,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
-from sanc.rows import Copied, Picked, Rows
-from sanc.rows import available as rows_available
+from sanc.rows import Pool, Rows
 from sanc.threads import each
 
 __all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
@@ -41,10 +39,6 @@ _PARTS = 64
 """Parts, each of them some blocks, that are handed to threads."""
 _FEW_ENTRIES = 1 << 13
 """Entries of X, about, up to which a product takes less than what saves it."""
-_MANY = 1 << 20
-"""Entries of X, about, that are looked at for zeros."""
-_DENSE = 0.1
-"""Share of X that is not zero up to which samples of a dense X are drawn from a sparse copy of it."""
 _POINTS = 2
 """Points at which a sum remembers its scores: the current one and a trial."""
 _FELL = 0.01
@@ -211,59 +205,6 @@ class _Product:
         """Let the sum know its scores at ``to`` = w + Σ uᵢvᵢ, the vᵢ being all the vectors it was multiplied by."""
         if self._kept and len(self._kept) == len(u):
             self._sum._derive(self._point, self._block, to, u, self._kept)
-
-
-class Pool:
-    """The rows that the samples of a run are drawn from; of a dense X that holds mostly zeros a sparse copy.
-
-    Attributes
-    ----------
-    size : int
-        Entries of X, or where it is sparse those that it stores.
-    quick : bool
-        Whether `rows` can be had.
-    """
-
-    def __init__(self, X: Any) -> None:
-        dense = isinstance(X, np.ndarray)
-        every = max(1, X.size // _MANY)  # of so many rows one is looked at before all are
-        if dense and rows_available() and _mostly_zero(X[::every]) and (every == 1 or _mostly_zero(X)):
-            X, dense = scipy.sparse.csr_array(X), False
-        self._X, self._dense = X, dense
-        self.size: int = X.size if dense else X.nnz
-        self.quick = dense or rows_available()
-
-    @cached_property
-    def _lengths(self) -> Array:
-        lengths: Array = np.diff(self._X.indptr)
-        return lengths
-
-    @cached_property
-    def _entries(self) -> tuple[Array, Array]:
-        """Columns and values of all entries, as SciPy reads them without making copies."""
-        kind = np.result_type(self._X.indptr, self._X.indices)
-        return np.ascontiguousarray(self._X.indices, kind), np.ascontiguousarray(self._X.data)
-
-    @cached_property
-    def _ends(self) -> Array:
-        """Where each row begins and ends among them."""
-        indptr = self._X.indptr.astype(self._entries[0].dtype, copy=False)
-        return np.stack([indptr[:-1], indptr[1:]], axis=1)
-
-    def matrix(self, rows: Array) -> Any:
-        """Return some rows as a matrix, for products alone."""
-        return self._X[rows] if self._dense or not self.quick else Rows.of(self._X, rows, self._lengths)
-
-    def rows(self, order: Array, parts: list[slice]) -> Sequence[Copied | Picked]:
-        """Return, for each row of `order`, the rows it names; in each of the parts they are in descending order."""
-        if self._dense:
-            return [Copied(X) for X in self._X[order]]
-        all_ends = self._ends.take(order, axis=0).reshape(len(order), -1)
-        return [Picked(self._X.shape[1], self._entries, ends, parts) for ends in all_ends]
-
-
-def _mostly_zero(X: Array) -> bool:
-    return bool(np.count_nonzero(X) <= _DENSE * X.size)
 
 
 class _Linear(FiniteSum):

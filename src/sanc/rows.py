@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 try:  # what SciPy's own sparse matrices are made of; it has no public name
     from scipy.sparse import _sparsetools
@@ -16,6 +18,11 @@ if not all(hasattr(_sparsetools, name) for name in ("csr_row_index", "csr_matvec
     _sparsetools = None
 
 Array: TypeAlias = npt.NDArray[Any]
+
+_MANY = 1 << 20
+"""Entries of a matrix, about, that are looked at for zeros at first."""
+_DENSE = 0.1
+"""Share of a matrix that is not zero up to which rows of it are drawn from a sparse copy."""
 
 
 def available() -> bool:
@@ -177,3 +184,56 @@ class Picked:
             return result
 
         return product
+
+
+class Pool:
+    """The rows that the samples of a run are drawn from; of a dense X that holds mostly zeros a sparse copy.
+
+    Attributes
+    ----------
+    size : int
+        Entries of X, or where it is sparse those that it stores.
+    quick : bool
+        Whether `rows` can be had.
+    """
+
+    def __init__(self, X: Any) -> None:
+        dense = isinstance(X, np.ndarray)
+        every = max(1, X.size // _MANY)  # of so many rows one is looked at before all are
+        if dense and available() and _mostly_zero(X[::every]) and (every == 1 or _mostly_zero(X)):
+            X, dense = scipy.sparse.csr_array(X), False
+        self._X, self._dense = X, dense
+        self.size: int = X.size if dense else X.nnz
+        self.quick = dense or available()
+
+    @cached_property
+    def _lengths(self) -> Array:
+        lengths: Array = np.diff(self._X.indptr)
+        return lengths
+
+    @cached_property
+    def _entries(self) -> tuple[Array, Array]:
+        """Columns and values of all entries, as SciPy reads them without making copies."""
+        kind = np.result_type(self._X.indptr, self._X.indices)
+        return np.ascontiguousarray(self._X.indices, kind), np.ascontiguousarray(self._X.data)
+
+    @cached_property
+    def _ends(self) -> Array:
+        """Where each row begins and ends among them."""
+        indptr = self._X.indptr.astype(self._entries[0].dtype, copy=False)
+        return np.stack([indptr[:-1], indptr[1:]], axis=1)
+
+    def matrix(self, rows: Array) -> Any:
+        """Return some rows as a matrix, for products alone."""
+        return self._X[rows] if self._dense or not self.quick else Rows.of(self._X, rows, self._lengths)
+
+    def rows(self, order: Array, parts: list[slice]) -> Sequence[Copied | Picked]:
+        """Return, for each row of `order`, the rows it names; in each of the parts they are in descending order."""
+        if self._dense:
+            return [Copied(X) for X in self._X[order]]
+        all_ends = self._ends.take(order, axis=0).reshape(len(order), -1)
+        return [Picked(self._X.shape[1], self._entries, ends, parts) for ends in all_ends]
+
+
+def _mostly_zero(X: Array) -> bool:
+    return bool(np.count_nonzero(X) <= _DENSE * X.size)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, Pool, _Linear, part, pool
-from sanc.rows import Copied, Picked
+from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, _Linear, part, pool
+from sanc.rows import Copied, Picked, Pool
 from sanc.settings import Sampling
 
 _TOGETHER = 1 << 17
