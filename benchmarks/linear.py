@@ -39,6 +39,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 import warnings
@@ -57,7 +58,7 @@ from scipy.linalg.lapack import dstev
 
 import sanc
 from benchmarks.common import Budget, plain_table
-from benchmarks.timing import in_turns, machine, write_json
+from benchmarks.timing import in_turns, machine, ratio, turns, write_json
 from sanc.lab.runs import load_data
 from sanc.problems import FiniteSum, Logistic
 
@@ -421,15 +422,16 @@ def overhead_one(X: Any, y: Array, strength: float, iterations: int, seconds: fl
             trial, (before, after, *_) = written_out(X, signs, rows, x, 1.0, strength, products, values - 1)
             x = trial if after < before else x
 
-    times = in_turns({"sanc": run, "by hand": by_hand, "in full": in_full}, seconds=seconds)
+    rounds = turns({"sanc": run, "by hand": by_hand, "in full": in_full}, seconds=seconds)
+    times = {name: statistics.median(mine) for name, mine in rounds.items()}
     return {
         "batch": size,
         "products": float(np.mean([products for products, _ in done])),
         "values": float(np.mean([values for _, values in done])),
         "sanc": times["sanc"] / len(done),
         "by_hand": times["by hand"] / len(done),
-        "ratio": times["sanc"] / times["by hand"],
-        "in_full": times["in full"] / times["by hand"],
+        "ratio": ratio(rounds["sanc"], rounds["by hand"]),
+        "in_full": ratio(rounds["in full"], rounds["by hand"]),
     }
 
 

@@ -198,10 +198,9 @@ class Pool:
     """
 
     def __init__(self, X: Any) -> None:
+        if isinstance(X, np.ndarray) and available():
+            X = _without_zeros(X)
         dense = isinstance(X, np.ndarray)
-        every = max(1, X.size // _MANY)  # of so many rows one is looked at before all are
-        if dense and available() and _mostly_zero(X[::every]) and (every == 1 or _mostly_zero(X)):
-            X, dense = scipy.sparse.csr_array(X), False
         self._X, self._dense = X, dense
         self.size: int = X.size if dense else X.nnz
         self.quick = dense or available()
@@ -235,5 +234,12 @@ class Pool:
         return [Picked(self._X.shape[1], self._entries, ends, parts) for ends in all_ends]
 
 
-def _mostly_zero(X: Array) -> bool:
-    return bool(np.count_nonzero(X) <= _DENSE * X.size)
+def _without_zeros(X: Array) -> Any:
+    """Return X as a sparse matrix where it holds mostly zeros, else X itself."""
+    for every in sorted({max(1, X.size // _MANY), 1}, reverse=True):  # one of so many rows, before all of them
+        kept = X[::every] != 0
+        if np.count_nonzero(kept) > _DENSE * kept.size:
+            return X
+    rows, columns = np.divmod(np.flatnonzero(kept), X.shape[1])
+    ends = np.cumsum(np.bincount(rows, minlength=len(X)))
+    return scipy.sparse.csr_array((X[rows, columns], columns, np.append(0, ends)), shape=X.shape)

@@ -66,7 +66,7 @@ class Draws:
         for place, stream in enumerate(streams):
             self.at(*stream)
             words[place] = self._bits.random_raw(words.shape[1])
-        last = np.arange(n - size, n)
+        last = np.arange(n - size, n, dtype=np.uint32)
         wide = words.view(np.uint32)[:, :size] * (last + 1).astype(np.uint64)
         low, high = wide.view(np.uint32)[:, ::2], wide.view(np.uint32)[:, 1::2]
         odd: Array = np.any(low <= last, axis=1)
@@ -74,9 +74,9 @@ class Draws:
         bits = size.bit_length()
         keys: Array = high.astype(np.int32 if n << bits < 2**31 else np.int64)
         ordered = np.sort((keys << bits) + np.arange(size, dtype=keys.dtype))
-        where, after = np.nonzero(ordered[:, 1:] >> bits == ordered[:, :-1] >> bits)
+        where, after = np.nonzero(np.diff(ordered >> bits) == 0)
         again = ordered[where, after + 1] & ((1 << bits) - 1)
-        rows, instead = high.astype(np.intp), last[again]
+        rows, instead = high.astype(np.intp), last[again].astype(np.intp)
         odd[where[np.any(rows[where] == instead[:, None], axis=1)]] = True  # one may have been drawn before as such
         rows[where, again] = instead
         for place in np.nonzero(odd)[0].tolist():
