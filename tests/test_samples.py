@@ -9,12 +9,11 @@ import scipy.sparse
 import sanc
 from sanc.oracles import samples
 from sanc.oracles.finite_sum import FiniteSumOracle
-from sanc.oracles.samples import Draws, Sample, Samples, buffered_order
+from sanc.oracles.samples import GRADIENT, HESSIAN, OBJECTIVE, Draws, Sample, Samples, buffered_order
 from sanc.problems import Logistic, NonconvexSVM, Softmax
 from sanc.rows import Pool
 
 N, D = 60, 9
-GRADIENT, HESSIAN, OBJECTIVE = range(3)
 
 
 def matrix(rng, form, dtype=np.float64):
@@ -260,4 +259,4 @@ def test_the_whole_sum_is_not_drawn_from(rng):
     oracle = FiniteSumOracle(problem, (None, None, None), 0)
     oracle.begin(0)
     oracle.value(np.ones(D))
-    assert oracle.sample(OBJECTIVE) is problem and oracle._samples._pool is None
+    assert oracle.samples[OBJECTIVE] is problem and oracle.samples._pool is None

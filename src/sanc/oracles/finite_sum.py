@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sanc.oracles.base import Meter, Operator, Oracle, Recent
-from sanc.oracles.samples import Sample, Samples
+from sanc.oracles.samples import GRADIENT, HESSIAN, OBJECTIVE, Samples
 from sanc.problems import FiniteSum, memory_of, remind
 from sanc.settings import Sampling
 from sanc.vectors import Floats, NumpySpace, Vector
 
-_GRADIENT, _HESSIAN, _OBJECTIVE = range(3)
-
 
 class FiniteSumOracle(Oracle):
-    """Draws the samples of each iteration as a function of (seed, iteration), so that every method sees the same.
+    """Answers on the samples of each iteration, which are a function of (seed, iteration): every method sees the same.
 
     Parameters
     ----------
@@ -27,6 +25,11 @@ class FiniteSumOracle(Oracle):
         Seed of the draws.
     sampling : {"uniform", "buffered"}
         Draw each sample from all rows, or go through the rows in their order with a shuffle buffer of one batch.
+
+    Attributes
+    ----------
+    samples : Samples
+        Those of the current iteration.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class FiniteSumOracle(Oracle):
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
         self.wanted = list(sizes)
-        self._samples = Samples(problem, self.wanted, seed, sampling)
+        self.samples = Samples(problem, self.wanted, seed, sampling)
         self._values = Recent()
         self._gradient: tuple[Vector, float, Vector] | None = None
 
@@ -55,19 +58,15 @@ class FiniteSumOracle(Oracle):
         return n if g is None else g, n if h is None else h, n if f is None else f
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
-        if self._samples.begin(iteration, products) and self.wanted[0] is not None:
+        if self.samples.begin(iteration, products) and self.wanted[0] is not None:
             self._gradient = None
 
     def dismiss(self, role: str) -> None:
-        self._samples.dismiss(_GRADIENT if role == "gradient" else _HESSIAN)
-
-    def sample(self, role: int) -> FiniteSum | Sample:
-        """Return a sample of this iteration: the same whenever it is asked for."""
-        return self._samples[role]
+        self.samples.dismiss(GRADIENT if role == "gradient" else HESSIAN)
 
     def value(self, x: Vector) -> float:
         if self.wanted[2] is not None:  # an iteration asks once for each point, and the next has another sample
-            sample = self._samples[_OBJECTIVE]
+            sample = self.samples[OBJECTIVE]
             self.meter.count_value(sample.n)
             return sample.value(x)
         known = self._values.get(x)
@@ -89,7 +88,7 @@ class FiniteSumOracle(Oracle):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if self._gradient is not None and self._gradient[0] is x:
             return self._gradient[1], self._gradient[2]
-        sample = self._samples[_GRADIENT]
+        sample = self.samples[GRADIENT]
         value, g = sample.value_and_gradient(x)
         self.meter.count_gradient(sample.n)
         self._gradient = (x, value, g)
@@ -98,7 +97,7 @@ class FiniteSumOracle(Oracle):
         return value, g
 
     def trial(self, x: Vector) -> float:
-        sample = self._samples[_GRADIENT]
+        sample = self.samples[GRADIENT]
         self.meter.count_value(sample.n)
         return sample.value(x)
 
@@ -114,13 +113,13 @@ class _SampleHessian(Operator):
 
     def __call__(self, v: Vector, out: Vector | None = None) -> Vector:
         if self._product is None:
-            self._product = self.oracle.sample(_HESSIAN).hessian(self.x)
+            self._product = self.oracle.samples[HESSIAN].hessian(self.x)
         self.oracle.meter.count_product(self._size)
         return self._product(v)
 
     def gradient(self) -> Vector:
         self.oracle.meter.count_gradient(self._size)
-        return self.oracle.sample(_HESSIAN).value_and_gradient(self.x)[1]
+        return self.oracle.samples[HESSIAN].value_and_gradient(self.x)[1]
 
     def moved(self, to: Vector, u: Floats) -> None:
         tell = getattr(self._product, "moved", None)

@@ -18,6 +18,8 @@ from sanc.problems import Array, FiniteSum, Logistic, NonconvexSVM, _Linear, par
 from sanc.rows import Copied, Picked, Pool
 from sanc.settings import Sampling
 
+GRADIENT, HESSIAN, OBJECTIVE = range(3)
+"""The roles of samples."""
 _TOGETHER = 1 << 17
 """Entries of X up to which samples are gathered together: they fit the cache of a core."""
 _FEW_STREAMS = 6
@@ -138,7 +140,7 @@ class Samples:
         self._now = [None, None, None]
         if self._gatherer is not None and self._key != (products, *self.wanted):
             self._key = (products, *self.wanted)
-            sizes = {k: size for k, size in enumerate(self.wanted) if size is not None and (products or k != 1)}
+            sizes = {k: size for k, size in enumerate(self.wanted) if size is not None and (products or k != HESSIAN)}
             self._together = sizes if sum(sizes.values()) <= self._gatherer.most else {}
             self._ahead = {}
         return True
