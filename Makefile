@@ -1,41 +1,56 @@
-# make demo       train a network on the digits with every method; picture and table, into demo-output/ (half a minute)
-# make test       lint, then every test that is not slow
-# make test-slow  the tests that take minutes
-# make lint       ruff check, ruff format --check and mypy
-# make wheel      build the wheel and the source archive into dist/
-# make clean      remove everything that was made here except .venv
+# make demo         train a network on the digits with every method; picture and table, into demo-output/ (half a minute)
+# make test         lint, types, then every test that is not slow, on as many cores as there are
+# make test-slow    the tests that take minutes
+# make test-oldest  the tests with the oldest versions that pyproject.toml admits, in an environment of their own
+# make lint         ruff check, ruff format --check and mypy
+# make wheel        build the wheel and the source archive into dist/
+# make clean        remove everything that was made here except the environments
 #
-# Each of them first makes .venv with the pinned versions of constraints.txt, once, and again when pyproject.toml or
-# constraints.txt change. PYTHON chooses the interpreter: make test PYTHON=python3.12
+# Each of them first makes .venv with the pinned versions of constraints.txt and what it needs itself, once, and again when
+# pyproject.toml or constraints.txt change. Nothing is compiled. PYTHON chooses the interpreter (make test PYTHON=python3.12),
+# VENV the folder of the environment, TESTS what pytest is told (make test TESTS="tests/core -k lanczos").
 
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV ?= .venv
+TESTS ?=
+OLDEST ?= .venv-oldest
+OLDEST_PYTHON ?= python3.11
+BIN := $(VENV)/bin
+PYTEST := python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-slow lint wheel clean
+.PHONY: demo test test-slow test-oldest lint wheel clean
 
-demo: $(STAMP)
+demo: $(VENV)/.lab
 	$(BIN)/python -m sanc.lab.demo --out demo-output
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/$(PYTEST) -m "not slow" $(TESTS)
 
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+test-slow: $(VENV)/.dev
+	$(BIN)/$(PYTEST) -m slow $(TESTS)
 
-lint: $(STAMP)
+test-oldest: $(OLDEST)/.oldest
+	$(OLDEST)/bin/$(PYTEST) -m "not slow" $(TESTS)
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-wheel: $(STAMP)
+wheel: $(VENV)/.dev
 	$(BIN)/python -m build
 
 clean:
 	rm -rf build dist demo-output site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
+	find . -name ".venv*" -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+$(VENV)/.lab $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --prefer-binary -c constraints.txt -e '.[$*]'
+	touch $@
+
+$(OLDEST)/.oldest: pyproject.toml tools/oldest.py
+	$(OLDEST_PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST_PYTHON) tools/oldest.py pyproject.toml > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --prefer-binary -c $(OLDEST)/constraints.txt -e '.[test]'
 	touch $@

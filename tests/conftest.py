@@ -1,11 +1,15 @@
-"""Shared fixtures: one thread, seeded generators, a sum and its counter, and the skip of GPU tests."""
+"""Shared fixtures: one thread, seeded generators, a sum and its counter; and what a run says of skips and of its machine."""
 
 from __future__ import annotations
 
+import json
+import platform
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy
 import scipy.sparse
 import torch
 
@@ -21,6 +25,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-system", metavar="FILE", help="add this machine and the outcome to a file of systems")
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    """Say why tests were skipped, in one line per reason, and note the machine where that is asked for."""
+    stats = terminalreporter.stats
+    skipped = stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    target = config.getoption("--record-system")
+    if target:
+        counts = {name: len(stats.get(name, [])) for name in ("passed", "skipped", "failed", "error")}
+        note_system(Path(target), counts)
+
+
+def note_system(path: Path, counts: dict[str, int]) -> None:
+    """Put a row for this machine and these versions in the place of an older one; tests/test_docs.py reads it."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    row = {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "device": device,
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+    }
+    known = json.loads(path.read_text()) if path.exists() else []
+    rows = [other for other in known if {name: other[name] for name in row} != row]
+    path.write_text(json.dumps([*rows, row | counts], indent=1) + "\n")
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_against_galahad_rqs():
     It runs in a process of its own: it returns zeros unless OpenMP is set up in this way, which would slow the rest.
     """
     if importlib.util.find_spec("galahad") is None:
-        pytest.skip("galahad-optrove is not installed: it exists for Linux only")
+        pytest.skip("galahad-optrove is not installed; the same is compared with sixty digits above")
     rng = np.random.default_rng(5)
     cases = []
     for _ in range(300):
