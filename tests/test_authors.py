@@ -17,7 +17,7 @@ import torch
 
 import sanc
 from sanc import Branch
-from sanc.oracles.samples import Draws, buffered_order
+from sanc.sums.oracle import Draws, buffered_order
 from sanc.problems import Logistic
 
 MARKS = (2_500, 5_000, 10_000, 20_000, 50_000)
@@ -105,7 +105,7 @@ def test_sgd_is_torchs_sgd(generated):
     w = torch.nn.Parameter(torch.ones(60, dtype=torch.float64))
     opt = torch.optim.SGD([w], lr=0.01)
     for t in range(20):
-        rows = Draws(3).at(t, 0).choice(generated.n, 100, replace=False, shuffle=False)
+        rows = Draws(generated.n, 3, "uniform").rows(t, 0, 100)
         X, y = torch.from_numpy(generated.X[rows]), torch.from_numpy(generated.y[rows])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(X @ w, y) + (w**2 / (1 + w**2)).sum()
         opt.zero_grad()
@@ -209,5 +209,5 @@ def test_the_authors_fall_back_on_the_hessian_sample(generated):
         assert res.history[0].branch is Branch.GRADIENT
         moves[preset] = (np.ones(60) - res.x) * 10.0
     for preset, role in (("paper", 0), ("authors", 1)):
-        rows = Draws(2).at(0, role).choice(generated.n, 100, replace=False, shuffle=False)
+        rows = Draws(generated.n, 2, "uniform").rows(0, role, 100)
         assert moves[preset] == pytest.approx(generated.subset(rows).value_and_gradient(np.ones(60))[1], abs=1e-12)

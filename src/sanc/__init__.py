@@ -5,8 +5,11 @@
 
 from sanc import errors, problems, theory
 from sanc._version import __version__
+from sanc.autograd.batches import Batch, ThreeSamples
 from sanc.certificate import Certificate, certificate
-from sanc.data import Batch, ThreeSamples
+from sanc.core.family import METHODS, PRESETS
+from sanc.core.record import Branch, Calls, Record
+from sanc.core.settings import MinibatchSettings, Settings
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -16,8 +19,6 @@ from sanc.errors import (
 )
 from sanc.minimize import Status, minimize, scipy_method
 from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
-from sanc.record import Branch, Calls, Record
-from sanc.settings import METHODS, PRESETS, Settings
 
 __all__ = [
     "ARC",
@@ -34,6 +35,7 @@ __all__ = [
     "Branch",
     "Calls",
     "Certificate",
+    "MinibatchSettings",
     "NonFiniteStartError",
     "Record",
     "SancError",

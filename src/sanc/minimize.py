@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 from scipy.optimize import OptimizeResult
 
-from sanc.amortised import AmortisedEngine
-from sanc.certificate import probe
-from sanc.descent import Limits, Run, Status
-from sanc.engine import Engine
+from sanc.autograd.products import HvpMode, require_mode
+from sanc.core.curvature import probe
+from sanc.core.family import Method, find_method, make_settings
+from sanc.core.iteration import Iteration
+from sanc.core.oracle import Oracle
+from sanc.core.record import Branch
+from sanc.core.run import Limits, Run, Status
+from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, require_integer, require_number
-from sanc.oracles.base import Oracle
-from sanc.oracles.build import Restore, build_oracle
-from sanc.oracles.finite_sum import FiniteSumOracle
-from sanc.oracles.products import HvpMode, require_mode
-from sanc.problems import FiniteSum
-from sanc.record import Branch
-from sanc.settings import Method, find_method, make_settings
+from sanc.minibatch.iteration import MinibatchIteration
+from sanc.objective import Restore, build_oracle
+from sanc.sums.linear import FiniteSum
+from sanc.sums.oracle import SumOracle
 
 __all__ = ["Status", "minimize", "scipy_method"]
 
@@ -39,7 +40,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
     *,
-    preset: str = "robust",
+    preset: str | Settings = "robust",
     curvature_tol: float | None = None,
     max_iter: int = 10_000,
     max_calls: float | None = None,
@@ -80,7 +81,7 @@ def minimize(
         sample; NaN where that was not evaluated), nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them.
-    preset : {"robust", "paper", "authors"}
+    preset : {"robust", "paper", "authors"} or Settings
         The set of rules and numbers to start from. "robust" has no constants to tune.
     curvature_tol : float, optional
         How negative λ_min may be; by default √tol.
@@ -95,10 +96,9 @@ def minimize(
         With method "scr": let the samples grow as steps shrink.
     seed : int
         Seed of samples, coin and random starts.
-    hvp : {"auto", "double-backward", "forward-over-reverse", "linearised", "finite-difference"}
-        How torch functions get their Hessian products. "auto" measures the exact ones where the function is large
-        enough for that to pay, and takes the fastest; a run is then repeated to rounding only. A small one gets
-        "double-backward" at once.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
+        How torch functions get their Hessian products. "auto" differentiates the gradient once more, and where an
+        operator has no second derivative takes differences of gradients, with a warning.
     certify : bool
         Compute the certificate of the final point, also where the run ended at a limit. Without it a run whose gradient
         became small looks for negative curvature with 10 products, or a tenth of those it made: that leads out of a
@@ -137,8 +137,8 @@ def minimize(
     require_mode(hvp)
     require_integer("seed", seed, 0)
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
-    amortised = chosen.amortises(tuned) and not grow_samples and any(size is not None for size in sizes)
-    if amortised and objective_batch_size is not None:
+    on_samples = chosen.on_samples(tuned) and not grow_samples and any(size is not None for size in sizes)
+    if on_samples and objective_batch_size is not None:
         raise ArgumentError(
             f"objective_batch_size = {objective_batch_size!r} cannot be used: steps are judged on the gradient sample. "
             'Leave it out, or pass preset="paper".'
@@ -154,19 +154,20 @@ def minimize(
         sizes=sizes,
         seed=seed,
         sampling=tuned.sampling,
+        grow=grow_samples,
     )
     if resume is not None and not isinstance(resume, Mapping):
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
     limits = _limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products)
     run = Run(
         oracle=oracle,
-        engine=AmortisedEngine(chosen, tuned, seed) if amortised else Engine(chosen, tuned, seed, limits.tol),
+        iterates=(
+            MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, limits.tol)
+        ),
         limits=limits,
         x=x,
         seed=seed,
     )
-    if grow_samples:
-        run.base = oracle.sizes[:2]
     if resume is not None:
         run.resume(resume)
     status = run.go(_reporter(callback, restore, disp))
@@ -279,7 +280,7 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
     oracle, meter = run.oracle, run.oracle.meter
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
-    whole = oracle if oracle.exact else FiniteSumOracle(fun, (None, None, None), run.seed)
+    whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
     ended_elsewhere = status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER)
     if ended_elsewhere:

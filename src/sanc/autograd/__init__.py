@@ -1,0 +1,1 @@
+"""Losses of torch: closures over leaf tensors, differentiated automatically."""

@@ -1,0 +1,122 @@
+"""Leaf tensors as one flat vector, and the losses that are made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Closure = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays.
+
+    Attributes
+    ----------
+    name : str
+        The argument it came from, for messages.
+    parts : sequence of (float, callable)
+        Weights and closures; more than one when the sample is cut into micro-batches.
+    size : int
+        Components in it.
+    seed : int or None
+        What its random draws are a function of; None for a function that draws nothing.
+    """
+
+    name: str
+    parts: Sequence[tuple[float, Closure]]
+    size: int
+    seed: int | None
+
+
+class Leaves:
+    """How a flat vector lies in leaf tensors, and the weight decay of each stretch.
+
+    Attributes
+    ----------
+    tensors : list of Tensor
+        The leaves.
+    decays : list of float
+        Weight decay of each.
+    dim : int
+        Length of the flat vector.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float]) -> None:
+        self.tensors = list(tensors)
+        self.decays = list(decays)
+        self._sizes = [leaf.numel() for leaf in self.tensors]
+        self.dim = sum(self._sizes)
+        self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
+
+    def matches(self, other: Leaves) -> bool:
+        """Whether vectors of one are vectors of the other: the same leaves, type and device."""
+        same = len(self.tensors) == len(other.tensors) and (self.dtype, self.device) == (other.dtype, other.device)
+        return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+
+    def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Join per-leaf tensors into one new vector, out of any graph; a missing one is zero."""
+        pieces = [
+            leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, self.dtype)
+            for leaf, tensor in zip(self.tensors, tensors, strict=True)
+        ]
+        return torch.cat(pieces)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
+        rows = vector.shape[:-1]
+        pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
+        return [piece.reshape(rows + leaf.shape) for piece, leaf in zip(pieces, self.tensors, strict=True)]
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Undo `split`."""
+        pairs = zip(tensors, self.tensors, strict=True)
+        return torch.cat([t.reshape(*t.shape[: t.ndim - leaf.ndim], leaf.numel()) for t, leaf in pairs], dim=-1)
+
+    def read(self) -> Tensor:
+        """Gather the leaves into a new flat vector."""
+        return self.flatten([leaf.detach() for leaf in self.tensors])
+
+    def write(self, vector: Tensor) -> None:
+        """Copy a flat vector into the leaves."""
+        with torch.no_grad():
+            for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
+                leaf.copy_(piece)
+        torch.clear_autocast_cache()  # it may hold casts of the old content
+
+    def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Add ½ Σ decay·‖x‖² over the stretches that have one, in float64 and not yet read."""
+        total = loss.detach().double()
+        for begin, end, decay in self._stretches():
+            total = total + 0.5 * decay * torch.dot(x[begin:end], x[begin:end]).double()
+        return total
+
+    def add_decay(self, result: Tensor, v: Tensor) -> Tensor:
+        """Add decay·v, the penalty's gradient and Hessian product alike, in place."""
+        for begin, end, decay in self._stretches():
+            result[begin:end].add_(v[begin:end], alpha=decay)
+        return result
+
+    def _stretches(self) -> list[tuple[int, int, float]]:
+        """Return where neighbouring leaves have the same decay, and how large it is."""
+        found: list[tuple[int, int, float]] = []
+        offset = 0
+        for size, decay in zip(self._sizes, self.decays, strict=True):
+            if decay:
+                if found and found[-1][1:] == (offset, decay):
+                    found[-1] = (found[-1][0], offset + size, decay)
+                else:
+                    found.append((offset, offset + size, decay))
+            offset += size
+        return found
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Flatten one tensor, out of its graph."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()  # an embedding may give sparse gradients
+    return tensor.detach().to(dtype).reshape(-1)

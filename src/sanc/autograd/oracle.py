@@ -1,0 +1,282 @@
+"""f, g and Hv of a torch loss by automatic differentiation.
+
+The loss is a closure over leaf tensors, which is how both a model's parameters and the argument of a plain function
+look from here. Points are flat vectors; `load` writes one into the leaves, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.autograd import internals
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
+from sanc.autograd.randomness import Buffers, seed_all, still_buffers
+from sanc.core.oracle import Meter, Operator, Oracle, Recent
+from sanc.core.space import TorchSpace
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
+
+Grads = Sequence[Tensor | None]
+
+
+class AutogradOracle(Oracle):
+    """f, g and Hv of closures over leaf tensors.
+
+    Parameters
+    ----------
+    leaves : Leaves
+        The leaves.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
+        How products are made.
+    meter : Meter, optional
+        Where calls are counted.
+    exact : bool
+        Whether the samples are the whole objective in every iteration.
+
+    Attributes
+    ----------
+    hvp : str
+        How products are made.
+    raw_loss : Tensor or None
+        Loss of the first gradient pass, without weight decay.
+    training : Buffers or None
+        What the buffers of modules held before that pass, which is the one that counts as training.
+    """
+
+    def __init__(
+        self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
+    ) -> None:
+        self.leaves = leaves
+        self.space: TorchSpace = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.meter = meter or Meter()
+        self.exact = exact
+        self.hvp: str = hvp
+        self._samples: tuple[Sample, Sample, Sample] | None = None
+        self._inspected = False  # whether a graph was searched for functions that are differentiable once only
+        self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
+        self._products = True
+        self.unbind()
+
+    def bind(self, gradient: Sample, hessian: Sample, objective: Sample) -> None:
+        """Answer on these samples from now on; the same object where two coincide, which saves work."""
+        self.unbind()
+        self._samples = (gradient, hessian, objective)
+
+    def unbind(self) -> None:
+        """Let go of the samples, of every graph and of every point that is remembered."""
+        self._samples = None
+        self._loaded: Tensor | None = None
+        self._values: dict[Sample, Recent] = {}
+        self._gradients = Recent(1)
+        self._graph: tuple[Tensor, Grads] | None = None
+        self.raw_loss: Tensor | None = None
+        self.training: Buffers | None = None
+
+    @property
+    def samples(self) -> tuple[Sample, Sample, Sample]:
+        """Those of the gradient, the Hessian and the objective."""
+        assert self._samples is not None
+        return self._samples
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        g, h, f = self.samples
+        return g.size, h.size, f.size
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self._products = products
+
+    def numbers(self) -> dict[str, Any]:
+        return {"hvp": self.hvp}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        if self.hvp == "auto":
+            self.hvp = numbers["hvp"]
+
+    # ------------------------------------------------------------------ points
+
+    def start(self) -> Tensor:
+        """Gather the leaves into the flat vector that stands for the current point."""
+        self._loaded = self.leaves.read()
+        return self._loaded
+
+    def load(self, x: Any) -> None:
+        """Write a point into the leaves, unless it is there already."""
+        if self._loaded is not x:
+            self._loaded = self._graph = None  # a graph that was built on the old content is void
+            self.leaves.write(x)
+            self._loaded = x
+
+    # ------------------------------------------------------------------ values
+
+    def value(self, x: Any) -> float:
+        return self._known_or_evaluated(x, self.samples[2])
+
+    def trial(self, x: Any) -> float:
+        return self._known_or_evaluated(x, self.samples[0])
+
+    def _known_or_evaluated(self, x: Any, sample: Sample) -> float:
+        recent = self._values.setdefault(sample, Recent())
+        known: float | None = recent.get(x)
+        return float(recent.put(x, self.evaluate(x, sample))) if known is None else known
+
+    def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
+        """f(x) on a sample, with its randomness replayed and no buffer moved."""
+        self.load(x)
+        try:
+            total = self.forward(sample, graph=graph or self._differentiates)
+        except RuntimeError as problem:
+            if graph or self._differentiates or "does not require grad" not in str(problem):
+                raise
+            self._differentiates = True  # a gradient penalty, a physics-informed loss
+            total = self.forward(sample, graph=True)
+        self.meter.count_value(sample.size)
+        return float(self.leaves.penalised(total, x))
+
+    def forward(self, sample: Sample, *, graph: bool | None = None) -> Tensor:
+        """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
+        total: Any = 0.0
+        with still_buffers(), torch.set_grad_enabled(self._differentiates if graph is None else graph):
+            self._rewind(sample)
+            for weight, closure in sample.parts:
+                total = total + weight * self._call(closure, sample, graph=False).detach().double()
+        assert isinstance(total, Tensor)
+        return total
+
+    # ------------------------------------------------------------------ gradients
+
+    def gradient(self, x: Any) -> tuple[float, Any]:
+        known: tuple[float, Any] | None = self._gradients.get(x)
+        if known is not None:
+            return known
+        unread, g = self.unread_gradient(x)
+        value = float(unread)
+        self._values.setdefault(self.samples[0], Recent()).put(x, value)
+        return self._gradients.put(x, (value, g))  # type: ignore[no-any-return]
+
+    def unread_gradient(self, x: Any) -> tuple[Tensor, Tensor]:
+        """F and ∇f on the gradient sample; the value not yet read."""
+        sample, hessian, _ = self.samples
+        twice = self.hvp in ("auto", "double-backward")
+        keep = self._products and sample is hessian and twice and len(sample.parts) == 1
+        self.load(x)
+        if self.training is None:  # the pass that counts as training: buffers move, as in a plain forward pass
+            with Buffers() as self.training:
+                loss, g = self._sum_or_fall_back(x, sample, keep)
+            self.raw_loss = loss
+        else:
+            with still_buffers():
+                loss, g = self._sum_or_fall_back(x, sample, keep)
+        self.meter.count_gradient(sample.size)
+        return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
+
+    def _sum_or_fall_back(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
+        try:
+            return self._sum(x, sample, keep)
+        except SecondDerivativeError as problem:
+            self.fall_back(problem)
+            return self._sum(x, sample, False)
+
+    def fall_back(self, problem: SecondDerivativeError) -> None:
+        """Where hvp is "auto", make differences of gradients from now on, and say so; elsewhere it is an error."""
+        if self.hvp != "auto":
+            raise problem
+        self.hvp = "finite-difference"
+        warnings.warn(
+            f"{problem} From here on products are differences of gradients, which are not exact; "
+            'hvp="double-backward" makes this an error.',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def sample_gradient(self, x: Any, sample: Sample) -> Tensor:
+        """∇f on any sample, as a fresh vector."""
+        if sample is self.samples[0]:
+            return self.gradient(x)[1].clone()  # type: ignore[no-any-return]
+        self.load(x)
+        with still_buffers(), torch.enable_grad():
+            _, g = self._sum(x, sample, False)
+        self.meter.count_gradient(sample.size)
+        return self.leaves.add_decay(g, x)
+
+    def _sum(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
+        total = g = None
+        for weight, loss, grads in self.passes(sample, create_graph=keep):
+            if keep:
+                self._graph = (x, grads)
+            part = self.leaves.flatten(grads)
+            part = part if weight == 1.0 else part.mul_(weight)
+            value = weight * loss.detach()
+            total, g = (value, part) if g is None else (total + value, g.add_(part))
+        assert total is not None
+        assert g is not None
+        return total, g
+
+    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
+        """Weight, loss and per-leaf gradients of each part of a sample, at whatever the leaves hold."""
+        self._rewind(sample)
+        for weight, closure in sample.parts:
+            loss = self._call(closure, sample)
+            if create_graph and not self._inspected:
+                name = internals.once_differentiable(loss)
+                if name:
+                    raise no_second_derivative(f"{name} (marked once_differentiable)")
+                self._inspected = True
+            yield weight, loss, torch.autograd.grad(
+                loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True
+            )
+
+    def take_graph(self, x: Any, sample: Sample) -> Grads | None:
+        """Hand over the graph that the gradient pass built at `x`, if it built one on this sample."""
+        graph, self._graph = self._graph, None
+        return graph[1] if graph is not None and graph[0] is x and sample is self.samples[0] else None
+
+    def _rewind(self, sample: Sample) -> None:
+        """Put the random state back to where every evaluation of this sample starts."""
+        if sample.seed is not None:
+            seed_all(sample.seed, self.leaves.device)
+
+    def _call(self, closure: Callable[[], Tensor], sample: Sample, *, graph: bool = True) -> Tensor:
+        """Run a closure and reject what is no loss, or one that has called backward() already."""
+        loss = closure()
+        if any(leaf.grad is not None for leaf in self.leaves.tensors):
+            raise ArgumentError(
+                f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."
+            )
+        return check_loss(loss, sample.name, graph=graph)
+
+    # ------------------------------------------------------------------ products
+
+    def hessian(self, x: Any) -> Operator:
+        return OPERATORS[self.hvp](self, x, self.samples[1])
+
+    def knows(self, x: Any) -> tuple[bool, bool]:
+        objective = self._values.get(self.samples[2])
+        return objective is not None and x in objective, x in self._gradients
+
+
+def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
+    """Reject what is not a scalar tensor that depends on the parameters."""
+    if not isinstance(loss, Tensor):
+        raise ArgumentTypeError(
+            f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one element, "
+            "without .item()."
+        )
+    if loss.numel() != 1:
+        raise ArgumentError(
+            f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
+        )
+    if not loss.is_floating_point():
+        raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
+    if graph and not loss.requires_grad:
+        raise ArgumentError(
+            f"{name} returned a loss that does not depend on the parameters: compute it from the model inside the "
+            "closure, without torch.no_grad(), detach() or .data."
+        )
+    return loss.reshape(())

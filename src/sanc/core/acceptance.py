@@ -1,0 +1,93 @@
+"""The second choice of a method: which trial points are taken (2.5, 2.6)."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from sanc.core import robust
+from sanc.core.cubic import CubicStep
+from sanc.core.iterate import Iterate
+from sanc.core.judge import Verdict, ratio
+from sanc.core.record import Branch
+from sanc.core.settings import Settings
+from sanc.core.space import Vector
+
+
+class Acceptance(Protocol):
+    """Judges a trial point, moves σ, and returns the next point, or None where the step is rejected."""
+
+    tests: bool
+
+    def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None: ...
+
+
+class ByRatio:
+    """Take a step where f falls by at least η1 of what the model promised."""
+
+    tests = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._rounding = robust.Rounding(settings) if settings.rounding_guard else None
+        self._tries = 1 + settings.resolves
+
+    def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None:
+        """2.5 and 2.6: ρ, the verdict and σ."""
+        record, before = at.record, at.value()
+        record.trial_value = at.try_value(trial)
+        actual, noise = before - record.trial_value, 0.0
+        if self._rounding is not None:
+            actual, noise = self._rounding.allow(at, actual, step.decrease, trial)
+        record.rho = ratio(actual, step.decrease, noise)
+        verdict = at.judge.try_step(actual, step.decrease, step.norm, record.grad_norm, noise)
+        if not verdict.accepted:
+            if not math.isfinite(record.trial_value):
+                record.note = "the trial value is not finite"
+            return None
+        record.branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
+        record.step_norm = step.norm
+        return robust.farther(at, trial, self._tries) if at.guessed else trial
+
+
+class Always:
+    """Take every step at whose end f is finite; σ keeps its fixed value."""
+
+    tests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._momentum = settings.momentum
+
+    def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None:
+        """2.5; the ratio is told and nothing hangs on it."""
+        record, before = at.record, at.value()
+        record.trial_value = at.try_value(trial)
+        if not math.isfinite(record.trial_value):
+            at.judge.reject()
+            record.note = "the trial value is not finite"
+            return None
+        at.judge.relax()
+        record.rho = ratio(before - record.trial_value, step.decrease)
+        record.branch, record.step_norm = Branch.UNTESTED, step.norm
+        return trial
+
+
+class WithMomentum(Always):
+    """CRM (Wang, Zhou, Liang and Lan 2018): extrapolate beyond the cubic point, keep the better of the two."""
+
+    def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None:
+        """As without momentum, and then one value more."""
+        if super().judge(at, step, trial) is None:
+            return None
+        previous, at.previous = at.x if at.previous is None else at.previous, trial
+        _, g = at.oracle.gradient(trial)
+        at.oracle.meter.paper_calls += at.oracle.sizes[0]  # a second gradient is a second |S_g|
+        beta = min(self._momentum, at.space.norm(g), step.norm)
+        if not (math.isfinite(beta) and beta > 0.0):
+            return trial
+        ahead = trial + (trial - previous) * beta
+        value = at.try_value(ahead)
+        if not -math.inf < value < at.record.trial_value:
+            return trial
+        at.record.trial_value, at.record.note = value, "momentum"
+        at.record.step_norm = at.space.norm(ahead - at.x)
+        return ahead

@@ -1,0 +1,206 @@
+r"""The cubic model in the Krylov space, minimised globally: float64, on the host.
+
+For the eigenvalues :math:`\lambda_1 \le \dots \le \lambda_j` of the tridiagonal :math:`T` the problem
+
+.. math:: \min_u\; m(u) = c^T u + \tfrac12 u^T T u + \tfrac{\sigma}{3}\|u\|^3
+
+has a global minimiser that is characterised by :math:`(T + \mu I) u = -c`, :math:`\mu = \sigma\|u\|` and
+:math:`\mu \ge \max(0, -\lambda_1)` (Cartis, Gould and Toint 2011, theorem 3.1). This module finds :math:`\mu` from the
+scalar secular equation and treats the hard case, in which :math:`c` has no part in the left-most eigenspace. It does so
+in plain floats: for the few dimensions of a Krylov space an array costs more than what is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh_tridiagonal
+from scipy.linalg.lapack import dstev
+
+from sanc.core.space import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Spectrum:
+    """All eigenpairs of a small symmetric tridiagonal matrix, ascending; column ``i`` belongs to ``values[i]``."""
+
+    values: Floats
+    vectors: Floats
+
+    @property
+    def leftmost(self) -> float:
+        """The smallest eigenvalue: the left-most Ritz value."""
+        return float(self.values[0])
+
+    @property
+    def leftmost_vector(self) -> Floats:
+        """The eigenvector of the smallest eigenvalue, of length 1, with its largest entry positive."""
+        vector: Floats = self.orientation * self.vectors[:, 0]
+        return vector
+
+    @property
+    def orientation(self) -> float:
+        """Sign of the largest entry of the first eigenvector, the first of those that are equal but for rounding.
+
+        Which of ±v a routine returns is its own affair; a coin that is tossed for a sign needs one that is not.
+        """
+        largest = 0.0
+        for entry in self.vectors[:, 0].tolist():
+            if abs(entry) > (1.0 + 1e-8) * abs(largest):
+                largest = entry
+        return math.copysign(1.0, largest)
+
+
+def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
+    """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
+    if len(diagonal) == 1:
+        return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
+    if len(diagonal) <= 12:  # up to this size what eigh does around LAPACK takes longer than LAPACK
+        values, vectors, trouble = dstev(diagonal, off_diagonal)
+        if not trouble:
+            return Spectrum(values, vectors)
+    return Spectrum(*eigh_tridiagonal(diagonal, off_diagonal, check_finite=False))
+
+
+@dataclass(frozen=True, slots=True)
+class CubicStep:
+    """The global minimiser of the cubic model.
+
+    Attributes
+    ----------
+    u : ndarray
+        The minimiser in the basis of the Krylov space.
+    norm : float
+        Its length ‖u‖.
+    multiplier : float
+        μ = σ‖u‖, so that (T + μI)u = −c with T + μI positive semidefinite.
+    decrease : float
+        −m(u) ≥ (σ/6)‖u‖³, computed without cancellation.
+    hard : bool
+        Whether the hard case was met: part of u is a free multiple of the left-most eigenvector.
+    bend : float
+        uᵀTu.
+    curvature_share : float
+        Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none.
+    """
+
+    u: Floats
+    norm: float
+    multiplier: float
+    decrease: float
+    hard: bool
+    bend: float = 0.0
+    curvature_share: float = math.nan
+
+
+def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> CubicStep:
+    """Minimise the cubic model globally.
+
+    Parameters
+    ----------
+    eigen : Spectrum
+        Eigenpairs of T.
+    linear : ndarray
+        The linear term c; for a Krylov space started at the gradient, ‖g‖ e₁.
+    sigma : float
+        The cubic coefficient, positive.
+    sign : float
+        In the hard case both signs of `leftmost_vector` are minimisers; this one is taken.
+
+    Returns
+    -------
+    CubicStep
+    """
+    c: list[float] = (linear @ eigen.vectors).tolist()
+    values: list[float] = eigen.values.tolist()
+    # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| ≤ 1 and ‖ĉ‖ ≤ 1,
+    # so no σ, however large or small, overflows or loses digits.
+    a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
+    if a == 0.0:
+        return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False)
+    scale, per = a / sigma, sigma / a
+    c = [(entry / a) * per for entry in c]
+    values = [entry / a for entry in values]
+    base = max(0.0, -values[0])  # μ̂ = base + t with t ≥ 0
+    t, y, hard = _secular(c, [max(entry + base, 0.0) for entry in values], base, sign)
+    if hard:
+        y[0] *= eigen.orientation
+    mu = base + t
+    u = eigen.vectors @ np.array([scale * entry for entry in y])
+    slope = bend = negative = 0.0  # cᵀy, yᵀΛ̂y, and what both make of −cᵀy − ½yᵀΛ̂y along negative eigenvalues
+    for ci, yi, value in zip(c, y, values, strict=True):
+        along, across = ci * yi, value * yi * yi
+        slope += along
+        bend += across
+        if value < 0.0:
+            negative -= along + 0.5 * across
+    norm, multiplier = scale * mu, a * mu
+    # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
+    decrease = (0.5 * a * abs(slope) * scale + multiplier * norm * mu / 6.0) * scale
+    total = -slope - 0.5 * bend
+    share = negative / total if total > 0.0 else math.nan
+    return CubicStep(u, norm, multiplier, decrease, hard, scale * (a * bend) * scale, share)
+
+
+def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
+    """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
+    # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.
+    pairs = list(zip(c, gaps, strict=True))
+    lower = max([_quadratic_root(abs(ci), gap, base) for ci, gap in pairs])
+    if lower == 0.0:
+        if base == 0.0 and not any(c):
+            return 0.0, [0.0] * len(c), False
+        y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # where there is no gap, c is 0 but for underflow
+        rest = math.hypot(*y)
+        if rest <= base:
+            y[0] = sign * math.sqrt((base - rest) * (base + rest))
+            return 0.0, y, True
+    upper = _quadratic_root(math.hypot(*c), min(gaps), base) * (1.0 + 1e-12)
+    upper = highest = max(upper, lower, 5e-324)
+    t = lower if lower > 0.0 else 0.5 * upper
+    for _ in range(200):
+        mu = base + t
+        square = pull = 0.0  # ‖y/μ‖², which is 1 where t is right, and the part of it that 1/(gap + t) takes
+        for ci, gap in pairs:
+            shifted = gap + t
+            share = ci / shifted / mu
+            share *= share
+            square += share
+            pull += share / shifted
+        excess, newton = math.inf, 0.0
+        if square > 1e-280:  # otherwise it may be 0 by underflow alone, and t is far too large
+            length = math.sqrt(square)
+            excess = 1.0 / length - 1.0
+            newton = t - (1.0 - length) * mu / (1.0 + mu * (pull / square))
+        if excess > 0.0:
+            upper = t
+        else:
+            lower = t
+        if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
+            break
+        if not lower < newton < upper:
+            if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
+                newton = upper
+            else:  # bisect on the scale on which t lives
+                newton = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
+        if newton == t:
+            break
+        t = newton
+    y = [-ci / (gap + t) for ci, gap in pairs]
+    others = math.hypot(*y[1:])
+    mu = base + t
+    if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:
+        # Nearly hard: t is a small difference, but the length of y, and with it |y_1|, is known to full precision.
+        y[0] = math.copysign(math.sqrt((mu - others) * (mu + others)), y[0])
+    return t, y, False
+
+
+def _quadratic_root(size: float, gap: float, base: float) -> float:
+    """Non-negative root of (base + t)(gap + t) = size, or 0 where there is none."""
+    excess = size - base * gap
+    if excess <= 0.0:
+        return 0.0
+    total = base + gap
+    return 2.0 * excess / (total + math.sqrt(total * total + 4.0 * excess))

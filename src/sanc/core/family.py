@@ -1,0 +1,138 @@
+"""The family: a method is three objects, a preset a set of numbers and rules. No other file knows a preset by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from sanc.core.acceptance import Acceptance, Always, ByRatio, WithMomentum
+from sanc.core.escape import Escape, GradientStep, OnRejection, Stay
+from sanc.core.model import CubicModel, Model, NoModel
+from sanc.core.settings import MinibatchSettings, Settings
+from sanc.errors import ArgumentError, nearest
+
+
+@dataclass(frozen=True)
+class Method:
+    """A member of the family: how its three objects are made, and the settings in which it differs from the preset.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    model : callable
+        Makes the model from the settings and the goal: Krylov space and cubic steps, or no steps.
+    acceptance : callable
+        Makes from the settings what judges a trial point.
+    on_rejection : callable
+        Makes from the settings what ends an iteration whose step failed.
+    exact : bool
+        Whether it is for one exact objective only.
+    defaults : mapping
+        Its own settings.
+    """
+
+    name: str
+    model: Callable[[Settings, float], Model]
+    acceptance: Callable[[Settings], Acceptance]
+    on_rejection: Callable[[Settings], OnRejection]
+    exact: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it takes cubic steps."""
+        return self.model is not NoModel
+
+    @property
+    def escapes(self) -> bool:
+        """Whether it moves on where its cubic step was rejected."""
+        return self.on_rejection is Escape
+
+    @property
+    def uses_krylov(self) -> bool:
+        """Whether it asks for Hessian products at all."""
+        return self.has_model or self.escapes
+
+    def on_samples(self, settings: Settings) -> bool:
+        """Whether, with samples, one Krylov space is to serve many steps."""
+        return settings.minibatch is not None and self.acceptance is ByRatio and not self.exact
+
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("sanc", CubicModel, ByRatio, Escape),
+        Method("scr", CubicModel, ByRatio, Stay),
+        Method("arc", CubicModel, ByRatio, Stay, exact=True),
+        Method("cr", CubicModel, Always, Stay, defaults={"sigma0": 5.0}),
+        Method("crm", CubicModel, WithMomentum, Stay, defaults={"sigma0": 5.0}),
+        Method("ncd", NoModel, Always, Escape),
+        Method("sgd", NoModel, Always, GradientStep),
+    )
+}
+"""The family by name."""
+
+PRESETS: Mapping[str, Settings] = {
+    "paper": Settings(),
+    "authors": Settings(
+        curvature_guard="epsilon",
+        otherwise="stay",
+        gradient_tolerance_power=1,
+        fallback_sample="hessian",
+        sigma_floor=1e-80,
+        sampling="buffered",
+    ),
+    "robust": Settings(
+        eta1=0.1,
+        eta2=0.75,
+        sigma_floor=1e-8,
+        sigma_ceiling=1e12,
+        sigma_rule="interpolate",
+        first_radius=1.0,
+        rounding_guard=True,
+        resolves=12,
+        krylov_dim=None,
+        krylov_stop="forcing",
+        reorthogonalise=True,
+        estimate_constants=True,
+        sign="descent",
+        escape_check="decrease",
+        minibatch=MinibatchSettings(),
+    ),
+}
+"""The presets by name: the paper to the letter, the authors' program, and the default, with nothing to tune."""
+
+
+def find_method(name: object) -> Method:
+    """Look a method up by name, with the nearest name in the error."""
+    if not isinstance(name, str) or name.lower() not in METHODS:
+        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
+    return METHODS[name.lower()]
+
+
+def make_settings(method: Method, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
+    """Preset, then the method's own defaults, then the caller's options; `also` are names the caller takes itself."""
+    if isinstance(preset, Settings):
+        base, merged = preset, dict(options)
+    elif isinstance(preset, str) and preset in PRESETS:
+        base, merged = PRESETS[preset], {**method.defaults, **options}
+    else:
+        raise ArgumentError(
+            f"preset = {preset!r:.60} is not known: {nearest(str(preset), PRESETS)}, or pass a sanc.Settings."
+        )
+    known = {item.name for item in fields(Settings)}
+    on_samples = {item.name for item in fields(MinibatchSettings)}
+    for name, value in options.items():
+        if name not in known | on_samples:
+            hint = nearest(name, known | on_samples | set(also))
+            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}.")
+    if merged.get("lanczos") == "regenerate":
+        merged.setdefault("reorthogonalise", False)
+        merged.setdefault("refresh", 0)
+    mine = {name: merged.pop(name) for name in on_samples & merged.keys()}
+    if mine:
+        tuned = replace(merged.get("minibatch") or base.minibatch or MinibatchSettings(refresh=0), **mine)
+        merged["minibatch"] = tuned if tuned.refresh else None
+    return replace(base, **merged)

@@ -1,0 +1,178 @@
+"""A point of the run, and what an iteration knows there: what its pieces share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sanc.core import cubic
+from sanc.core.judge import Judge
+from sanc.core.krylov import Krylov
+from sanc.core.oracle import Operator, Oracle
+from sanc.core.record import Branch, Record
+from sanc.core.space import Space, Vector
+
+
+class NonFiniteValueError(ArithmeticError):
+    """f is not finite at the current point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random draws of one iteration: functions of (seed, iteration), so that a resumed run repeats them."""
+
+    seed: int
+    iteration: int
+
+    def generator(self, purpose: int) -> np.random.Generator:
+        """Return a generator of its own for each purpose."""
+        return np.random.default_rng((self.seed, self.iteration, purpose))
+
+    def escape_sign(self) -> float:
+        """Toss the coin z of step 2.6."""
+        return -1.0 if self.generator(1).integers(2) else 1.0
+
+    def start(self, space: Space) -> Vector:
+        """Draw the start of Lanczos where the gradient vanishes."""
+        return space.normal(self.generator(2))
+
+    def hard_sign(self) -> float:
+        """Toss the coin of the hard case, in which both signs minimise the model."""
+        return 1.0 if self.generator(3).integers(2) else -1.0
+
+
+@dataclass(slots=True)
+class Iterate:
+    """The current point x and everything that this iteration has found out there.
+
+    Attributes
+    ----------
+    x : vector
+        The point; never changed.
+    oracle : Oracle
+        Answers f, g and Hv.
+    judge : Judge
+        Holds σ.
+    record : Record
+        What is told of this iteration.
+    draws : Draws
+        Its random draws.
+    reach : float
+        Length of the last step that was taken.
+    start : vector or None
+        Where to start Lanczos instead of at the gradient.
+    previous : vector or None
+        The cubic point of the iteration before, where momentum needs it.
+    g : vector
+        The gradient on S_g.
+    trial, trial_norm : vector and float
+        The last trial point of a cubic step, and its length.
+    operator : Operator or None
+        B on S_B.
+    krylov, spectrum : Krylov and Spectrum, or None
+        The Krylov space, and the eigenpairs of its T.
+    longest : float
+        Of the steps to which negative curvature may lead.
+    guessed : bool
+        Whether σ says nothing about f yet: it is the first, or that of `longest`.
+    cubic_norm : float
+        Length of the last cubic step that was tried.
+    at_rest : bool
+        Whether the iteration stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7).
+    """
+
+    x: Vector
+    oracle: Oracle
+    judge: Judge
+    record: Record
+    draws: Draws
+    reach: float = 0.0
+    start: Vector | None = None
+    previous: Vector | None = None
+    g: Vector = field(init=False)
+    trial: Vector | None = None
+    trial_norm: float = math.nan
+    operator: Operator | None = None
+    krylov: Krylov | None = None
+    spectrum: cubic.Spectrum | None = None
+    longest: float = math.inf
+    guessed: bool = False
+    cubic_norm: float = 0.0
+    at_rest: bool = False
+
+    @property
+    def space(self) -> Space:
+        """The vectors' arithmetic."""
+        return self.oracle.space
+
+    def measure(self) -> None:
+        """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
+        self.record.value, self.g = self.oracle.gradient(self.x)
+        self.record.grad_norm = self.space.norm(self.g)
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are."""
+        return math.isfinite(self.record.value) and math.isfinite(self.record.grad_norm)
+
+    def solve(self, sigma: float) -> cubic.CubicStep:
+        """2.3: minimise the model in the Krylov space, globally; in the hard case the settings choose the sign."""
+        assert self.krylov is not None
+        assert self.spectrum is not None
+        step = cubic.solve(self.spectrum, self.krylov.linear, sigma)
+        if step.hard:
+            step = cubic.solve(self.spectrum, self.krylov.linear, sigma, self._hard_sign())
+        return step
+
+    def _hard_sign(self) -> float:
+        if self.judge.settings.sign == "descent":
+            assert self.krylov is not None
+            assert self.spectrum is not None
+            slope = float(self.spectrum.leftmost_vector @ self.krylov.linear)
+            if slope != 0.0:
+                return -math.copysign(1.0, slope)
+        return self.draws.hard_sign()
+
+    def trial_point(self, step: cubic.CubicStep) -> Vector:
+        """Return x + Qu; products are done with for now."""
+        assert self.krylov is not None
+        (s,) = self.krylov.combine(step.u)
+        self.release()
+        self.trial = s + self.x
+        self.trial_norm = self.space.norm(self.trial)
+        return self.trial
+
+    def vanishes(self, step: cubic.CubicStep) -> bool:
+        """Whether a step is lost in the rounding of the trial point."""
+        return step.norm <= self.space.eps * self.trial_norm < math.inf
+
+    def release(self) -> None:
+        """Let go of what products need."""
+        if self.operator is not None:
+            self.operator.release()
+
+    def value(self) -> float:
+        """f(x) on S_f, asked for before the first trial."""
+        if self.record.trials == 0:
+            self.record.value = self.oracle.value(self.x)
+            if not math.isfinite(self.record.value):
+                raise NonFiniteValueError("the loss of the objective sample is not finite")
+        return self.record.value
+
+    def try_value(self, point: Vector) -> float:
+        """F at a trial point on S_f; NaN where the point itself is not finite."""
+        value = self.oracle.value(point)
+        self.record.trials += 1
+        norm = self.trial_norm if point is self.trial else self.space.norm(point)
+        return value if math.isfinite(norm) else math.nan
+
+    def stay(self, note: str = "") -> Vector:
+        """End the iteration at x; with samples, d = 0 says something only if g is 0."""
+        record = self.record
+        record.branch, record.step_norm = Branch.STAYED, 0.0
+        record.note = note or record.note
+        decides = self.oracle.exact or record.grad_norm == 0.0
+        self.at_rest = decides and self.cubic_norm <= self.judge.settings.epsilon_s
+        return self.x

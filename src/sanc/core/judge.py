@@ -1,0 +1,148 @@
+"""The judge: the ratio of actual to predicted decrease, the success classes, and σ.
+
+It never divides before it compares, never lets anything that is not finite through, and is the only writer of σ in
+every mode: exact, on samples, captured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+
+from sanc.core.settings import AUTHORS_FLOAT32_FLOOR, Settings
+
+SHORTEST, SHORTER, LONGER = 0.1, 0.5, 3.0
+"""How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
+
+
+class Verdict(Enum):
+    """How well the model foretold the decrease."""
+
+    VERY_SUCCESSFUL = "very successful"
+    SUCCESSFUL = "successful"
+    UNSUCCESSFUL = "unsuccessful"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the step is taken."""
+        return self is not Verdict.UNSUCCESSFUL
+
+
+def classify(actual: float, predicted: float, eta1: float, eta2: float, noise: float = 0.0) -> Verdict:
+    """Class of a step by actual ≥ η·predicted, with `noise` granted to both sides."""
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
+        return Verdict.UNSUCCESSFUL
+    gained, promised = actual + noise, predicted + noise
+    if gained > eta2 * promised:
+        return Verdict.VERY_SUCCESSFUL
+    if gained >= eta1 * promised:
+        return Verdict.SUCCESSFUL
+    return Verdict.UNSUCCESSFUL
+
+
+def ratio(actual: float, predicted: float, noise: float = 0.0) -> float:
+    """ρ for the record; NaN where it is not defined."""
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + noise <= 0.0:
+        return math.nan
+    return (actual + noise) / (predicted + noise)
+
+
+def shown(sigma: float, actual: float, predicted: float, cube: float) -> float:
+    """Return the cubic coefficient κ that f showed along a step s, f(x+s) = q(s) + (κ/3)‖s‖³; `cube` is ‖s‖³."""
+    return sigma + 3.0 * (predicted - actual) / cube
+
+
+def interpolated(
+    sigma: float, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float
+) -> float | None:
+    """Return the σ that f showed along the step, as far as the length of the next step allows; None: nothing was shown.
+
+    The minimiser has −gᵀs = sᵀBs + σ‖s‖³ and the decrease −½gᵀs + (σ/6)‖s‖³; `pull` is −gᵀs in units of σ‖s‖³, and
+    σ(t + (1−t)·pull)/t² is the σ whose model has its minimum along s at t·s.
+    """
+    cube = norm * norm * norm
+    if not 0.0 < sigma * cube < math.inf:  # too short to show anything, or too long to be told in numbers
+        return None
+    pull = max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0)
+
+    def scaled(t: float) -> float:
+        return sigma * max((t + (1.0 - t) * pull) / (t * t), 1e-3)
+
+    if not math.isfinite(actual):
+        return scaled(SHORTEST)
+    seen = sigma if predicted <= noise else shown(sigma, actual, predicted, cube)
+    if verdict is Verdict.UNSUCCESSFUL:
+        return min(max(seen, scaled(SHORTER)), scaled(SHORTEST))
+    if verdict is Verdict.VERY_SUCCESSFUL:
+        return min(max(seen, scaled(LONGER)), sigma)
+    return sigma
+
+
+class Judge:
+    """Holds σ and the rule by which it moves.
+
+    Parameters
+    ----------
+    settings : Settings
+        The rule and its numbers.
+    eps : float
+        Machine precision of the parameters' type.
+    sigma : float, optional
+        Where σ stands; by default at its start.
+    ceiling : float, optional
+        A bound on σ below that of the settings.
+    """
+
+    def __init__(
+        self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf
+    ) -> None:
+        self.settings = settings
+        floor = eps if settings.sigma_floor is None else settings.sigma_floor
+        if floor < 1e-45 and eps > 1e-10:  # would be zero in float32
+            floor = max(floor, AUTHORS_FLOAT32_FLOOR)
+        self.floor, self.ceiling = floor, min(settings.sigma_ceiling, ceiling)
+        self.sigma = settings.sigma0 if sigma is None else sigma
+
+    def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
+        """Judge a step of length `norm` and move σ accordingly (2.6)."""
+        s = self.settings
+        verdict = classify(actual, predicted, s.eta1, s.eta2, noise)
+        if s.sigma_rule == "interpolate":
+            sigma = interpolated(self.sigma, verdict, actual, predicted, norm, noise)
+            if sigma is not None:
+                self.move(sigma)
+            elif not verdict.accepted:
+                self.reject()
+        elif verdict is Verdict.VERY_SUCCESSFUL:
+            self.sigma = max(min(self.sigma, grad_norm), self.floor)
+        elif verdict is Verdict.UNSUCCESSFUL:
+            self.reject()
+        return verdict
+
+    def reject(self, times: int = 1) -> None:
+        """Grow σ by γ after anything that is not finite, or a rejection that taught nothing else."""
+        grown = self.sigma * self.settings.gamma**times
+        self.sigma = min(grown, max(self.ceiling, self.settings.sigma0))
+
+    def forget(self) -> None:
+        """Let a σ fall that is so large that its step vanishes in the rounding of x: nothing was learnt from that."""
+        self.move(self.sigma / self.settings.gamma**2)
+
+    def relax(self) -> None:
+        """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
+        self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
+
+    def move(self, sigma: float) -> None:
+        """Set σ, within its bounds."""
+        self.sigma = max(self.floor, min(sigma, self.ceiling))
+
+    def shorten(self, length: Callable[[float], float], longest: float) -> None:
+        """Double σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
+
+        A step of kσ is at least a k-th as long as that of σ, so that not every doubling needs a look.
+        """
+        while (norm := length(self.sigma)) > longest and self.sigma < self.ceiling:
+            times = norm / longest
+            doublings = max(1, math.floor(math.log2(times))) if math.isfinite(times) else 1
+            self.move(2.0**doublings * self.sigma)

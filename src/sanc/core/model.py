@@ -1,0 +1,161 @@
+"""The first choice of a method: its model, that is the Krylov space (2.2, 2.4) and the cubic steps in it (2.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+from sanc.core import cubic
+from sanc.core.iterate import Iterate
+from sanc.core.judge import LONGER
+from sanc.core.krylov import Krylov
+from sanc.core.settings import Settings
+
+_FORCING = 0.2
+"""Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
+_ENOUGH = 0.5
+"""Share of the gradient asked for below which ‖∇m‖ is not brought."""
+
+
+class Model(Protocol):
+    """Builds a Krylov space and proposes steps in it."""
+
+    def build(self, at: Iterate) -> None: ...
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]: ...
+
+
+class NoModel:
+    """No cubic step is proposed; the Krylov space, where one is wanted, shows negative curvature only."""
+
+    def __init__(self, settings: Settings, goal: float = 0.0) -> None:
+        self._space = KrylovSpace(settings, goal, solves=False)
+
+    def build(self, at: Iterate) -> None:
+        """2.2 and 2.4."""
+        self._space.build(at)
+
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
+        """Propose nothing."""
+        return iter(())
+
+
+class CubicModel:
+    """m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, minimised globally."""
+
+    def __init__(self, settings: Settings, goal: float = 0.0) -> None:
+        self._space = KrylovSpace(settings, goal)
+        self._tries = 1 + settings.resolves
+
+    def build(self, at: Iterate) -> None:
+        """2.2 and 2.4."""
+        self._space.build(at)
+
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
+        """2.3: the minimiser for the σ of the judge; when that rejected it, in the same space that of its new σ."""
+        for _ in range(self._tries):
+            step = at.solve(at.judge.sigma)
+            record = at.record
+            record.sigma, record.model_decrease, at.cubic_norm = at.judge.sigma, step.decrease, step.norm
+            record.curvature_share = step.curvature_share
+            if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
+                record.note = "the model has its minimum here"
+                return
+            yield step
+
+
+class KrylovSpace:
+    """Grows a Krylov space until its stopping rule holds, it is invariant, or J iterations are made.
+
+    Parameters
+    ----------
+    settings : Settings
+        J, the rule, and how Lanczos works.
+    goal : float
+        ‖g‖ that the caller is content with: the model is not minimised far beyond it.
+    solves : bool
+        Whether cubic steps will be asked of it, on which the rule then looks.
+    """
+
+    def __init__(self, settings: Settings, goal: float, *, solves: bool = True) -> None:
+        self._settings = settings
+        self._goal = goal
+        self._solves = solves
+
+    def build(self, at: Iterate) -> None:
+        """Start at the gradient; where that vanishes, at the direction given or at random."""
+        s, start, linear = self._settings, at.start, None
+        if start is None and at.record.grad_norm == 0.0:
+            start = at.draws.start(at.space)
+        if start is not None:
+            linear = at.g
+        at.operator = at.oracle.hessian(at.x)
+        how = {"limit": s.krylov_dim, "store": s.lanczos == "store", "reorthogonalise": s.reorthogonalise}
+        lanczos = at.oracle.lanczos(at.operator, at.g if start is None else start, linear=linear, **how)
+        at.krylov = Krylov(lanczos)
+        at.longest = self._bound(at)
+        self._grow(at, at.krylov)
+        assert at.spectrum is not None
+        at.record.ritz_value = at.spectrum.leftmost
+
+    def _grow(self, at: Iterate, krylov: Krylov) -> None:
+        limit = min(self._settings.krylov_dim or at.space.dim, at.space.dim)
+        test_at, latest, shift = 1, 0, math.nan
+        while True:
+            krylov.extend()
+            at.record.krylov_dim = j = krylov.dim
+            last = krylov.invariant or j >= limit
+            # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step says it may do.
+            waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * self._tolerance(at.record.grad_norm))
+            if waits and not last:
+                continue
+            at.spectrum = cubic.spectrum(*krylov.tridiagonal())
+            step = self._bounded(at) if self._solves else None
+            if last or self._enough(at, krylov, at.spectrum, step):
+                return
+            test_at = j + max(1, j // 5)
+            if self._settings.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
+                test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
+
+    def _tolerance(self, grad_norm: float) -> float:
+        """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
+        if self._settings.krylov_stop == "paper":
+            return self._settings.gradient_tolerance
+        return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self._goal)
+
+    def _enough(self, at: Iterate, krylov: Krylov, eigen: cubic.Spectrum, step: cubic.CubicStep | None) -> bool:
+        """2.2: whether ‖∇m(s)‖ = β_j |u_j| and the Ritz residual β_j |v_j| are small enough."""
+        s, grad_norm = self._settings, at.record.grad_norm
+        if s.krylov_stop == "paper":
+            ritz_residual = krylov.residual * abs(float(eigen.vectors[-1, 0]))
+            if ritz_residual > max(s.epsilon, grad_norm) / 2:
+                return False
+        if step is None:
+            return True
+        tolerance = self._tolerance(grad_norm)
+        if s.krylov_stop == "forcing":
+            tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self._goal))
+        return krylov.residual * abs(float(step.u[-1])) <= tolerance
+
+    def _bound(self, at: Iterate) -> float:
+        """Return the longest step to which negative curvature may lead from here."""
+        radius = self._settings.first_radius
+        if radius is None:
+            return math.inf
+        at.guessed = at.record.iteration == 0
+        return max(radius * max(1.0, 0.1 * at.space.norm(at.x)), LONGER * at.reach)
+
+    def _bounded(self, at: Iterate) -> cubic.CubicStep:
+        """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
+
+        At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
+        """
+        assert at.spectrum is not None
+        assert at.krylov is not None
+        eigen, linear = at.spectrum, at.krylov.linear
+        step = cubic.solve(eigen, linear, at.judge.sigma)
+        if eigen.leftmost < 0.0 and step.norm > at.longest:
+            at.guessed = True
+            at.judge.shorten(lambda sigma: cubic.solve(eigen, linear, sigma).norm, at.longest)
+            step = cubic.solve(eigen, linear, at.judge.sigma)
+        return step

@@ -1,0 +1,83 @@
+"""What preset "robust" adds to the paper's iteration, piece by piece; a composition takes them, the loop knows none.
+
+Interpolated σ is `sanc.core.judge.interpolated`, and solving a rejected step again in the same Krylov space is a number
+of tries (`sanc.core.model.CubicModel`). Here are: values that are lost in rounding, longer steps where σ was a guess,
+and an escape that is checked.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sanc.core.iterate import Iterate
+from sanc.core.judge import Verdict, ratio
+from sanc.core.record import Branch
+from sanc.core.settings import Settings
+from sanc.core.space import Vector
+
+_BETTER = 1.2
+"""ρ above which the model is not trusted to have made a step long enough."""
+_HALVINGS = 40
+"""Most halvings of an escape step before it is given up."""
+
+
+class Rounding:
+    """Grants f its rounding error, on both sides of the ratio, so that ρ tends to 1 where f barely moves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._eta1 = settings.eta1
+
+    def allow(self, at: Iterate, actual: float, predicted: float, trial: Vector) -> tuple[float, float]:
+        """Return the decrease that is believed, and the noise.
+
+        A value may carry the rounding error of terms far larger than itself, so that its own size says too little:
+        where values could be lost in that, a step that halves an exact gradient is as good as promised.
+        """
+        eps, value = at.space.eps, at.record.value
+        size = max(1.0, abs(value))
+        hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
+        if hidden and actual < self._eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
+            _, g = at.oracle.gradient(trial)
+            if at.space.norm(g) <= 0.5 * at.record.grad_norm:
+                at.record.note = "the values are lost in rounding and the gradient decided"
+                actual = predicted
+        return actual, 10.0 * eps * abs(value)
+
+
+def farther(at: Iterate, point: Vector, tries: int) -> Vector:
+    """Go on to steps of smaller σ in the same space while f falls by more than the model says.
+
+    It is asked where σ was a guess: the first of all, or raised to keep a step of negative curvature short.
+    """
+    record, judge = at.record, at.judge
+    while record.rho > _BETTER and judge.sigma < record.sigma and record.trials < tries:
+        sigma = judge.sigma
+        step = at.solve(sigma)
+        if step.norm < 2.0 * record.step_norm:
+            break
+        trial = at.trial_point(step)
+        value = at.try_value(trial)
+        if not -math.inf < value < record.trial_value:
+            break
+        actual = record.value - value
+        verdict = judge.try_step(actual, step.decrease, step.norm, record.grad_norm)
+        record.branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
+        record.sigma, record.rho = sigma, ratio(actual, step.decrease)
+        record.model_decrease, record.step_norm, at.cubic_norm = step.decrease, step.norm, step.norm
+        record.curvature_share, record.trial_value = step.curvature_share, value
+        point = trial
+    return point
+
+
+def halved_until_lower(at: Iterate, d: Vector, norm: float) -> tuple[Vector, float, float] | None:
+    """Return the first of x + d, x + d/2, … at which f is lower than at x, with f there and the length of the step."""
+    before = at.value()
+    for _ in range(_HALVINGS):
+        trial = at.x + d
+        value = at.try_value(trial)
+        if -math.inf < value < before:
+            return trial, value, norm
+        d, norm = d * 0.5, norm * 0.5
+        if norm <= at.space.eps * max(at.space.norm(at.x), 1e-300):
+            return None
+    return None

@@ -1,0 +1,216 @@
+"""The loop around the iteration: when a minimisation ends, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+from sanc.core.curvature import Certificate, probe
+from sanc.core.family import Method
+from sanc.core.oracle import Meter, Oracle
+from sanc.core.record import Branch, Record
+from sanc.core.settings import Settings
+from sanc.core.space import Vector
+from sanc.errors import ArgumentError, NonFiniteStartError
+
+_PATIENCE = 10
+"""Iterations without any progress that rounding allows before the run is called stalled."""
+
+
+_LOOK = 10
+"""Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
+
+
+class Status(IntEnum):
+    """How a minimisation ended; `sentence` says it in words."""
+
+    sentence: str
+
+    def __new__(cls, number: int, sentence: str) -> Status:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.sentence = sentence
+        return member
+
+    SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
+    UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but it could not be certified."
+    FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
+    AT_REST = 3, "The model has no step left to offer: the escape step is zero and the cubic step is below epsilon_s."
+    STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
+    ITERATION_LIMIT = 5, "The limit on iterations was reached."
+    CALL_LIMIT = 6, "The limit on oracle calls was reached."
+    TIME_LIMIT = 7, "The limit on time was reached."
+    CALLBACK = 8, "The callback asked to stop."
+    NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
+
+    @property
+    def success(self) -> bool:
+        """Whether a point of the wanted kind was found."""
+        return self in (Status.SECOND_ORDER, Status.UNCERTIFIED)
+
+
+class Iterates(Protocol):
+    """An iteration with its state: the core's own, or that on samples."""
+
+    method: Method
+    settings: Settings
+    state: Any
+    at_rest: bool
+
+    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]: ...
+    def numbers(self) -> dict[str, Any]: ...
+    def vectors(self) -> dict[str, Any]: ...
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Where a run ends at the latest, and how well it certifies."""
+
+    tol: float
+    curvature_tol: float
+    max_iter: int
+    max_calls: float
+    max_time: float
+    certify: bool
+    max_products: int | None
+
+
+@dataclass
+class Run:
+    """A minimisation under way."""
+
+    oracle: Oracle
+    iterates: Iterates
+    limits: Limits
+    x: Vector
+    seed: int
+    history: list[Record] = field(default_factory=list)
+    certificate: Certificate | None = None
+    stalled: int = 0
+    best_gradient: float = math.inf
+
+    def go(self, report: Callable[[Run], bool]) -> Status:
+        """Iterate until something ends the run."""
+        clock = time.perf_counter()
+        while True:
+            direction = None
+            if self.oracle.exact:
+                value, g = self.oracle.gradient(self.x)
+                norm = self.oracle.space.norm(g)
+                if not (math.isfinite(value) and math.isfinite(norm)):
+                    return Status.STALLED if self.iteration else Status.NOT_FINITE
+                if norm <= self.limits.tol:
+                    ending, direction = self._second_order_test()
+                    if ending is not None:
+                        return ending
+                if self.stalled >= _PATIENCE:
+                    return Status.STALLED
+            if self.iteration >= self.limits.max_iter:
+                return Status.ITERATION_LIMIT
+            if self.oracle.meter.paper_calls >= self.limits.max_calls:
+                return Status.CALL_LIMIT
+            if time.perf_counter() - clock >= self.limits.max_time:
+                return Status.TIME_LIMIT
+            try:
+                self.x, record = self.iterates.iterate(self.x, self.oracle, direction)
+            except NonFiniteStartError:
+                return Status.NOT_FINITE
+            self.history.append(record)
+            self._watch(record)
+            self.oracle.end(record.step_norm)
+            if report(self):
+                return Status.CALLBACK
+            if self.iterates.at_rest and not self.oracle.exact:
+                return Status.AT_REST
+
+    @property
+    def iteration(self) -> int:
+        """Iterations made, those before an interruption included."""
+        return self.iterates.state.iteration
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `resume` needs to go on as if nothing had happened: plain numbers, and vectors."""
+        return {
+            "method": self.iterates.method.name,
+            "x": self.x,
+            "numbers": self.iterates.numbers(),
+            "vectors": self.iterates.vectors(),
+            "meter": asdict(self.oracle.meter),
+            "knows": self.oracle.knows(self.x),
+            "stalled": self.stalled,
+            "best_gradient": self.best_gradient,
+            "oracle": self.oracle.numbers(),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that an earlier run handed to its callback."""
+        missing = self.state().keys() - state.keys()
+        if missing:
+            raise ArgumentError(
+                f"resume lacks {sorted(missing)}: pass the state of an intermediate result of this version."
+            )
+        if state["method"] != self.iterates.method.name:
+            raise ArgumentError(
+                f"resume is of method {state['method']!r}, not {self.iterates.method.name!r}: use that one."
+            )
+        if len(state["x"]) != self.oracle.space.dim:
+            raise ArgumentError(
+                f"resume has {len(state['x'])} variables, not {self.oracle.space.dim}: use its problem."
+            )
+        if set(state["numbers"]) != set(self.iterates.numbers()):
+            raise ArgumentError(
+                "resume is of another iteration than this one: pass the same preset, refresh and batch_size as in the "
+                "run that was interrupted, and a state of this version."
+            )
+        self.x = state["x"]
+        self.iterates.restore(state["numbers"], state["vectors"])
+        self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
+        self.oracle.restore(state["oracle"])
+        value, gradient = state["knows"]
+        if value:  # known when the state was saved, so computed again without being counted again
+            self.oracle.value(self.x)
+        if gradient:
+            self.oracle.gradient(self.x)
+        self.oracle.meter = Meter(**state["meter"])
+
+    def _watch(self, record: Record) -> None:
+        """Count iterations that neither moved x nor lowered the gradient."""
+        if not self.oracle.exact:
+            return
+        lower = record.grad_norm < 0.99 * self.best_gradient
+        self.best_gradient = min(self.best_gradient, record.grad_norm)
+        fell = record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
+        if lower or (record.branch is not Branch.STAYED and fell):
+            self.stalled = 0
+        elif record.branch is not Branch.STAYED or self.iterates.at_rest:
+            self.stalled += 1
+        elif self.iterates.settings.sigma_rule == "interpolate":
+            self.stalled += 1  # all re-solves and the checked escape failed: only rounding is left
+
+    def _second_order_test(self) -> tuple[Status | None, Vector | None]:
+        """Decide whether a stationary point is the end, or which way negative curvature leads out."""
+        most = self.limits.max_products
+        if self.iteration and not self.limits.certify:
+            look = max(_LOOK, self.oracle.meter.nhev // 10)
+            most = look if most is None else min(most, look)
+        cert, v = probe(
+            self.oracle,
+            self.x,
+            eps=self.limits.tol,
+            eps_curvature=self.limits.curvature_tol,
+            max_products=most,
+            seed=self.seed + self.iteration,
+        )
+        self.certificate = cert
+        if cert.second_order:
+            return Status.SECOND_ORDER, None
+        if not cert.saddle:
+            return Status.UNCERTIFIED, None
+        if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
+            return Status.FIRST_ORDER, None
+        return None, v

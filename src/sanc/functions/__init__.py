@@ -1,0 +1,1 @@
+"""Functions that a caller wrote together with their derivatives."""

@@ -1,0 +1,166 @@
+"""f, g and Hv of functions that a caller wrote, with their derivatives: NumPy or torch callables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
+from sanc.core.space import NumpySpace, Space, TorchSpace, Vector
+from sanc.errors import ArgumentError, ArgumentTypeError
+
+
+class CallableOracle(Oracle):
+    """A function with its gradient and, optionally, its Hessian, as callables on arrays or tensors.
+
+    Parameters
+    ----------
+    fun : callable
+        ``fun(x, *args)`` returns f, or (f, g) where `jac` is True.
+    x0 : ndarray or Tensor
+        Gives shape, type and device of the points.
+    jac : callable or True
+        ``jac(x, *args)`` returns the gradient.
+    hess : callable, optional
+        ``hess(x, *args)`` returns a matrix, sparse matrix or linear operator.
+    hessp : callable, optional
+        ``hessp(x, v, *args)`` returns a product. Without either, products are central differences of `jac`.
+    args : tuple
+        Further arguments of all of them.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        x0: Any,
+        *,
+        jac: Callable[..., Any] | bool,
+        hess: Callable[..., Any] | None = None,
+        hessp: Callable[..., Any] | None = None,
+        args: tuple[Any, ...] = (),
+    ) -> None:
+        self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
+        self.shape = x0.shape
+        self.meter = Meter()
+        self.space: Space
+        if isinstance(x0, Tensor):
+            self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
+        else:
+            self.space = NumpySpace(x0.size, x0.dtype)
+        self._values = Recent()
+        self._gradients = Recent(1)
+
+    def vector(self, answer: Any, name: str) -> Vector:
+        """Turn what a callable returned into a fresh flat vector."""
+        flat: Vector
+        if isinstance(self.space, TorchSpace):
+            tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
+            flat, size = tensor.detach().reshape(-1).clone(), tensor.numel()
+        else:
+            assert isinstance(self.space, NumpySpace)
+            array = np.array(answer.detach().cpu() if isinstance(answer, Tensor) else answer, self.space.dtype)
+            flat, size = array.reshape(-1), array.size
+        if size != self.space.dim:
+            raise ArgumentError(
+                f"{name} returned {size} numbers: return one for each of the {self.space.dim} variables."
+            )
+        return flat
+
+    def given(self, x: Any) -> Any:
+        """Return a copy of a point in the caller's shape: whatever a callable does to it, the run does not notice."""
+        copy = x.clone() if isinstance(x, Tensor) else x.copy()
+        return copy.reshape(self.shape)
+
+    def value(self, x: Vector) -> float:
+        known: float | None = self._values.get(x)
+        if known is not None:
+            return known
+        answer = self.fun(self.given(x), *self.args)
+        if self.jac is True:
+            answer, g = answer
+            self._gradients.put(x, self.vector(g, "fun"))
+            self.meter.count_gradient(1)
+        self.meter.count_value(1)
+        return float(self._values.put(x, _scalar(answer)))
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        value = self.value(x)
+        if x not in self._gradients:
+            if self.jac is True:
+                self._values.clear()
+                value = self.value(x)
+            else:
+                self._gradients.put(x, self.slope(x))
+        return value, self._gradients.get(x)
+
+    def knows(self, x: Vector) -> tuple[bool, bool]:
+        return x in self._values, x in self._gradients
+
+    def slope(self, x: Vector) -> Vector:
+        """∇f(x) by the callable, counted."""
+        self.meter.count_gradient(1)
+        if self.jac is True:
+            return self.vector(self.fun(self.given(x), *self.args)[1], "fun")
+        assert callable(self.jac)
+        return self.vector(self.jac(self.given(x), *self.args), "jac")
+
+    def hessian(self, x: Vector) -> Operator:
+        return _CallableOperator(self, x)
+
+
+class _CallableOperator(Operator):
+    def __init__(self, oracle: CallableOracle, x: Vector) -> None:
+        self.oracle, self.x = oracle, x
+        self._matrix: Any = None
+
+    def __call__(self, v: Vector) -> Vector:
+        o = self.oracle
+        o.meter.count_product(1)
+        if o.hessp is not None:
+            return o.vector(o.hessp(o.given(self.x), o.given(v), *o.args), "hessp")
+        if o.hess is not None:
+            if self._matrix is None:
+                self._matrix = o.hess(o.given(self.x), *o.args)
+                if isinstance(o.space, TorchSpace):
+                    self._matrix = torch.as_tensor(self._matrix, dtype=o.space.dtype, device=o.space.device)
+                dim, shape = o.space.dim, tuple(getattr(self._matrix, "shape", ()))
+                if math.prod(shape) != dim * dim or not shape:
+                    raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
+                if shape != (dim, dim):
+                    self._matrix = self._matrix.reshape(dim, dim)
+            return o.vector(self._matrix @ v, "hess")
+        return self._difference(v, 1.0)
+
+    def _difference(self, v: Vector, stretch: float) -> Vector:
+        o = self.oracle
+        norm = o.space.norm(v)
+        if norm == 0.0:
+            return o.space.zeros()
+        h = stretch * difference_step(o.space, self.x) / norm
+        return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
+
+    def error(self, v: Vector) -> float:
+        if self.oracle.hessp is not None or self.oracle.hess is not None:
+            return 0.0
+        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
+        return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+
+    def gradient(self) -> Vector:
+        return self.oracle.gradient(self.x)[1] * 1.0
+
+
+def _scalar(answer: Any) -> float:
+    size = answer.numel() if isinstance(answer, Tensor) else np.size(answer)
+    if size != 1:
+        raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
+    try:
+        return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"fun returned {answer!r:.60}: return a real number.") from None

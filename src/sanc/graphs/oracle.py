@@ -1,0 +1,252 @@
+"""An oracle whose calls are recorded as CUDA graphs: the host launches one graph instead of a thousand kernels.
+
+A graph repeats the same kernels on the same memory. So everything that changes from call to call lies in static memory:
+batches, the point, and the vector that Lanczos starts at are copied into it. What cannot be recorded is said in a
+`NotRecordableError`, and the caller goes on without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.autograd.batches import Batch
+from sanc.autograd.leaves import Leaves
+from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.randomness import Buffers, own_randomness
+from sanc.core.krylov import Columns, Krylov, Lanczos
+from sanc.core.oracle import Meter, Operator
+from sanc.core.space import Floats, TorchSpace, Vector
+from sanc.graphs.recording import (
+    Inputs,
+    NotNowError,
+    NotRecordableError,
+    Recorder,
+    Recording,
+    part_from_old_graphs,
+    randomness,
+)
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Relative difference from the eager gradient above which a recording is taken for wrong."""
+
+
+class CapturedOracle(AutogradOracle):
+    """An `AutogradOracle` that replays recordings.
+
+    Parameters
+    ----------
+    leaves : Leaves
+        The leaves.
+    batches : sequence of (Batch or None)
+        Batches like those that will come, for gradient, Hessian and objective; None where it is the gradient's.
+    limit : int
+        Dimension of a Krylov space.
+    reorthogonalise : bool
+        Whether its vectors are orthogonalised against all earlier ones.
+    scaled : bool
+        Whether Lanczos works in a metric.
+    hvp : str
+        How products are made.
+    recorder : Recorder
+        Makes the recordings.
+    """
+
+    def __init__(
+        self,
+        leaves: Leaves,
+        batches: Sequence[Batch | None],
+        *,
+        limit: int,
+        reorthogonalise: bool,
+        scaled: bool,
+        hvp: Any,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(leaves, hvp=hvp)
+        self._inspected = True  # by the eager steps before
+        self._inputs = Inputs(batches)
+        self._recorder = recorder
+        self._limit, self._how = limit, {"limit": limit, "reorthogonalise": reorthogonalise}
+        self._point, self._first = self.leaves.read(), self.leaves.read()
+        self._scale = torch.ones_like(self._point) if scaled else None
+        self._places = _places(leaves)
+        self._value_recordings: dict[Any, Recording] = {}
+        for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
+            for tensor in () if batch is None else batch.tensors:
+                if tensor.device != leaves.device:
+                    raise NotRecordableError(
+                        f"{name} holds a tensor on {tensor.device} and the parameters are on {leaves.device}; move the "
+                        "batch there first"
+                    )
+        self._build()
+
+    # ------------------------------------------------------------------ recording
+
+    def _build(self) -> None:
+        """Make the recordings, and put parameters and buffers back to what they were."""
+        leaves = self.leaves
+        part_from_old_graphs(leaves.tensors)
+        before, meter, self.meter = leaves.read(), self.meter, Meter()
+        with Buffers() as buffers:
+            try:
+                with torch.enable_grad():
+                    self._rebind()
+                    with own_randomness(leaves.device):
+                        self._look_at_loss()
+                    self._record()
+            except (RuntimeError, NotImplementedError) as problem:
+                if isinstance(problem, NotRecordableError):
+                    raise
+                text = str(problem).strip().split("\n")[0]
+                raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
+            finally:
+                leaves.write(before)
+                buffers.put_back()
+                self.meter = meter
+
+    def _look_at_loss(self) -> None:
+        """Find out whether the loss draws random numbers, and whether values need a graph."""
+        before = randomness(self.leaves.device)
+        super().gradient(self._point)
+        self.evaluate(self._point, self.samples[2])
+        if randomness(self.leaves.device) != before:
+            raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
+
+    def _record(self) -> None:
+        """Record a gradient, a value on each sample that needs one, and Lanczos."""
+        record = self._recorder.record
+        self._gradient_recording = record(self._gradient_body)
+        self._trained = self.training
+        self._check_gradient()
+        self._value_recordings = {
+            sample: record(lambda sample=sample: [self._value_body(sample)])
+            for sample in {self.samples[0], self.samples[2]}
+        }
+        self._first.copy_(self._gradient_recording.outputs[1])
+        self._lanczos_recording = record(self._lanczos_body)
+
+    def _rebind(self) -> None:
+        self.bind(*self._inputs.samples)
+
+    def _gradient_body(self) -> list[Tensor]:
+        self._rebind()
+        self.begin(0, products=False)
+        value, g = self.unread_gradient(self._point)
+        assert self.raw_loss is not None
+        return [value, g, self.raw_loss]
+
+    def _value_body(self, sample: Any) -> Tensor:
+        self.leaves.write(self._point)
+        return self.leaves.penalised(self.forward(sample), self._point)
+
+    def _lanczos_body(self) -> list[Tensor]:
+        self._rebind()
+        operator = super().hessian(self._point)
+        made: Any = super().lanczos(operator, self._first, self._scale, **self._how)  # type: ignore[arg-type]
+        assert isinstance(made, Lanczos)
+        for _ in range(self._limit):
+            made.extend()
+        operator.release()
+        numbers = [made.length, *(number for column in made.columns for number in column)]
+        return [made.basis(self._limit), torch.stack([n.double() for n in numbers])]
+
+    def _check_gradient(self) -> None:
+        """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
+        value, g, _ = self._gradient_recording.replay()
+        value, g = value.clone(), g.clone()
+        eager, slope = self.unread_gradient(self._point)
+        off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
+        tolerance = _TOLERANCE[self.leaves.dtype]
+        if not (math.isfinite(float(eager)) and math.isfinite(off)):
+            raise NotNowError("the batch on which it was to be recorded is not finite")
+        if off > tolerance or abs(float(eager) - float(value)) > tolerance * max(1.0, abs(float(eager))):
+            raise NotRecordableError(f"the recorded gradient is off by {off:.1e} of its length from the eager one")
+
+    # ------------------------------------------------------------------ answering
+
+    def takes(self, batches: Sequence[Any]) -> bool:
+        """Whether a step on these batches is plainly one of those recorded."""
+        return self._inputs.take(batches)
+
+    def fits(self, leaves: Leaves) -> bool:
+        """Whether the recordings still speak of these leaves."""
+        return leaves.matches(self.leaves) and leaves.decays == self.leaves.decays and _places(leaves) == self._places
+
+    def fill(self, batches: Sequence[Batch | None], meter: Meter) -> None:
+        """Begin a step: copy its batches in, and count with this meter."""
+        self._rebind()
+        self._inputs.fill(batches)
+        self.meter = meter
+
+    def _at(self, x: Any) -> None:
+        """Let the recordings speak of x; each of them writes it into the leaves."""
+        self._point.copy_(x)
+        self._graph = None
+        self._loaded = x
+        torch.clear_autocast_cache()
+
+    def gradient(self, x: Any) -> tuple[float, Any]:
+        known: tuple[float, Any] | None = self._gradients.get(x)
+        if known is not None:
+            return known
+        if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
+            return super().gradient(x)
+        self._at(x)
+        value, g, raw = self._gradient_recording.replay()
+        self.raw_loss, self.training = raw.clone(), self._trained
+        self.meter.count_gradient(self.samples[0].size)
+        return self._gradients.put(x, (float(value), g.clone()))  # type: ignore[no-any-return]
+
+    def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
+        recording = self._value_recordings.get(sample)
+        if recording is None:
+            return super().evaluate(x, sample, graph=graph)
+        self._at(x)
+        (value,) = recording.replay()
+        self.meter.count_value(sample.size)
+        return float(value)
+
+    def lanczos(self, operator: Operator, start: Vector, scale: Vector | None = None, **how: Any) -> Columns:
+        plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
+        usual = how.get("store", True) and how.get("linear") is None and plain == self._how
+        if not usual or (scale is None) is not (self._scale is None):
+            return super().lanczos(operator, start, scale, **how)
+        self._at(operator.x)  # type: ignore[attr-defined]
+        self._first.copy_(start)  # type: ignore[arg-type]
+        if self._scale is not None:
+            self._scale.copy_(scale)  # type: ignore[arg-type]
+        rows, numbers = self._lanczos_recording.replay()
+        for _ in range(self._limit):
+            self.meter.count_product(self.samples[1].size)
+        return Replayed(numbers.tolist(), rows, self.space)
+
+
+class Replayed:
+    """The columns of T that a recording made at once; the rows are the recording's own memory."""
+
+    def __init__(self, numbers: Sequence[float], rows: Tensor, space: TorchSpace) -> None:
+        self.space, self.limit = space, len(rows)
+        self.start_norm, *self._columns = numbers
+        self._rows = rows
+
+    def column(self, j: int) -> Sequence[float]:
+        """Return α_j and β_j."""
+        return self._columns[2 * j : 2 * j + 2]
+
+    def basis(self, dim: int) -> Any:
+        """Return Q as a block of rows that the next replay does not change."""
+        return self._rows[:dim].clone()
+
+    def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
+        """Q u for each coefficient vector u, as fresh vectors."""
+        return [self.space.combine(self._rows[: known.dim], c) for c in coefficients]
+
+
+def _places(leaves: Leaves) -> list[tuple[int, ...]]:
+    """Return where and in which order the leaves lie."""
+    return [(leaf.data_ptr(), *leaf.stride()) for leaf in leaves.tensors]

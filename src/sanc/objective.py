@@ -1,0 +1,136 @@
+"""From what a caller passes to `minimize` or `certificate` to an oracle and a flat starting point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.products import HvpMode
+from sanc.core.oracle import Oracle
+from sanc.core.settings import Sampling
+from sanc.core.space import Vector
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.functions.oracle import CallableOracle
+from sanc.sums.linear import FiniteSum
+from sanc.sums.oracle import SumOracle
+
+Restore = Callable[[Vector], Any]
+"""Turns a flat vector into what the caller gave: an array or tensor of the same shape."""
+
+
+def build_oracle(
+    fun: Any,
+    x0: Any,
+    *,
+    jac: Callable[..., Any] | bool | None,
+    hess: Callable[..., Any] | None,
+    hessp: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    hvp: HvpMode = "auto",
+    sizes: tuple[int | None, int | None, int | None] = (None, None, None),
+    seed: int = 0,
+    sampling: Sampling = "uniform",
+    grow: bool = False,
+    name: str = "x0",
+) -> tuple[Oracle, Vector, Restore]:
+    """Choose the oracle that fits `fun`.
+
+    A `FiniteSum` is sampled; a function with `jac` is called as it is; a function without is differentiated by torch.
+    """
+    if not isinstance(args, tuple):
+        args = (args,)
+    is_tensor = isinstance(x0, Tensor)
+    start = _point(x0, name)
+    shape = start.shape
+
+    if isinstance(fun, FiniteSum):
+        for label, given in (("jac", jac), ("hess", hess), ("hessp", hessp)):
+            if given is not None:
+                raise ArgumentError(f"{label} is given although {type(fun).__name__} knows its own: leave it out.")
+        values = start.detach().cpu().numpy() if is_tensor else start
+        if values.size != fun.dim:
+            raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
+        flat = np.array(values, fun.dtype).reshape(-1)
+        return SumOracle(fun, sizes, seed, sampling, grow=grow), flat, lambda v: v.reshape(shape).copy()
+
+    if not callable(fun):
+        raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")
+    for label, given in (("hess", hess), ("hessp", hessp)):
+        if given is not None and not callable(given):
+            raise ArgumentTypeError(f"{label} = {given!r:.60} cannot be called: pass a function.")
+    if jac is None or jac is False:
+        if hess is not None or hessp is not None:
+            raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
+        leaf = start if is_tensor else torch.from_numpy(np.array(start))
+        oracle = _torch_oracle(_torch_only(fun), leaf, args, hvp)
+        flat = oracle.start()
+        if is_tensor:
+            return oracle, flat, lambda v: v.detach().clone().reshape(shape)
+        return oracle, flat, lambda v: v.detach().cpu().numpy().copy().reshape(shape)
+    if jac is not True and not callable(jac):
+        raise ArgumentTypeError(f"jac = {jac!r:.60} cannot be called: pass a function, or True if fun returns (f, g).")
+    if is_tensor:
+        flat = start.detach().clone().reshape(-1)
+    else:
+        flat = np.array(start).reshape(-1)
+    called = CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args)
+    if is_tensor:
+        return called, flat, lambda v: v.reshape(shape).clone()
+    return called, flat, lambda v: v.reshape(shape).copy()
+
+
+def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:
+    """Differentiate a torch function of one tensor automatically."""
+    leaf = x0.detach().clone().requires_grad_()
+    oracle = AutogradOracle(Leaves([leaf], [0.0]), hvp=hvp, exact=True)
+    sample = Sample("fun", [(1.0, lambda: fun(leaf, *args))], 1, seed=None)
+    oracle.bind(sample, sample, sample)
+    return oracle
+
+
+def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Explain what is missing where a NumPy function came without its gradient."""
+
+    def wrapped(x: Tensor, *args: Any) -> Tensor:
+        remedy = "write it with torch operations, or pass its gradient as jac"
+        try:
+            answer = fun(x, *args)
+        except (RuntimeError, TypeError) as problem:
+            if "numpy" in str(problem).lower():
+                raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
+            raise
+        if not isinstance(answer, Tensor):
+            raise ArgumentTypeError(
+                f"fun returned {type(answer).__name__} for a torch tensor, so it cannot be differentiated: {remedy}."
+            )
+        return answer
+
+    return wrapped
+
+
+def _point(x0: Any, name: str) -> Any:
+    if isinstance(x0, Tensor):
+        if x0.dtype not in (torch.float32, torch.float64):
+            if x0.is_complex() or x0.is_floating_point():
+                raise ArgumentTypeError(f"{name} is of {x0.dtype}: pass float32 or float64.")
+            x0 = x0.double()
+        finite, size = bool(torch.isfinite(x0).all()), x0.numel()
+    else:
+        try:
+            x0 = np.asarray(x0)
+            if x0.dtype != np.float32:
+                x0 = x0.astype(np.float64, casting="same_kind" if x0.dtype.kind in "fc" else "unsafe")
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(f"{name} = {x0!r:.60} is no array of real numbers: pass one.") from None
+        finite, size = bool(np.isfinite(x0).all()), x0.size
+    if size == 0:
+        raise ArgumentError(f"{name} is empty: pass at least one variable.")
+    if not finite:
+        raise ArgumentError(f"{name} holds NaN or infinity: start from finite numbers.")
+    return x0

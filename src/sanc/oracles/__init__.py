@@ -1,1 +1,0 @@
-"""Who answers f, g and Hv: autograd, closed forms, NumPy callables."""

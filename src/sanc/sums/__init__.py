@@ -1,0 +1,1 @@
+"""Finite sums in closed form, dense or sparse, and their samples."""

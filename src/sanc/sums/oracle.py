@@ -1,0 +1,190 @@
+"""f, g and Hv of a finite sum on three independent samples of constant size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sanc.core.oracle import Meter, Operator, Oracle, Recent
+from sanc.core.settings import Sampling
+from sanc.core.space import NumpySpace
+from sanc.sums.linear import FiniteSum
+from sanc.theory import growing_sample_sizes
+
+GRADIENT, HESSIAN, OBJECTIVE = range(3)
+"""The roles of samples."""
+
+Rows = npt.NDArray[np.intp]
+
+
+class Draws:
+    """The rows of the samples of an iteration: a function of (seed, iteration, role), so every method sees the same.
+
+    Philox turns a key and a counter into numbers: the seed makes the key, and each (iteration, role) has counters of
+    its own.
+    """
+
+    def __init__(self, n: int, seed: int, sampling: Sampling) -> None:
+        self._n, self._seed, self._sampling = n, seed, sampling
+        state: Any = np.random.Philox(seed).state
+        self._key = state["state"]["key"]
+        self._orders: dict[int, tuple[tuple[int, int], Rows]] = {}
+
+    def rows(self, iteration: int, role: int, size: int) -> Rows:
+        """Return the rows of a sample."""
+        if self._sampling == "buffered":
+            return self._batch(iteration, role, size)
+        bits = np.random.Philox(key=self._key, counter=np.array([0, 0, iteration, role], np.uint64))
+        return np.random.Generator(bits).choice(self._n, size, replace=False, shuffle=False)
+
+    def _batch(self, iteration: int, role: int, size: int) -> Rows:
+        """Return the rows that come next out of a shuffle buffer of one batch, as in the authors' program."""
+        epoch, batch = divmod(iteration, self._n // size)  # a last batch that is not full is left out
+        known = self._orders.get(role)
+        if known is None or known[0] != (epoch, size):
+            rng = np.random.default_rng((self._seed, epoch, role))
+            self._orders[role] = known = ((epoch, size), buffered_order(self._n, size, rng))
+        return known[1][batch * size : (batch + 1) * size]
+
+
+def buffered_order(n: int, size: int, rng: np.random.Generator) -> Rows:
+    """Order in which a shuffle buffer of `size` rows gives out rows 0 … n−1: never far from where they stood."""
+    places = (rng.random(n) * np.minimum(size, np.arange(n, 0, -1))).astype(np.intp).tolist()
+    buffer = list(range(min(size, n)))
+    order = []
+    for step, place in enumerate(places):
+        order.append(buffer[place])
+        if step + size < n:
+            buffer[place] = step + size
+        else:
+            buffer[place] = buffer[-1]
+            buffer.pop()
+    return np.array(order, np.intp)
+
+
+class SumOracle(Oracle):
+    """Answers on the samples of each iteration.
+
+    Parameters
+    ----------
+    problem : FiniteSum
+        The whole sum.
+    wanted : sequence of (int or None)
+        Rows of the gradient, Hessian and objective samples; None is the whole sum.
+    seed : int
+        Seed of the draws.
+    sampling : {"uniform", "buffered"}
+        Draw each sample from all rows, or go through the rows in their order with a shuffle buffer of one batch.
+    grow : bool
+        Let the gradient and Hessian samples grow as steps shrink, as SCR may.
+    """
+
+    def __init__(
+        self,
+        problem: FiniteSum,
+        wanted: tuple[int | None, int | None, int | None],
+        seed: int,
+        sampling: Sampling = "uniform",
+        *,
+        grow: bool = False,
+    ) -> None:
+        self.problem = problem
+        self.space = NumpySpace(problem.dim, problem.dtype)
+        self.meter = Meter()
+        self.wanted = list(wanted)
+        self._base = self.sizes[:2] if grow else None
+        self._reference: float | None = None  # length of the first step
+        self._draws = Draws(problem.n, seed, sampling)
+        self._iteration = -1
+        self._now: dict[int, FiniteSum] = {}
+        self._values = Recent()
+        self._gradients = Recent(1)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether all three samples are the whole sum."""
+        return self.wanted == [None, None, None]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        g, h, f = (self.problem.n if size is None else size for size in self.wanted)
+        return g, h, f
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        if iteration != self._iteration:
+            self._iteration, self._now = iteration, {}
+            if self.wanted[GRADIENT] is not None:
+                self._gradients.clear()
+
+    def end(self, step_norm: float) -> None:
+        if self._base is not None and step_norm > 0.0:
+            self._reference = self._reference or step_norm
+            self.wanted[:2] = growing_sample_sizes(step_norm, self._reference, self._base, self.problem.n)
+
+    def numbers(self) -> dict[str, Any]:
+        return {"sizes": list(self.sizes[:2]), "reference": self._reference}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        if self._base is not None:
+            self.wanted[:2], self._reference = numbers["sizes"], numbers["reference"]
+
+    def sample(self, role: int) -> FiniteSum:
+        """Return a sample of this iteration: the same whenever it is asked for."""
+        size = self.wanted[role]
+        if size is None:
+            return self.problem
+        if role not in self._now:
+            self._now[role] = self.problem.subset(self._draws.rows(self._iteration, role, size))
+        return self._now[role]
+
+    def value(self, x: Any) -> float:
+        sample = self.sample(OBJECTIVE)
+        if sample is not self.problem:  # an iteration asks once for each point, and the next has another sample
+            self.meter.count_value(sample.n)
+            return sample.value(x)
+        known: float | None = self._values.get(x)
+        if known is not None:
+            return known
+        self.meter.count_value(self.problem.n)
+        return float(self._values.put(x, self.problem.value(x)))
+
+    def trial(self, x: Any) -> float:
+        sample = self.sample(GRADIENT)
+        self.meter.count_value(sample.n)
+        return sample.value(x)
+
+    def gradient(self, x: Any) -> tuple[float, Any]:
+        known: tuple[float, Any] | None = self._gradients.get(x)
+        if known is not None:
+            return known
+        sample = self.sample(GRADIENT)
+        value, g = sample.value_and_gradient(x)
+        self.meter.count_gradient(sample.n)
+        if self.wanted[GRADIENT] is None and self.wanted[OBJECTIVE] is None:
+            self._values.put(x, value)
+        return self._gradients.put(x, (value, g))  # type: ignore[no-any-return]
+
+    def knows(self, x: Any) -> tuple[bool, bool]:
+        value = self.wanted[OBJECTIVE] is None and x in self._values
+        return value, self.wanted[GRADIENT] is None and x in self._gradients
+
+    def hessian(self, x: Any) -> Operator:
+        return _SampleHessian(self, x)
+
+
+class _SampleHessian(Operator):
+    def __init__(self, oracle: SumOracle, x: Any) -> None:
+        self._oracle, self._x = oracle, x
+        self._sample = oracle.sample(HESSIAN)
+        self._product = self._sample.hessian(x)
+
+    def __call__(self, v: Any) -> Any:
+        self._oracle.meter.count_product(self._sample.n)
+        return self._product(v)
+
+    def gradient(self) -> Any:
+        self._oracle.meter.count_gradient(self._sample.n)
+        return self._sample.value_and_gradient(self._x)[1]

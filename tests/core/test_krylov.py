@@ -1,0 +1,257 @@
+"""Lanczos against dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sanc.core import cubic
+from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
+from sanc.core.space import NumpySpace, TorchSpace
+
+
+def krylov_space(product, start, space, **how):
+    return Krylov(Lanczos(product, start, space, **how))
+
+
+def symmetric(rng, n):
+    A = rng.standard_normal((n, n))
+    return (A + A.T) / 2
+
+
+def spaces(n):
+    return {
+        "numpy64": (NumpySpace(n, np.float64), lambda a: np.array(a)),
+        "numpy32": (NumpySpace(n, np.float32), lambda a: np.array(a, np.float32)),
+        "torch64": (TorchSpace(n, torch.float64, torch.device("cpu")), lambda a: torch.tensor(a)),
+    }
+
+
+def basis(krylov, n):
+    return np.stack([np.asarray(krylov.combine(row)[0]) for row in np.eye(krylov.dim)], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["numpy64", "numpy32", "torch64"])
+@pytest.mark.parametrize("store", [True, False])
+def test_t_is_the_projection_of_the_matrix(rng, kind, store):
+    n, j = 30, 6
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    space, make = spaces(n)[kind]
+    B = make(A)
+    krylov = krylov_space(lambda v: B @ v, make(g), space, store=store)
+    for _ in range(j):
+        assert krylov.extend()
+    Q = basis(krylov, n)
+    tolerance = 1e-4 if kind == "numpy32" else 1e-10
+    diagonal, off = krylov.tridiagonal()
+    T = np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)
+    assert Q.T @ Q == pytest.approx(np.eye(j), abs=tolerance)
+    assert Q.T @ A @ Q == pytest.approx(T, abs=tolerance)
+    assert Q[:, 0] == pytest.approx(g / np.linalg.norm(g), abs=tolerance)
+    assert krylov.linear == pytest.approx(Q.T @ g, abs=tolerance)
+    # AQ − QT = β_j q_{j+1} e_jᵀ
+    residual = A @ Q - Q @ T
+    assert np.linalg.norm(residual[:, :-1]) <= 10 * tolerance
+    assert np.linalg.norm(residual[:, -1]) == pytest.approx(krylov.residual, rel=10 * tolerance)
+
+
+def test_model_gradient_is_the_residual_times_the_last_entry(rng):
+    """‖∇m(s)‖ = β_j |u_j| is what the early stop relies on."""
+    n = 25
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    krylov = krylov_space(lambda v: A @ v, g, NumpySpace(n, np.float64))
+    for _ in range(5):
+        krylov.extend()
+    step = cubic.solve(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, 0.3)
+    (s,) = krylov.combine(step.u)
+    gradient = g + A @ s + 0.3 * np.linalg.norm(s) * s
+    assert np.linalg.norm(gradient) == pytest.approx(krylov.residual * abs(step.u[-1]), rel=1e-8)
+
+
+def test_breakdown_is_an_invariant_subspace(rng):
+    n = 12
+    A = np.diag([-1.0] * 4 + [2.0] * 4 + [5.0] * 4)
+    krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
+    while krylov.extend():
+        pass
+    assert krylov.dim == 3 and krylov.invariant and krylov.residual == 0.0
+    diagonal, off = krylov.tridiagonal()
+    assert np.linalg.eigvalsh(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)) == pytest.approx([-1, 2, 5])
+
+
+def test_the_whole_space_is_invariant(rng):
+    n = 5
+    A = symmetric(rng, n)
+    krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64), reorthogonalise=True)
+    while krylov.extend():
+        pass
+    assert krylov.dim == n and krylov.invariant
+
+
+def test_regenerating_holds_no_basis_and_costs_its_products_again(rng):
+    n, j = 40, 7
+    A, g = symmetric(rng, n), rng.standard_normal(n)
+    calls = []
+
+    def product(v):
+        calls.append(1)
+        return A @ v
+
+    stored = krylov_space(product, g, NumpySpace(n, np.float64))
+    again = krylov_space(product, g, NumpySpace(n, np.float64), store=False)
+    for _ in range(j):
+        stored.extend()
+        again.extend()
+    with pytest.raises(TypeError):
+        again.basis()  # there is none
+    before = len(calls)
+    u, v = rng.standard_normal(j), rng.standard_normal(j)
+    combined = again.combine(u, v)
+    assert len(calls) - before == j - 1  # one pass for both vectors
+    for ours, reference in zip(combined, stored.combine(u, v), strict=True):
+        assert ours == pytest.approx(reference, abs=1e-10)
+
+
+def test_reorthogonalisation_keeps_a_long_basis_orthonormal(rng):
+    n = 200
+    A = np.diag(np.logspace(-6, 3, n))
+    g = rng.standard_normal(n)
+    errors = []
+    for full in (False, True):
+        krylov = krylov_space(lambda v: A @ v, g, NumpySpace(n, np.float64), reorthogonalise=full)
+        for _ in range(80):
+            krylov.extend()
+        Q = basis(krylov, n)
+        errors.append(np.abs(Q.T @ Q - np.eye(krylov.dim)).max())
+    assert errors[1] < 1e-13 < 1e-2 < errors[0]
+
+
+def test_a_start_other_than_the_gradient_projects_it(rng):
+    n = 20
+    A, g, start = symmetric(rng, n), rng.standard_normal(n), rng.standard_normal(n)
+    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(n, np.float64), linear=g)
+    for _ in range(4):
+        krylov.extend()
+    assert krylov.linear == pytest.approx(basis(krylov, n).T @ g)
+
+
+def test_a_product_that_is_not_finite_is_reported():
+    krylov = krylov_space(lambda v: v * np.nan, np.ones(3), NumpySpace(3, np.float64))
+    with pytest.raises(NonFiniteProductError, match="Lanczos iteration 1"):
+        krylov.extend()
+
+
+def test_a_zero_start_is_refused():
+    with pytest.raises(ValueError, match="positive finite length"):
+        krylov_space(lambda v: v, np.zeros(3), NumpySpace(3, np.float64))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1.0, 1e200])
+def test_norm_neither_overflows_nor_underflows(scale):
+    assert NumpySpace(3, np.float64).norm(np.array([3.0, 4.0, 0.0]) * scale) == pytest.approx(5 * scale)
+
+
+def test_norm_of_what_is_not_finite_is_not_finite():
+    space = NumpySpace(2, np.float64)
+    assert not space.finite(np.array([1.0, np.nan]))
+    assert not space.finite(np.array([1.0, np.inf]))
+    assert space.norm(np.zeros(2)) == 0.0
+
+
+@pytest.mark.parametrize("limit", [None, 10, 100])
+@pytest.mark.parametrize("kind", ["numpy64", "torch64"])
+def test_a_basis_of_several_blocks_is_one_basis(rng, kind, limit):
+    n, j = 150, 100
+    A = symmetric(rng, n)
+    space, make = spaces(n)[kind]
+    B = make(A)
+    krylov = krylov_space(lambda v: B @ v, make(rng.standard_normal(n)), space, reorthogonalise=True, limit=limit)
+    while krylov.dim < j and krylov.extend():
+        pass
+    assert krylov.dim == (limit or j)
+    Q = np.asarray(krylov.basis())
+    u = rng.standard_normal(krylov.dim)
+    assert Q @ Q.T == pytest.approx(np.eye(krylov.dim), abs=1e-12)
+    assert np.asarray(krylov.combine(u)[0]) == pytest.approx(u @ Q, abs=1e-12)
+    diagonal, off = krylov.tridiagonal()
+    assert Q @ A @ Q.T == pytest.approx(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1), abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_torch_norms_neither_overflow_nor_underflow(kind):
+    dtype = getattr(torch, kind)
+    space = TorchSpace(3, dtype, torch.device("cpu"))
+    for scale in (0.0, 1e-30, 1e-18, 1.0, 1e18):
+        assert space.norm(torch.tensor([3.0, 4.0, 0.0], dtype=dtype) * scale) == pytest.approx(5 * scale, rel=1e-6)
+    assert not space.finite(torch.tensor([1.0, float("nan"), 0.0], dtype=dtype))
+    assert not space.finite(torch.tensor([1.0, float("inf"), 0.0], dtype=dtype))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 10.0])
+def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
+    """β_j |u_j| is the residual of (B + shift·I) s = −g in the whole space, s its solution in the Krylov space."""
+    Q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
+    B = Q @ np.diag(np.linspace(0.1, 3.0, 12)) @ Q.T
+    g = rng.standard_normal(12)
+    krylov = krylov_space(lambda v: B @ v, g, NumpySpace(12, np.float64), reorthogonalise=True)
+    for j in range(1, 12):
+        krylov.extend()
+        K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(B, k) @ g for k in range(j)]))[0]
+        s = -K @ np.linalg.solve(K.T @ (B + shift * np.eye(12)) @ K, K.T @ g)
+        left = np.linalg.norm(B @ s + shift * s + g)
+        assert krylov.slope(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
+    assert np.isnan(krylov.slope(-1.0))  # T − I is not positive definite
+
+
+@pytest.mark.parametrize("reorthogonalise", [False, True])
+def test_the_recurrence_reads_nothing_so_that_a_recording_can_hold_it(rng, reorthogonalise):
+    """All iterations first, all numbers afterwards: what a captured step does, also beyond an invariant space."""
+    n, dim = 12, 9
+    values = np.array([-1.0, 2.0, 3.5])[np.arange(n) % 3]  # three eigenvalues: the fourth residual is rounding
+    Q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+    B = torch.from_numpy(Q @ np.diag(values) @ Q.T)
+    start = torch.from_numpy(rng.standard_normal(n))
+    space = TorchSpace(n, torch.float64, torch.device("cpu"))
+    space.read = None  # whoever reads fails
+    lanczos = Lanczos(lambda v: B @ v, start, space, limit=dim, reorthogonalise=reorthogonalise)
+    for _ in range(dim):
+        lanczos.extend()
+    del space.read
+    at_once = Krylov(lanczos)
+    one_by_one = krylov_space(lambda v: B @ v, start, space, limit=dim, reorthogonalise=reorthogonalise)
+    while one_by_one.extend():
+        assert at_once.extend()
+        assert (at_once.alpha, at_once.beta) == (one_by_one.alpha, one_by_one.beta)
+    assert not at_once.extend()
+    assert at_once.dim == 3 and at_once.invariant
+    assert torch.equal(at_once.basis(), one_by_one.basis())
+
+
+def test_a_product_that_fails_leaves_the_space_as_it_was(rng):
+    n = 12
+    A, fail = np.diag(np.linspace(0.1, 0.6, n)), []
+
+    def product(v):
+        if fail:
+            raise KeyError(fail.pop())
+        return A @ v
+
+    krylov = krylov_space(product, rng.standard_normal(n), NumpySpace(n, np.float64), limit=6)
+    krylov.extend()
+    krylov.extend()
+    expected = krylov.combine(np.array([1.0, 2.0]))[0]
+    fail.append("now")
+    with pytest.raises(KeyError):
+        krylov.extend()
+    assert krylov.dim == 2 and np.array_equal(krylov.combine(np.array([1.0, 2.0]))[0], expected)
+
+
+def test_long_sums_keep_their_digits():
+    """Over more entries than a piece has, float32 sums are added in float64."""
+    n = 3 * 2**20 + 5
+    space = TorchSpace(n, torch.float32, torch.device("cpu"))
+    v = torch.randn(n)
+    exact = float(v.double().square().sum())
+    assert space.dot(v, v) == pytest.approx(exact, rel=1e-5)
+    assert space.norm(v) == pytest.approx(exact**0.5, rel=1e-5)
