@@ -1,4 +1,4 @@
-"""The engine for mini-batches: its model against a dense computation, its counts, and what noise must not do to it."""
+"""The iteration on samples: its model against a dense computation, its counts, and what noise must not do to it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from sklearn.preprocessing import scale
 
 import sanc
 from sanc import Branch
-from sanc.amortised import AmortisedEngine
-from sanc.krylov import Krylov
-from sanc.oracles.finite_sum import FiniteSumOracle
-from sanc.settings import METHODS, make_settings
-from sanc.survey import vector_of
+from sanc.core.family import METHODS, make_settings
+from sanc.core.iterate import Draws
+from sanc.core.krylov import Krylov
+from sanc.core.record import Record
+from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.model import Model, learn_gradient, learn_metric
+from sanc.sums.oracle import SumOracle
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,17 @@ def lowest(problem):
 
 def engine_on(problem, method="sanc", batch=29, seed=0, **options):
     settings = make_settings(METHODS[method], "robust", options)
-    return AmortisedEngine(METHODS[method], settings, seed), FiniteSumOracle(problem, (batch,) * 3, seed)
+    return MinibatchIteration(METHODS[method], settings, seed), SumOracle(problem, (batch,) * 3, seed)
+
+
+def built_model(engine, oracle, x):
+    """Learn from one batch and build a Krylov space at x."""
+    value, g = oracle.gradient(x)
+    learn_gradient(engine.state, g, engine.own)
+    learn_metric(engine.state, engine.own, oracle.space)
+    model = Model(engine.state, g, engine.own, oracle.space)
+    model.build(x, oracle, engine.settings, Draws(0, 0), Record(0))
+    return model, g, value
 
 
 # ---------------------------------------------------------------------------------------------- the model
@@ -70,18 +82,10 @@ def test_the_step_minimises_the_cubic_model_in_the_metric(sigma, fresh, metric):
     engine, oracle = engine_on(Quadratic(), batch=1, krylov_dim=3, metric=metric, sigma0=sigma)
     x = rng.standard_normal(d)
     oracle.begin(0)
-    seen = oracle.survey(x, engine.memory(project=False))
-    g = seen.look.gradient
-    engine._average(seen, oracle)
-    engine._measure(oracle)
-    built = engine._build(x, g, oracle, {})
-    mean, again = engine._project(g, oracle), oracle.survey(x, engine.memory(project=True))
-    for other in (built.inside, again.inside):
-        assert mean.inside == pytest.approx(other, abs=1e-12 * math.sqrt(mean.square))
-    assert mean.square == pytest.approx(again.mean_square, rel=1e-14)
-    assert built.square == pytest.approx(mean.square, rel=1e-12)  # the space starts at the mean
-    step = engine._solve(engine._model(fresh), mean, seen.look, oracle)
-    vector = vector_of(oracle.space, step.move)
+    model_of_step, g, _ = built_model(engine, oracle, x)
+    model_of_step.fresh = fresh
+    step = model_of_step.solve(model_of_step.spectrum(), Draws(0, 0))
+    vector = step.vector
 
     M = np.abs(g) ** metric if metric else np.ones(d)
     Q = engine.state.basis
@@ -271,19 +275,15 @@ def test_the_escape_after_a_rejection_lowers_the_loss_or_stays(problem):
     engine, oracle = engine_on(problem)
     x = np.ones(problem.dim)  # the penalty is concave here
     oracle.begin(0)
-    seen = oracle.survey(x, engine.memory(project=False))
-    value, g = seen.value, seen.look.gradient
-    engine._average(seen, oracle)
-    engine._measure(oracle)
-    engine._build(x, g, oracle, {})
-    eigen = engine._model(True)
+    model, g, value = built_model(engine, oracle, x)
+    eigen = model.spectrum()
     assert eigen.leftmost < 0.0
-    entries = {"value": value, "trials": 0, "note": "", "branch": Branch.STAYED}
-    point = engine._escape(x, g, oracle, eigen, entries)
-    assert entries["branch"] is Branch.CURVATURE
+    record = Record(0, value=value)
+    point = engine._escape(x, g, oracle, 1.0, eigen, record)
+    assert record.branch is Branch.CURVATURE
     assert oracle.trial(point) < value
     oracle.trial = lambda x: value + 1.0
-    assert engine._escape(x, g, oracle, eigen, entries | {"branch": Branch.STAYED}) is x
+    assert engine._escape(x, g, oracle, 1.0, eigen, Record(0, value=value)) is x
 
 
 def test_where_the_gradient_vanishes_the_space_starts_at_random():
@@ -336,11 +336,11 @@ def test_other_parameters_begin_anew():
 
     for _ in range(30):
         step()
-    sigma = opt._engine.state.sigma
+    sigma = opt._iterates.state.sigma
     opt.param_groups[0]["frozen"] = True
     held = net[0].weight.detach().clone()
     step()
-    assert len(opt._engine.state.safe) == 7 and opt._engine.state.iteration == 31
+    assert len(opt._iterates.state.safe) == 7 and opt._iterates.state.iteration == 31
     assert opt.record.sigma == pytest.approx(sigma, rel=10.0)
     for _ in range(30):
         step()
@@ -431,7 +431,7 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     opt = sanc.SANC(net.parameters(), seed=0)
     for _ in range(20):
         opt.step(lambda: (net(x) ** 2).mean())
-    before = opt._engine.state
+    before = opt._iterates.state
     net.bias.requires_grad_(False)
 
     def fails():
@@ -440,18 +440,18 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     with pytest.raises(RuntimeError, match="no"):
         opt.step(fails)
     net.bias.requires_grad_(True)
-    assert opt._engine.state is before
+    assert opt._iterates.state is before
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._engine.state.averaged == before.averaged + 1
+    assert opt._iterates.state.averaged == before.averaged + 1
     net.float()  # another type is another space
     x = x.float()
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._engine.state.safe.dtype == torch.float32
+    assert opt._iterates.state.safe.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("hvp", "where"), [
     ("double-backward", "between products"), ("forward-over-reverse", "between products"),
-    ("forward-over-reverse", "in a product"), ("linearised", "in a product"),
+    ("forward-over-reverse", "in a product"),
 ])  # fmt: skip
 def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatch):
     # What a step lets go of to save memory comes back, and afterwards the run is the one that did not fail.
@@ -476,16 +476,16 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
 
         monkeypatch.setattr(Krylov, "extend", stops)
         for k, x in enumerate(rows):  # noqa: B007 - the closure reads x
-            failing = fails and k > 0 and opt._engine._due()
+            failing = fails and k > 0 and opt._iterates._due()
             if failing:
                 calls.clear()
-                state, point = opt._engine.state, [p.detach().clone() for p in model.parameters()]
-                vectors = {name: vector.clone() for name, vector in opt._engine.vectors().items()}
+                state, point = opt._iterates.state, [p.detach().clone() for p in model.parameters()]
+                vectors = {name: vector.clone() for name, vector in opt._iterates.vectors().items()}
                 with pytest.raises(KeyError, match="lost"):
                     opt.step(loss)
                 failing, failures = False, failures + 1
-                assert opt._engine.state is state
-                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._engine.vectors().items())
+                assert opt._iterates.state is state
+                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._iterates.vectors().items())
                 assert all(torch.equal(p, old) for p, old in zip(model.parameters(), point, strict=True))
             opt.step(loss)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), failures
@@ -504,10 +504,10 @@ def test_buffers_of_a_batch_that_was_not_learnt_are_put_back():
         opt.step(lambda: (net(x) - x.sum(1, keepdim=True)).square().mean())
     with torch.no_grad():
         net[3].weight.add_(50.0)
-    opt._engine._last = torch.cat([p.detach().reshape(-1) for p in net.parameters()])  # as if by a step of its own
+    opt._iterates._last = torch.cat([p.detach().reshape(-1) for p in net.parameters()])  # as if by a step of its own
     held = net[1].running_mean.clone()
     opt.step(lambda: (net(x + 5.0) - x.sum(1, keepdim=True)).square().mean())
-    assert opt._engine.went_back
+    assert opt._iterates.went_back
     assert torch.equal(held, net[1].running_mean)
 
 

@@ -33,18 +33,25 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     return generators
 
 
+_TWISTER = np.random.MT19937(0)
+"""NumPy's global generator while a step runs."""
+
+
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
     """Give the global random states of torch, NumPy and Python back as they were when the block ends."""
     generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+    kind, numpy = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]  # noqa: NPY002
+    np.random.set_bit_generator(_TWISTER)  # type: ignore[attr-defined]  # the caller's may be of a kind without seeds
     try:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
+        np.random.set_bit_generator(kind)  # type: ignore[attr-defined]
         np.random.set_state(numpy)  # noqa: NPY002
 
 
