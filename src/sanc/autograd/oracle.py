@@ -154,10 +154,14 @@ class AutogradOracle(Oracle):
         known: tuple[float, Any] | None = self._gradients.get(x)
         if known is not None:
             return known
-        unread, g = self.unread_gradient(x)
-        value = float(unread)
-        self._values.setdefault(self.samples[0], Recent()).put(x, value)
-        return self._gradients.put(x, (value, g))  # type: ignore[no-any-return]
+        return self.remember(x, *self.unread_gradient(x))
+
+    def remember(self, x: Any, value: Tensor, g: Tensor) -> tuple[float, Any]:
+        """Read the value that came with a gradient, and remember both."""
+        known = (float(value), g)
+        self._values.setdefault(self.samples[0], Recent()).put(x, known[0])
+        self._gradients.put(x, known)
+        return known
 
     def unread_gradient(self, x: Any) -> tuple[Tensor, Tensor]:
         """F and ∇f on the gradient sample; the value not yet read."""

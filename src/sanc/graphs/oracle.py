@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
-from sanc.autograd.leaves import Leaves
+from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import Buffers, own_randomness
 from sanc.core.krylov import Columns, Krylov, Lanczos
@@ -69,6 +70,8 @@ class CapturedOracle(AutogradOracle):
     ) -> None:
         super().__init__(leaves, hvp=hvp)
         self._inspected = True  # by the eager steps before
+        self._inner = AutogradOracle(leaves, hvp=hvp)  # whose calls are recorded
+        self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
         self._limit, self._how = limit, {"limit": limit, "reorthogonalise": reorthogonalise}
@@ -91,11 +94,10 @@ class CapturedOracle(AutogradOracle):
         """Make the recordings, and put parameters and buffers back to what they were."""
         leaves = self.leaves
         part_from_old_graphs(leaves.tensors)
-        before, meter, self.meter = leaves.read(), self.meter, Meter()
+        before = leaves.read()
         with Buffers() as buffers:
             try:
                 with torch.enable_grad():
-                    self._rebind()
                     with own_randomness(leaves.device):
                         self._look_at_loss()
                     self._record()
@@ -107,13 +109,14 @@ class CapturedOracle(AutogradOracle):
             finally:
                 leaves.write(before)
                 buffers.put_back()
-                self.meter = meter
 
     def _look_at_loss(self) -> None:
         """Find out whether the loss draws random numbers, and whether values need a graph."""
-        before = randomness(self.leaves.device)
-        super().gradient(self._point)
-        self.evaluate(self._point, self.samples[2])
+        inner, before = self._inner, randomness(self.leaves.device)
+        inner.bind(*self._inputs.samples)
+        inner.gradient(self._point)
+        inner.evaluate(self._point, inner.samples[2])
+        self._differentiates = inner._differentiates
         if randomness(self.leaves.device) != before:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 
@@ -121,33 +124,30 @@ class CapturedOracle(AutogradOracle):
         """Record a gradient, a value on each sample that needs one, and Lanczos."""
         record = self._recorder.record
         self._gradient_recording = record(self._gradient_body)
-        self._trained = self.training
         self._check_gradient()
-        self._value_recordings = {
-            sample: record(lambda sample=sample: [self._value_body(sample)])
-            for sample in {self.samples[0], self.samples[2]}
-        }
+        for sample in {self._inputs.samples[0], self._inputs.samples[2]}:
+            self._value_recordings[sample] = record(partial(self._value_body, sample))
         self._first.copy_(self._gradient_recording.outputs[1])
         self._lanczos_recording = record(self._lanczos_body)
 
-    def _rebind(self) -> None:
-        self.bind(*self._inputs.samples)
-
     def _gradient_body(self) -> list[Tensor]:
-        self._rebind()
-        self.begin(0, products=False)
-        value, g = self.unread_gradient(self._point)
-        assert self.raw_loss is not None
-        return [value, g, self.raw_loss]
+        inner = self._inner
+        inner.bind(*self._inputs.samples)
+        inner.begin(0, products=False)
+        value, g = inner.unread_gradient(self._point)
+        self._trained = inner.training  # in the memory of the recording
+        assert inner.raw_loss is not None
+        return [value, g, inner.raw_loss]
 
-    def _value_body(self, sample: Any) -> Tensor:
+    def _value_body(self, sample: Sample) -> list[Tensor]:
         self.leaves.write(self._point)
-        return self.leaves.penalised(self.forward(sample), self._point)
+        return [self.leaves.penalised(self._inner.forward(sample), self._point)]
 
     def _lanczos_body(self) -> list[Tensor]:
-        self._rebind()
-        operator = super().hessian(self._point)
-        made: Any = super().lanczos(operator, self._first, self._scale, **self._how)  # type: ignore[arg-type]
+        inner = self._inner
+        inner.bind(*self._inputs.samples)
+        operator = inner.hessian(self._point)
+        made: Any = inner.lanczos(operator, self._first, self._scale, **self._how)  # type: ignore[arg-type]
         assert isinstance(made, Lanczos)
         for _ in range(self._limit):
             made.extend()
@@ -159,7 +159,7 @@ class CapturedOracle(AutogradOracle):
         """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
         value, g, _ = self._gradient_recording.replay()
         value, g = value.clone(), g.clone()
-        eager, slope = self.unread_gradient(self._point)
+        eager, slope = self._inner.unread_gradient(self._point)
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         tolerance = _TOLERANCE[self.leaves.dtype]
         if not (math.isfinite(float(eager)) and math.isfinite(off)):
@@ -179,7 +179,7 @@ class CapturedOracle(AutogradOracle):
 
     def fill(self, batches: Sequence[Batch | None], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
-        self._rebind()
+        self.bind(*self._inputs.samples)
         self._inputs.fill(batches)
         self.meter = meter
 
@@ -200,7 +200,7 @@ class CapturedOracle(AutogradOracle):
         value, g, raw = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
-        return self._gradients.put(x, (float(value), g.clone()))  # type: ignore[no-any-return]
+        return self.remember(x, value, g.clone())
 
     def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
         recording = self._value_recordings.get(sample)
