@@ -13,7 +13,7 @@ import sanc
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = ["sanc.data", "sanc.problems", "sanc.theory"]
+MODULES = ["sanc.autograd.batches", "sanc.sums.linear", "sanc.theory"]
 
 
 def blocks(page):

@@ -11,9 +11,8 @@ import scipy.sparse
 import torch
 
 import sanc
-from sanc import problems
 from sanc.problems import FiniteSum, Logistic, NonconvexSVM, Softmax
-from sanc.threads import each
+from sanc.sums import linear
 
 N, D, C = 40, 7, 4
 
@@ -92,50 +91,12 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     assert np.mean(halves, axis=0) == pytest.approx(problem.value_and_gradient(w)[1], abs=1e-13)
 
 
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
-@pytest.mark.parametrize(("width", "dtype"), [(np.int32, np.float64), (np.int64, np.float32)])
-@pytest.mark.parametrize("scipy_alone", [False, True])
-def test_samples_of_a_sparse_matrix_are_subsets_to_the_last_bit(X, rng, kind, width, dtype, scipy_alone, monkeypatch):
-    if scipy_alone:
-        monkeypatch.setattr("sanc.rows._sparsetools", None)
-    X[5] = 0.0
-    sparse = kind(X.astype(dtype))
-    sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
-    for problem in three(sparse, rng):
-        drawn_from = problems.pool(problem)
-        kept = []
-        for size in (9, 9, 4, 9, 1):
-            rows = np.append(rng.choice(N, size - 1, replace=False), 5)
-            kept.append((problems.part(problem, rows, drawn_from), problem.subset(rows)))
-        for kind_of_point in (dtype, np.float64):
-            w, v = (rng.standard_normal(problem.dim).astype(kind_of_point) for _ in range(2))
-            for part, subset in kept:
-                for one in (part, pickle.loads(pickle.dumps(part)), pickle.loads(pickle.dumps(subset))):
-                    (value, g), product = one.value_and_gradient(w), one.hessian(w)(v)
-                    assert (one.value(w), value) == (subset.value(w), subset.value_and_gradient(w)[0])
-                    assert np.array_equal(g, subset.value_and_gradient(w)[1]) and g.dtype == kind_of_point
-                    assert np.array_equal(product, subset.hessian(w)(v)) and product.dtype == kind_of_point
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_subset_of_a_subset(X, rng, sparse):
     y, w = rng.integers(0, 2, N), rng.standard_normal(D)
     problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y)
     again = problem.subset(np.arange(9)).subset(np.arange(9)[::-1])
     assert again.value_and_gradient(w)[1] == pytest.approx(Logistic(X[:9], y[:9]).value_and_gradient(w)[1], abs=1e-13)
-
-
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
-@pytest.mark.parametrize("width", [np.int32, np.int64])
-def test_rows_of_a_sparse_matrix(X, rng, kind, width):
-    X[3] = X[11] = 0.0
-    sparse = kind(X)
-    sparse.indices, sparse.indptr = sparse.indices.astype(width), sparse.indptr.astype(width)
-    problem = Logistic(sparse, rng.integers(0, 2, N))
-    for rows in ([3], [11, 3], [39, 0, 3, 39], np.arange(N), rng.choice(N, 20, replace=False)):
-        part = problem.subset(np.array(rows))
-        assert type(part.X) is kind and part.X.dtype == X.dtype
-        assert np.array_equal(part.X.toarray(), X[rows])
 
 
 def three(X, rng, rows=N):
@@ -200,150 +161,6 @@ def test_problems_and_points_do_not_get_mixed_up(X, rng):
             alone = Logistic(problem.X[:5], problem.y[:5], strength=0.2)
             assert later == pytest.approx(everything(alone, points[k], points[k]), rel=1e-12)
     assert not np.allclose(expected[first, 0], expected[part, 0])
-
-
-def test_scores_are_computed_once(X, rng, monkeypatch):
-    for problem in three(X, rng):
-        counts = {"_scores": 0, "_pull": 0, "_bend": 0}
-        for name in counts:
-            method = getattr(problem, name)
-
-            def counted(*arguments, name=name, method=method, counts=counts):
-                counts[name] += 1
-                return method(*arguments)
-
-            monkeypatch.setattr(problem, name, counted)
-        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
-        everything(problem, w, v)
-        everything(problem, w.copy(), v)
-        assert counts == {"_scores": 1 + 2, "_pull": 2 + 2, "_bend": 1}  # a product needs scores of its own
-
-
-@pytest.fixture
-def wide(rng):
-    X = rng.standard_normal((700, 30))
-    X[rng.random(X.shape) < 0.4] = 0.0
-    return X, rng.integers(0, 2, 700)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_scores_of_a_move_come_from_the_products(wide, rng, readings, sparse, dtype):
-    X, y = wide[0].astype(dtype), wide[1]
-    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y, strength=0.1)
-    w = rng.standard_normal(30).astype(dtype)
-    product = problem.hessian(w)
-    vectors = [rng.standard_normal(30).astype(dtype) for _ in range(5)]
-    for v in vectors:
-        product(v)
-    u = rng.standard_normal(5)
-    to = (w + sum(a * v for a, v in zip(u, vectors, strict=True))).astype(dtype)
-    readings.clear()
-    product.moved(to, u)
-    value, g = problem.value(to), problem.value_and_gradient(to)[1]
-    Hv = problem.hessian(to)(vectors[0])
-    assert readings["_scores"] == 1  # for the last product alone
-    exact = Logistic(X.astype(np.float64), y, strength=0.1)
-    at = to.astype(np.float64)
-    wanted = exact.value_and_gradient(at)
-    near = {"rel": 1e-12, "abs": 1e-13} if dtype == "float64" else {"rel": 1e-4, "abs": 1e-5}
-    assert value == pytest.approx(wanted[0], **near) and g.dtype == dtype
-    assert g == pytest.approx(wanted[1], **near)
-    assert Hv == pytest.approx(exact.hessian(at)(vectors[0].astype(np.float64)), **near)
-
-
-def test_a_move_that_is_not_known_is_computed(wide, rng, readings):
-    X, y = wide
-    problem = Logistic(X, y, strength=0.1)
-    w, v = rng.standard_normal((2, 30))
-    few, many, after = problem.hessian(w), problem.hessian(w), problem.hessian(w)
-    few(v)
-    few.moved(w + v, np.ones(2))  # it was multiplied by one vector only
-    for _ in range(16):  # more than are worth keeping: half the 30 entries of a row
-        many(v)
-    many.moved(w + v, np.eye(16)[0])
-    after.moved(w + v, np.ones(0))
-    readings.clear()
-    assert problem.value(w + v) == pytest.approx(Logistic(X, y, strength=0.1).value(w + v), rel=1e-14)
-    assert readings["_scores"] == 2  # its own, and that of the other problem
-    small = Logistic(X[:20], y[:20], strength=0.1).hessian(w)
-    small(v)
-    small.moved(w + v, np.ones(1))
-    assert small._kept is None  # not worth it
-
-
-def test_moves_do_not_add_up_their_rounding(wide, rng, readings):
-    X, y = wide
-    problem = Logistic(X, y, strength=0.1)
-    w = 1e3 * rng.standard_normal(30)
-    fresh = 0
-    for _ in range(60):
-        product = problem.hessian(w)
-        v = rng.standard_normal(30)
-        product(v)
-        w = w + 0.5 * v
-        product.moved(w, np.array([0.5]))
-        before = readings["_scores"]
-        problem.value(w)
-        fresh += readings["_scores"] - before
-    assert fresh == 60 // (problems._DERIVED + 1)
-    assert problem.value(w) == pytest.approx(Logistic(X, y, strength=0.1).value(w), rel=1e-13)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("order", ["C", "F", "mapped"])
-def test_blocks_change_nothing(rng, monkeypatch, tmp_path, threads, dtype, order):
-    rows = 1003
-    X = np.asarray(rng.standard_normal((rows, D)), dtype, order="F" if order == "F" else "C")
-    if order == "mapped":
-        np.save(tmp_path / "X.npy", X)
-        X = np.load(tmp_path / "X.npy", mmap_mode="r")
-    whole, parts = three(X, rng, rows), []
-    monkeypatch.setattr(problems, "_LARGE", 0)
-    monkeypatch.setattr(problems, "_BLOCK", 40 * D * X.itemsize)
-    monkeypatch.setattr(problems, "_PARTS", 5)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    for problem in whole:
-        part = copy.copy(problem)
-        w, v = (rng.standard_normal(problem.dim).astype(dtype) for _ in range(2))
-        blocked = everything(part, w, v)
-        parts.append(len(part._divided()))
-        monkeypatch.setattr(problems, "_LARGE", 1 << 40)
-        assert blocked == pytest.approx(everything(problem, w, v), rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-7)
-        monkeypatch.setattr(problems, "_LARGE", 0)
-        again = copy.copy(problem)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        assert np.array_equal(blocked, everything(again, w, v))  # the number of threads changes nothing at all
-        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-        assert part.value_and_gradient(w)[1].dtype == part.hessian(w)(v).dtype == dtype
-        assert all(np.shares_memory(block.X, X) for some in part._divided() for block in some)
-    assert parts == [5, 5, 1]
-
-
-def test_blocks_without_known_scores_agree(rng, monkeypatch):
-    """The gradient that reads X once has the value and the slopes of two readings."""
-    X, y = rng.standard_normal((900, D)), rng.integers(0, 2, 900)
-    monkeypatch.setattr(problems, "_LARGE", 0)
-    monkeypatch.setattr(problems, "_BLOCK", 40 * D * 8)
-    w = rng.standard_normal(D)
-    once, twice = Logistic(X, y), Logistic(X, y)
-    value = twice.value(w)
-    assert once.value_and_gradient(w)[0] == value
-    assert np.array_equal(once.value_and_gradient(w)[1], twice.value_and_gradient(w)[1])
-    assert once.hessian(w)(w) == pytest.approx(Logistic(scipy.sparse.csr_matrix(X), y).hessian(w)(w), rel=1e-12)
-
-
-def test_an_error_in_a_thread_is_raised(monkeypatch):
-    def work(k):
-        if k == 3:
-            raise ZeroDivisionError
-        return k
-
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert each(lambda k: k * k, 50) == [k * k for k in range(50)]
-    with pytest.raises(ZeroDivisionError):
-        each(work, 50)
 
 
 def test_what_is_known_does_not_travel(X, rng):
@@ -444,26 +261,47 @@ def test_bad_data_is_named(X, rng, make, words):
         assert word in str(caught.value)
 
 
-def test_scores_are_made_anew_after_a_far_start():
-    """Rounding of scores a thousand times as large as those of now would be seen."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((2000, 30)).astype(np.float32)
-    y = (X @ rng.standard_normal(30) > 0).astype(int)
-    problem = problems.Logistic(X, y, "l2", 1e-3)
-    far = 1e3 * rng.standard_normal(30).astype(np.float32)
-    product = problem.hessian(far)
-    for v in np.eye(30, dtype=np.float32)[:3]:
-        product(v)
-    assert product._most > 3
-    near = far.copy()
-    near[:] = 0.0
-    problem._derive(problem._known(far), problem._divided()[0][0], near, -far, [X[:, k].copy() for k in range(30)])
-    assert problem._known(near) is None
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
 def test_a_value_alone_is_the_value_beside_the_gradient(X, rng, dtype):
     for problem in three(X, rng):
         for _ in range(40):
             w = (3 * rng.standard_normal(problem.dim)).astype(dtype)
             assert copy.copy(problem).value(w) == problem.value_and_gradient(w)[0]
+
+
+def test_margins_are_computed_once(X, rng, monkeypatch):
+    for problem in three(X, rng):
+        counts = {"_times": 0, "_pull": 0}
+        for name in counts:
+            method = getattr(problem, name)
+
+            def counted(*arguments, name=name, method=method, counts=counts):
+                counts[name] += 1
+                return method(*arguments)
+
+            monkeypatch.setattr(problem, name, counted)
+        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+        everything(problem, w, v)
+        everything(problem, w.copy(), v)
+        assert counts == {"_times": 1 + 2, "_pull": 2 + 2}  # a product needs margins of its own
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ["C", "F", "mapped"])
+def test_blocks_change_nothing(rng, monkeypatch, tmp_path, dtype, order):
+    """A large dense X is read in blocks, also from a file; none of them is a copy."""
+    rows = 1003
+    X = np.asarray(rng.standard_normal((rows, D)), dtype, order="F" if order == "F" else "C")
+    if order == "mapped":
+        np.save(tmp_path / "X.npy", X)
+        X = np.load(tmp_path / "X.npy", mmap_mode="r")
+    for problem in three(X, rng, rows):
+        w, v = (rng.standard_normal(problem.dim).astype(dtype) for _ in range(2))
+        whole = everything(copy.copy(problem), w, v)
+        monkeypatch.setattr(linear, "_BLOCK", 40 * D * X.itemsize)
+        blocks = list(problem._blocks())
+        assert len(blocks) == -(-rows // 40) and all(np.shares_memory(block, X) for _, block in blocks)
+        part = copy.copy(problem)
+        assert everything(part, w, v) == pytest.approx(whole, rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-6)
+        assert part.value_and_gradient(w)[1].dtype == part.hessian(w)(v).dtype == dtype
+        monkeypatch.undo()
