@@ -20,7 +20,7 @@ from sanc.functions.oracle import CallableOracle
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle
 
-Restore = Callable[[Vector], Any]
+Restore = Callable[[Any], Any]
 """Turns a flat vector into what the caller gave: an array or tensor of the same shape."""
 
 
@@ -56,7 +56,7 @@ def build_oracle(
         values = start.detach().cpu().numpy() if is_tensor else start
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
-        flat = np.array(values, fun.dtype).reshape(-1)
+        flat: Any = np.array(values, fun.dtype).reshape(-1)
         return SumOracle(fun, sizes, seed, sampling, grow=grow), flat, lambda v: v.reshape(shape).copy()
 
     if not callable(fun):

@@ -316,7 +316,7 @@ class CubicOptimizer(Optimizer):
             if known is None or not known.matches(oracle.leaves):
                 iterates.forget()
             self._known = oracle.leaves
-            point, record = iterates.iterate(x, oracle)  # type: ignore[assignment, arg-type]
+            point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
             if getattr(iterates, "went_back", False) or not (
                 math.isfinite(record.grad_norm) and math.isfinite(record.value)
             ):
@@ -354,8 +354,8 @@ class CubicOptimizer(Optimizer):
                         "test off."
                     )
             if isinstance(self._iterates, MinibatchIteration):
-                operator = oracle.hessian(x)  # type: ignore[arg-type]
-                operator(torch.ones_like(x))  # type: ignore[arg-type]
+                operator = oracle.hessian(x)
+                operator(torch.ones_like(x))
                 operator.release()
         finally:
             oracle.meter = self._meter

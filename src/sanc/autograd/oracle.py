@@ -210,7 +210,8 @@ class AutogradOracle(Oracle):
 
     def _sum(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
-        total = g = None
+        total: Any = None
+        g: Tensor | None = None
         for weight, loss, grads in self.passes(sample, create_graph=keep):
             if keep:
                 self._graph = (x, grads)
@@ -218,7 +219,6 @@ class AutogradOracle(Oracle):
             part = part if weight == 1.0 else part.mul_(weight)
             value = weight * loss.detach()
             total, g = (value, part) if g is None else (total + value, g.add_(part))
-        assert total is not None
         assert g is not None
         return total, g
 
@@ -232,8 +232,10 @@ class AutogradOracle(Oracle):
                 if name:
                     raise no_second_derivative(f"{name} (marked once_differentiable)")
                 self._inspected = True
-            yield weight, loss, torch.autograd.grad(
-                loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True
+            yield (
+                weight,
+                loss,
+                torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True),
             )
 
     def take_graph(self, x: Any, sample: Sample) -> Grads | None:

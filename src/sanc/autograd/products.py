@@ -137,11 +137,11 @@ class FiniteDifference(Hessian):
     def error(self, v: Any) -> float:
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
         with torch.enable_grad():
-            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))  # type: ignore[arg-type]
+            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
 
     def _difference(self, v: Tensor, stretch: float) -> Tensor:
         oracle = self.oracle
-        norm, total = oracle.space.norm(v), torch.zeros_like(v)  # type: ignore[arg-type]
+        norm, total = oracle.space.norm(v), torch.zeros_like(v)
         if norm == 0.0:
             return total
         # A power of two, so that what is the same on both sides cancels to the last bit.

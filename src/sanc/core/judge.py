@@ -94,9 +94,7 @@ class Judge:
         A bound on σ below that of the settings.
     """
 
-    def __init__(
-        self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf
-    ) -> None:
+    def __init__(self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf) -> None:
         self.settings = settings
         floor = eps if settings.sigma_floor is None else settings.sigma_floor
         if floor < 1e-45 and eps > 1e-10:  # would be zero in float32

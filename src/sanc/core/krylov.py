@@ -23,9 +23,10 @@ class NonFiniteProductError(ArithmeticError):
 class Columns(Protocol):
     """Where a Krylov space comes from: made step by step, or at once by a recording."""
 
-    space: Space
     limit: int
 
+    @property
+    def space(self) -> Space: ...
     @property
     def start_norm(self) -> float: ...
     def column(self, j: int) -> Sequence[float]: ...

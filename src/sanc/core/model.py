@@ -90,9 +90,16 @@ class KrylovSpace:
         if start is not None:
             linear = at.g
         at.operator = at.oracle.hessian(at.x)
-        how = {"limit": s.krylov_dim, "store": s.lanczos == "store", "reorthogonalise": s.reorthogonalise}
-        lanczos = at.oracle.lanczos(at.operator, at.g if start is None else start, linear=linear, **how)
-        at.krylov = Krylov(lanczos)
+        at.krylov = Krylov(
+            at.oracle.lanczos(
+                at.operator,
+                at.g if start is None else start,
+                limit=s.krylov_dim,
+                store=s.lanczos == "store",
+                reorthogonalise=s.reorthogonalise,
+                linear=linear,
+            )
+        )
         at.longest = self._bound(at)
         self._grow(at, at.krylov)
         assert at.spectrum is not None

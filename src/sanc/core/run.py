@@ -131,7 +131,7 @@ class Run:
     @property
     def iteration(self) -> int:
         """Iterations made, those before an interruption included."""
-        return self.iterates.state.iteration
+        return int(self.iterates.state.iteration)
 
     def state(self) -> dict[str, Any]:
         """Return all that `resume` needs to go on as if nothing had happened: plain numbers, and vectors."""

@@ -212,8 +212,7 @@ def check_fields(settings: Any) -> None:
             if value not in choices:
                 raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}.")
         elif hint is bool or MinibatchSettings in parts:
-            kind = bool if hint is bool else MinibatchSettings | None
-            if not isinstance(value, kind):
+            if not isinstance(value, bool if hint is bool else (MinibatchSettings, type(None))):
                 called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"
                 raise ArgumentError(f"{name} = {value!r:.60} cannot be used: pass {called}.")
         elif value is not None or type(None) not in parts:

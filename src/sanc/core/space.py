@@ -32,9 +32,7 @@ class Vector(Protocol):
     def __truediv__(self, other: Any, /) -> Self: ...
     def __neg__(self) -> Self: ...
     def __pow__(self, other: Any, /) -> Self: ...
-    def __getitem__(self, index: Any, /) -> Any: ...
     def __len__(self) -> int: ...
-    def reshape(self, *shape: Any) -> Any: ...
 
 
 class Space(ABC):
@@ -209,10 +207,10 @@ class TorchSpace(Space):
         return read
 
     def zeros(self) -> Vector:
-        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)  # type: ignore[return-value]
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
     def normal(self, rng: np.random.Generator) -> Vector:
-        return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)  # type: ignore[return-value]
+        return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
         if isinstance(factor, torch.Tensor):
@@ -229,7 +227,7 @@ class TorchSpace(Space):
     def combine(self, rows: Any, coefficients: Floats, onto: Any = None) -> Vector:
         weights = torch.from_numpy(coefficients).to(self.device, self.dtype)
         total = weights @ rows if onto is None else torch.addmv(onto, rows.t(), weights)
-        return total  # type: ignore[no-any-return]
+        return total
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         parts = torch.mv(rows, v)

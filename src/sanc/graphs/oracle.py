@@ -147,7 +147,7 @@ class CapturedOracle(AutogradOracle):
         inner = self._inner
         inner.bind(*self._inputs.samples)
         operator = inner.hessian(self._point)
-        made: Any = inner.lanczos(operator, self._first, self._scale, **self._how)  # type: ignore[arg-type]
+        made: Any = inner.lanczos(operator, self._first, self._scale, **self._how)
         assert isinstance(made, Lanczos)
         for _ in range(self._limit):
             made.extend()

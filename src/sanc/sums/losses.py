@@ -46,7 +46,8 @@ class LogisticLoss(_OneMargin):
 
     def value(self, z: Array, y: Array) -> Array:
         """Losses: log(1 + e^(t z)) with t = 1 − 2y."""
-        return np.logaddexp(0.0, (1 - 2 * y) * z).astype(z.dtype, copy=False)
+        losses: Array = np.logaddexp(0.0, (1 - 2 * y) * z)
+        return losses
 
     def slope(self, z: Array, y: Array) -> Array:
         """First derivatives: t / (1 + e^(−t z))."""
@@ -169,7 +170,8 @@ class Penalty:
 
 def _sigmoid(z: Array) -> Array:
     e = np.exp(-np.abs(z))
-    return np.where(z >= 0, 1.0, e).astype(z.dtype, copy=False) / (1 + e)
+    sigmoid: Array = np.where(z >= 0, np.ones_like(e), e) / (1 + e)
+    return sigmoid
 
 
 def _among(y: Array, allowed: tuple[int, ...], remedy: str) -> Array:
