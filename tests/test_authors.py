@@ -17,8 +17,8 @@ import torch
 
 import sanc
 from sanc import Branch
-from sanc.sums.oracle import Draws, buffered_order
 from sanc.problems import Logistic
+from sanc.sums.oracle import Draws, buffered_order
 
 MARKS = (2_500, 5_000, 10_000, 20_000, 50_000)
 REFERENCE = {

@@ -15,8 +15,8 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc import Branch, Status
-from sanc.sums.oracle import Draws
 from sanc.problems import Logistic
+from sanc.sums.oracle import Draws
 
 X0 = [-1.2, 1.0, 0.7, -0.3]
 

@@ -17,9 +17,10 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from sanc.oracles.samples import Draws
+
 from benchmarks import linear
 from benchmarks.common import Budget
-from sanc.oracles.samples import Draws
 from sanc.problems import Logistic
 
 

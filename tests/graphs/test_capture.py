@@ -444,8 +444,7 @@ def test_an_error_in_a_recorded_step_leaves_everything_as_it_was(where, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(type(oracle), {"value": "evaluate"}.get(where, where), fail)
-    batch = sanc.Batch(oracle.samples[0].parts[0][1].loss if oracle._samples else oracle._inputs.samples[0].parts[0][1].loss,
-                       *batches(1)[0])  # fmt: skip
+    batch = sanc.Batch(oracle._inputs.samples[0].parts[0][1].loss, *batches(1)[0])
     with pytest.raises(KeyboardInterrupt):
         opt.step(batch)
     assert not opt.capture_reason

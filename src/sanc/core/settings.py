@@ -72,7 +72,7 @@ class Settings:
     sigma0 : float
         The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value.
     sigma_floor, sigma_ceiling : float or None
-        Bounds of σ. A floor of None is the machine precision of the parameters' type. On samples, with `minibatch`, σ is
+        Bounds of σ. A floor of None is the machine precision of the parameters' type. With `minibatch`, σ is
         1e8 at most.
     eta1, eta2 : float
         A step with ρ ≥ η1 is taken; with ρ > η2 it also lowers σ.
