@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, seeded generators, a sum and its counter; and what a run says of skips and its machine."""
+"""Shared fixtures: one thread, seeded generators, a sum and its counter; what a run says of skips and its machine."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.autograd.leaves import Sample
+from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
 

@@ -1,4 +1,4 @@
-"""Print the oldest versions that pyproject.toml admits, as constraints for pip: `python tools/oldest.py pyproject.toml`."""
+"""Print the oldest versions that pyproject.toml admits, as constraints for pip: `tools/oldest.py pyproject.toml`."""
 
 from __future__ import annotations
 
