@@ -53,7 +53,10 @@ class Recorder:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
-                body()
+                results = body()
+            # Of their own: what lies in the pool may be scratch memory of a recording that was made before.
+            outputs = [result.clone() for result in results]
+            del results
             self._without_waiting(body)
         current.wait_stream(self._stream)
         self.synchronise()
@@ -62,7 +65,8 @@ class Recorder:
         gc.disable()  # what it would throw away now, such as an old graph, may not be thrown away while recording
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                outputs = body()
+                for output, result in zip(outputs, body(), strict=True):
+                    output.copy_(result)
         except BaseException:
             self._recover()
             raise
