@@ -257,12 +257,16 @@ class CubicOptimizer(Optimizer):
         given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
         samples = self._samples(given)
         first = self._iterates.state.iteration == 0
-        with self._without_grads(), own_randomness(leaves.device), torch.enable_grad():
-            oracle = self._oracle_for(leaves, given, samples, first=first)
-            try:
-                return self._iterate(oracle, probe=first)
-            finally:
-                oracle.unbind()
+        with self._without_grads(), torch.enable_grad():
+            captured = None
+            if self._capture is not None:
+                mode, microbatch = self._oracle.hvp, self._microbatch
+                captured = self._capture.oracle(given, leaves, mode, microbatch, first=first)
+            if captured is not None:  # whose loss draws no random numbers
+                captured.fill(given, self._meter)
+                return self._iterate(captured)
+            with own_randomness(leaves.device):
+                return self._iterate(self._eager(leaves, samples), probe=first)
 
     def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
         """Return what the oracle evaluates; the gradient's sample where another was not given."""
@@ -288,16 +292,8 @@ class CubicOptimizer(Optimizer):
                 samples.append(Sample(name, [(1.0, closure)], 1, seed))
         return samples
 
-    def _oracle_for(
-        self, leaves: Leaves, given: tuple[Any, Any, Any], samples: list[Sample], *, first: bool
-    ) -> AutogradOracle:
-        """Return the oracle of this optimiser, or one that replays recordings, ready for a step on these samples."""
-        if self._capture is not None:
-            mode, microbatch = self._oracle.hvp, self._microbatch
-            captured = self._capture.oracle(given, leaves, mode, microbatch, first=first)
-            if captured is not None:
-                captured.fill(given, self._meter)
-                return captured
+    def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
+        """Return the oracle of this optimiser, ready for a step on these samples."""
         if not leaves.matches(self._oracle.leaves) or leaves.decays != self._oracle.leaves.decays:
             exact = METHODS[self.method].exact
             self._oracle = AutogradOracle(leaves, hvp=cast(HvpMode, self._oracle.hvp), meter=self._meter, exact=exact)
@@ -305,7 +301,7 @@ class CubicOptimizer(Optimizer):
         self._oracle.bind(*samples)
         return self._oracle
 
-    def _iterate(self, oracle: AutogradOracle, *, probe: bool) -> Tensor:
+    def _iterate(self, oracle: AutogradOracle, *, probe: bool = False) -> Tensor:
         """Make one iteration; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
         iterates, known = self._iterates, self._known
@@ -327,9 +323,11 @@ class CubicOptimizer(Optimizer):
             raise
         finally:
             oracle.load(point)
+            loss = oracle.raw_loss
+            oracle.unbind()
         self._record = record
-        assert oracle.raw_loss is not None
-        return oracle.raw_loss
+        assert loss is not None
+        return loss
 
     @staticmethod
     def _undo_training(oracle: AutogradOracle) -> None:

@@ -81,7 +81,8 @@ class DoubleBackward(Hessian):
                     self._graph = oracle.take_graph(self.x, self.sample)
                 if self._graph is None:
                     (self._graph,) = (grads for _, _, grads in oracle.passes(self.sample, create_graph=True))
-                return self._again(self._graph, v, retain=True) * parts[0][0]
+                product = self._again(self._graph, v, retain=True)
+                return product if parts[0][0] == 1.0 else product * parts[0][0]
             total = torch.zeros_like(v)
             for weight, _, grads in oracle.passes(self.sample, create_graph=True):  # one graph at a time
                 total.add_(self._again(grads, v, retain=False), alpha=weight)

@@ -79,6 +79,7 @@ class CapturedOracle(AutogradOracle):
         self._scale = torch.ones_like(self._point) if scaled else None
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
+        self._started: Any = None  # the vector from which Lanczos was launched
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -180,6 +181,7 @@ class CapturedOracle(AutogradOracle):
     def fill(self, batches: Sequence[Batch | None], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
         self.bind(*self._inputs.samples)
+        self._started = None
         self._inputs.fill(batches)
         self.meter = meter
 
@@ -200,7 +202,10 @@ class CapturedOracle(AutogradOracle):
         value, g, raw = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
-        return self.remember(x, value, g.clone())
+        g = g.clone()
+        if self._products and self._scale is None:  # Lanczos will start there, and is launched before anybody waits
+            self._start_lanczos(g)
+        return self.remember(x, value, g)
 
     def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
         recording = self._value_recordings.get(sample)
@@ -216,14 +221,21 @@ class CapturedOracle(AutogradOracle):
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
         if not usual or (scale is None) is not (self._scale is None):
             return super().lanczos(operator, start, scale, **how)
-        self._at(operator.x)  # type: ignore[attr-defined]
-        self._first.copy_(start)  # type: ignore[arg-type]
-        if self._scale is not None:
-            self._scale.copy_(scale)  # type: ignore[arg-type]
-        rows, numbers = self._lanczos_recording.replay()
+        if self._started is not start:
+            self._at(operator.x)  # type: ignore[attr-defined]
+            if self._scale is not None:
+                self._scale.copy_(scale)  # type: ignore[arg-type]
+            self._start_lanczos(start)
+        self._started = None
+        rows, numbers = self._lanczos_recording.outputs
+        return Replayed(numbers.tolist(), rows, self.space)
+
+    def _start_lanczos(self, start: Any) -> None:
+        self._first.copy_(start)
+        self._lanczos_recording.replay()
+        self._started = start
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
-        return Replayed(numbers.tolist(), rows, self.space)
 
 
 class Replayed:
