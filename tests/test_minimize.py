@@ -719,3 +719,25 @@ def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
     for state in states[:-1]:
         again = sanc.minimize(Logistic(X, y, "nonconvex", 1e-2), x0, resume=state, **options)
         assert np.array_equal(again.x, whole.x) and again.fun == whole.fun
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_callables_that_change_their_argument_do_not_reach_the_run(library):
+    def spoil(x, answer):
+        x[...] = 1e3
+        return answer
+
+    x0 = np.array(X0) if library == "numpy" else torch.tensor(X0, dtype=torch.float64)
+    as_array = np.asarray
+    plain = dict(
+        fun=lambda x: rosen(as_array(x)),
+        jac=lambda x: rosen_der(as_array(x)),
+        hessp=lambda x, v: rosen_hess_prod(as_array(x), as_array(v)),
+    )
+    rude = dict(
+        fun=lambda x: spoil(x, rosen(as_array(x).copy())),
+        jac=lambda x: spoil(x, rosen_der(as_array(x).copy())),
+        hessp=lambda x, v: spoil(v, spoil(x, rosen_hess_prod(as_array(x).copy(), as_array(v).copy()))),
+    )
+    ours, theirs = sanc.minimize(x0=x0, **rude), sanc.minimize(x0=x0, **plain)
+    assert ours.success and np.array_equal(np.asarray(ours.x), np.asarray(theirs.x))

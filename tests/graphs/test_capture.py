@@ -93,7 +93,7 @@ def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
 
 
 @pytest.mark.parametrize(
-    "options", [{"preset": "authors"}, {"refresh": 0}, {"cls": sanc.CR}, {"cls": sanc.CRM}], ids=str
+    "options", [{"preset": "authors"}, {"refresh": 0}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}], ids=str
 )
 def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
     """Re-solved, checked and extrapolated steps are decided by the same judge, whoever answers."""

@@ -114,6 +114,7 @@ class Capture:
                 reorthogonalise=on_samples or s.reorthogonalise,
                 scaled=on_samples and s.minibatch is not None and s.minibatch.metric > 0,
                 hvp=hvp,
+                exact=self._method.exact,
                 recorder=self._recorder,
             )
         except NotNowError as problem:

@@ -53,6 +53,8 @@ class CapturedOracle(AutogradOracle):
         Whether Lanczos works in a metric.
     hvp : str
         How products are made.
+    exact : bool
+        Whether the batch is the whole objective in every iteration.
     recorder : Recorder
         Makes the recordings.
     """
@@ -66,9 +68,10 @@ class CapturedOracle(AutogradOracle):
         reorthogonalise: bool,
         scaled: bool,
         hvp: Any,
+        exact: bool,
         recorder: Recorder,
     ) -> None:
-        super().__init__(leaves, hvp=hvp)
+        super().__init__(leaves, hvp=hvp, exact=exact)
         self._inspected = True  # by the eager steps before
         self._inner = AutogradOracle(leaves, hvp=hvp)  # whose calls are recorded
         self._inner._inspected = True
