@@ -32,18 +32,9 @@ def name_of(path):
 
 
 def imports(path):
-    """Modules of the package that a file imports, also within functions, but not for the type checker alone."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
+    """Modules of the package that a file imports, also within functions and for the type checker alone."""
     found = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -89,7 +80,8 @@ def test_there_is_no_circle():
 
 
 def test_private_names_of_torch_are_used_in_one_place():
-    private = re.compile(r"\b(?:torch(?:\.\w+)*|np|numpy|scipy(?:\.\w+)*)\._(?!_)\w+|from (?:torch|numpy|scipy)[\w.]*\._(?!_)\w+")
+    used = r"\b(?:torch(?:\.\w+)*|np|numpy|scipy(?:\.\w+)*)\._(?!_)\w+"
+    private = re.compile(used + r"|from (?:torch|numpy|scipy)[\w.]*\._(?!_)\w+")
     for path in modules():
         if name_of(path).parts[-1] != "internals":
             assert not private.search(path.read_text()), path

@@ -7,19 +7,17 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sanc.autograd.leaves import Sample
+from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.randomness import still_buffers
-from sanc.core.oracle import Operator, difference_step
+from sanc.core.oracle import Meter, Operator, difference_step
+from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
-
-if TYPE_CHECKING:
-    from sanc.autograd.oracle import AutogradOracle
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
 HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "finite-difference")
@@ -31,12 +29,28 @@ def require_mode(hvp: object) -> None:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
 
 
+class Evaluates(Protocol):
+    """What products ask of the oracle they belong to."""
+
+    leaves: Leaves
+    space: TorchSpace
+    meter: Meter
+
+    def load(self, x: Any) -> None: ...
+    def passes(
+        self, sample: Sample, *, create_graph: bool = False
+    ) -> Iterator[tuple[float, Tensor, Sequence[Tensor | None]]]: ...
+    def take_graph(self, x: Any, sample: Sample) -> Sequence[Tensor | None] | None: ...
+    def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
+    def fall_back(self, problem: SecondDerivativeError) -> None: ...
+
+
 class Hessian(Operator):
     """The Hessian of a sample's loss at a point: a class around one product.
 
     Parameters
     ----------
-    oracle : AutogradOracle
+    oracle : Evaluates
         Evaluates the loss.
     x : vector
         The point.
@@ -44,7 +58,7 @@ class Hessian(Operator):
         The sample.
     """
 
-    def __init__(self, oracle: AutogradOracle, x: Any, sample: Sample) -> None:
+    def __init__(self, oracle: Evaluates, x: Any, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
 
     def __call__(self, v: Any) -> Any:
@@ -69,7 +83,7 @@ class Hessian(Operator):
 class DoubleBackward(Hessian):
     """Differentiate the gradient once more; its graph is built once and kept for all products."""
 
-    def __init__(self, oracle: AutogradOracle, x: Any, sample: Sample) -> None:
+    def __init__(self, oracle: Evaluates, x: Any, sample: Sample) -> None:
         super().__init__(oracle, x, sample)
         self._graph: Sequence[Tensor | None] | None = None
 
