@@ -181,7 +181,7 @@ class CapturedOracle(AutogradOracle):
         """Whether the recordings still speak of these leaves."""
         return leaves.matches(self.leaves) and leaves.decays == self.leaves.decays and _places(leaves) == self._places
 
-    def fill(self, batches: Sequence[Batch | None], meter: Meter) -> None:
+    def fill(self, batches: Sequence[Any], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
         self.bind(*self._inputs.samples)
         self._started = None
