@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_the_error_on_the_page_is_the_error(capsys):
         exec(code, namespace)
     out = capsys.readouterr().out
     assert "option 'sigma_0' (= 1.0) is not known: did you mean 'sigma0'?" in out
+
+
+def test_the_table_of_systems_is_what_the_command_prints():
+    spec = importlib.util.spec_from_file_location("systems", ROOT / "tools" / "systems.py")
+    systems = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(systems)
+    page = (ROOT / "README.md").read_text()
+    assert systems.written(page) == page
+    assert "| Linux" in systems.table() and "failed" not in systems.table()
 
 
 def test_every_link_between_pages_leads_somewhere():

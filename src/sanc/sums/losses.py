@@ -46,7 +46,8 @@ class LogisticLoss(_OneMargin):
 
     def value(self, z: Array, y: Array) -> Array:
         """Losses: log(1 + e^(t z)) with t = 1 − 2y."""
-        losses: Array = np.logaddexp(0.0, (1 - 2 * y) * z)
+        with np.errstate(invalid="ignore"):  # NaN is an answer, which the caller judges
+            losses: Array = np.logaddexp(0.0, (1 - 2 * y) * z)
         return losses
 
     def slope(self, z: Array, y: Array) -> Array:
