@@ -111,6 +111,16 @@ class Iteration:
             what = "gradient" if math.isfinite(at.record.value) else "loss"
             return self._refuse(at, f"the {what} of the gradient sample is not finite")
         try:
+            point = self._cubic_step(at)
+            if point is None:
+                point = self.on_rejection.point(at, only=not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
+            return point
+        except NonFiniteValueError as problem:
+            return self._refuse(at, str(problem))
+
+    def _cubic_step(self, at: Iterate) -> Vector | None:
+        """Return the next point where a cubic step is accepted, or None."""
+        try:
             if self.method.uses_krylov:
                 self.model.build(at)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most Ritz pair λ1, v
             for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
@@ -125,9 +135,7 @@ class Iteration:
         except NonFiniteProductError as problem:
             self._refuse(at, str(problem))
             at.spectrum = None
-        except NonFiniteValueError as problem:
-            return self._refuse(at, str(problem))
-        return self.on_rejection.point(at, only=not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
+        return None
 
     def _refuse(self, at: Iterate, note: str) -> Vector:
         """Stay at x because something is not finite; at the very start that is an error."""
