@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_traces import line, write_lab, write_run
 
 from sanc.lab import report, traces
-from test_traces import line, write_lab, write_run
 
 
 def claim(statement, panel, measured, spread, holds):

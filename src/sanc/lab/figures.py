@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from sanc.errors import ArgumentError
+from sanc import ArgumentError
 from sanc.lab import traces
-from sanc.lab.style import HAIR, QUIET, STYLE, spread
+from sanc.lab.style import HAIR, QUIET, STYLE, figure_name, spread
 from sanc.lab.traces import AXES, Floats, RunTrace
 
 __all__ = ["draw_figure", "draw_panel", "figure_name", "save_all"]
@@ -30,12 +30,12 @@ _STEPS = (1, 2, 2.5, 5, 10)
 Curves = dict[str, tuple[Floats, Floats, Floats, Floats]]
 
 
-def _curves(runs: Sequence[RunTrace], x: str) -> Curves:
+def curves_of(runs: Sequence[RunTrace], x: str) -> Curves:
     curves = {method: traces.mean_curve(own, x) for method, own in traces.by_method(runs).items()}
     return {method: curve for method, curve in curves.items() if len(curve[0])}
 
 
-def _range(curves: Curves, star: float, log: bool) -> tuple[float, float]:
+def bounds_of(curves: Curves, star: float, log: bool) -> tuple[float, float]:
     """Bounds of the y-axis; a method that rises far above the start may leave the picture at the top."""
     start = max(float(mean[0]) for _, mean, _, _ in curves.values())
     least = min(float(np.nanmin(low)) for _, _, low, _ in curves.values())
@@ -52,7 +52,7 @@ def _range(curves: Curves, star: float, log: bool) -> tuple[float, float]:
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def _number(value: float, _: object = None) -> str:
+def tick_text(value: float, _: object = None) -> str:
     """Write a tick: plain numbers near 1, k and M for large ones, powers of ten for the rest."""
     size = abs(value)
     if 1e6 <= size < 1e10:
@@ -66,25 +66,25 @@ def _number(value: float, _: object = None) -> str:
     return ("" if abs(front - 1) < 1e-9 else f"{front:.3g}·") + "10" + str(power).translate(_SUPERSCRIPTS)
 
 
-def _frame(axes: Axes, x_end: float, bounds: tuple[float, float], log: bool) -> None:
+def frame(axes: Axes, x_end: float, bounds: tuple[float, float], log: bool) -> None:
     axes.set(xlim=(0, x_end or 1.0), ylim=bounds)
     if log:
         axes.set_yscale("log")
-        few = bounds[1] / bounds[0] < 200
+        few = bounds[1] / bounds[0] < 1000
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=9))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(which="minor", length=0)
         axes.set_ylim(bounds)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_text))
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
     axes.grid(axis="y", color=HAIR, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
-def _lines(axes: Axes, curves: Curves, shift: float) -> None:
+def draw_lines(axes: Axes, curves: Curves, shift: float) -> None:
     """Draw means and bands; the first method lies on top."""
     for rank, (method, (x, mean, low, high)) in enumerate(curves.items()):
         style, lead = traces.look(method), rank == 0
@@ -94,7 +94,7 @@ def _lines(axes: Axes, curves: Curves, shift: float) -> None:
                   dashes=style.dashes or (None, None), solid_capstyle="round", dash_capstyle="butt")  # fmt: skip
 
 
-def _labels(axes: Axes, curves: Curves, shift: float, bounds: tuple[float, float], log: bool, gap: float) -> None:
+def draw_labels(axes: Axes, curves: Curves, shift: float, bounds: tuple[float, float], log: bool, gap: float) -> None:
     """Write the names at the right edge, moved apart, each tied to the end of its line."""
     low, high = bounds
     end = axes.get_xlim()[1]
@@ -133,7 +133,7 @@ def _under_way(runs: Sequence[RunTrace]) -> str:
     return f"; {count} of {len(runs)} runs not finished" if count else ""
 
 
-def _sheet(figsize: tuple[float, float]) -> Figure:
+def sheet(figsize: tuple[float, float]) -> Figure:
     figure = Figure(figsize=figsize, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -153,21 +153,21 @@ def draw_panel(runs: Sequence[RunTrace], star: float | None = None) -> Figure:
         raise ArgumentError(f"runs: none of the {len(runs)} runs of the panel has a loss to draw")
     shift = traces.f_star(runs) if star is None else star
     with mpl.rc_context(_STYLE):
-        figure = _sheet((11.2, 6.5))
+        figure = sheet((11.2, 6.5))
         grid = figure.add_gridspec(2, 3, left=0.062, right=0.935, top=0.83, bottom=0.08, wspace=0.42, hspace=0.17)
         first = runs[0]
         figure.text(0.062, 0.953, first.title, fontsize=15, fontweight="bold")
         story = " · ".join(part for part in (first.subtitle, _seeds(runs) + _under_way(runs)) if part)
         figure.text(0.062, 0.918, story, color=QUIET, fontsize=9)
         for column, (x, name) in enumerate(AXES.items()):
-            curves = _curves(runs, x)
+            curves = curves_of(runs, x)
             end = max(float(curve[0][-1]) for curve in curves.values())
             for row, log in enumerate((False, True)):
                 axes = figure.add_subplot(grid[row, column])
-                bounds = _range(curves, shift, log)
-                _frame(axes, end, bounds, log)
-                _lines(axes, curves, shift if log else 0.0)
-                _labels(axes, curves, shift if log else 0.0, bounds, log, 0.068)
+                bounds = bounds_of(curves, shift, log)
+                frame(axes, end, bounds, log)
+                draw_lines(axes, curves, shift if log else 0.0)
+                draw_labels(axes, curves, shift if log else 0.0, bounds, log, 0.068)
                 if log:
                     axes.set_xlabel(name)
                 else:
@@ -176,12 +176,6 @@ def draw_panel(runs: Sequence[RunTrace], star: float | None = None) -> Figure:
                     axes.annotate(f"f − f*,  f* = {shift:.5g}" if log else "training loss f", (0, 1), (0, 6),
                                   xycoords="axes fraction", textcoords="offset points", fontweight="bold")  # fmt: skip
     return figure
-
-
-def figure_name(name: str) -> str:
-    """Write ``fig2a`` as the paper does."""
-    match = re.fullmatch(r"fig(?:ure)?[-_ ]?(\d+\w?)", name)
-    return f"Figure {match[1]}" if match else name
 
 
 def _key(figure: Figure, methods: Sequence[str], x: float, y: float) -> None:
@@ -217,7 +211,7 @@ def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool =
     methods = traces.by_method(run for runs in shown.values() for run in runs)
     with mpl.rc_context(_STYLE):
         width, height = max(0.84 + 3.35 * columns, 5.2), 1.35 + 2.95 * rows
-        figure = _sheet((width, height))
+        figure = sheet((width, height))
         grid = figure.add_gridspec(rows, columns, left=0.62 / width, right=1 - 0.22 / width, top=1 - 1.38 / height,
                                    bottom=0.5 / height, wspace=0.26, hspace=0.46)  # fmt: skip
         left = 0.62 / width
@@ -228,11 +222,11 @@ def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool =
         _key(figure, list(methods), 0.62, height - 0.86)
         for index, (panel, runs) in enumerate(shown.items()):
             axes = figure.add_subplot(grid[index // columns, index % columns])
-            curves = _curves(runs, "paper_calls")
+            curves = curves_of(runs, "paper_calls")
             shift = stars[runs[0].objective] if log else 0.0
-            bounds = _range(curves, shift, log)
-            _frame(axes, max(float(curve[0][-1]) for curve in curves.values()), bounds, log)
-            _lines(axes, curves, shift)
+            bounds = bounds_of(curves, shift, log)
+            frame(axes, max(float(curve[0][-1]) for curve in curves.values()), bounds, log)
+            draw_lines(axes, curves, shift)
             title = runs[0].title or panel
             axes.annotate(title, (0, 1), (0, 15), xycoords="axes fraction", textcoords="offset points", fontsize=9.5,
                           fontweight="bold")  # fmt: skip
@@ -242,7 +236,7 @@ def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool =
     return figure
 
 
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     stem = re.sub(r"[^\w.-]+", "-", name)
     paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
     with mpl.rc_context(_STYLE):
@@ -266,7 +260,7 @@ def save_all(out: Path, order: Sequence[str] = ()) -> list[Path]:
         drawn = {panel: own for panel, own in panels.items() if any(len(run.known("paper_calls")[0]) for run in own)}
         for panel, own in drawn.items():
             stem = f"{panel}-sheet" if panel == name else panel
-            written += _save(draw_panel(own, stars[own[0].objective]), folder, stem)
+            written += save(draw_panel(own, stars[own[0].objective]), folder, stem)
         if drawn:
-            written += _save(draw_figure(name, drawn), folder, name)
+            written += save(draw_figure(name, drawn), folder, name)
     return written

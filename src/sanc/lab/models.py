@@ -73,3 +73,9 @@ def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: i
             total += float(part)
         penalty = sum(0.5 * decay * float(p.double().square().sum()) for p in model.parameters() if p.ndim > 1)
     return total / len(x) + penalty
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of the rows that are classified correctly."""
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
