@@ -96,7 +96,7 @@ def _eta(runs: Sequence[RunTrace]) -> list[float]:
     for run in runs:
         found = [(run.config.get("options") or {}).get(key) for key in ("eta1", "eta2")]
         if all(isinstance(value, int | float) for value in found):
-            return [float(value) for value in found]
+            return [float(value) for value in found if value is not None]
     return []
 
 
@@ -124,7 +124,7 @@ def _numbers(runs: Sequence[RunTrace], star: float) -> list[dict[str, Any]]:
                 + [_whole(float(end)) for end in (*ends, np.mean([run.steps for run in ended]))],
             }
         )
-    best = min((row["mean"] for row in rows if row["mean"] == row["mean"]), default=None)
+    best = np.nanmin([row["mean"] for row in rows] or [math.nan])
     return [row | {"best": row["mean"] == best} for row in rows]
 
 
