@@ -249,15 +249,15 @@ def test_mnist(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     ("name", "change", "message"),
     [
         ("images", lambda b: b"\x00\x00\x08\x01" + b[4:], "magic number 2051"),
-        ("images", lambda b: b[:7], "magic number 2051"),
-        ("images", lambda b: b[:-5], "are not 20 records"),
-        ("images", lambda b: b + b"\x00", "are not 20 records"),
-        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "are not 19 records"),
-        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "14 × 14 pixels instead of 784"),
+        ("images", lambda b: b[:7], "are not the 0 records"),
+        ("images", lambda b: b[:-5], "are not the 20 records"),
+        ("images", lambda b: b + b"\x00", "are not the 20 records"),
+        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "are not the 19 records"),
+        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "are not the 20 records"),
         ("labels", lambda b: b"\x00\x00\x08\x03" + b[4:], "magic number 2049"),
         ("labels", lambda b: b[:4] + struct.pack(">I", 19) + b[8:-1], "19 labels for 20 images"),
         ("labels", lambda b: b[:-1] + b"\x0a", "the label 10 is not one of"),
-        ("labels", lambda b: b[:-1], "are not 20 records"),
+        ("labels", lambda b: b[:-1], "are not the 20 records"),
     ],
 )
 def test_faults_of_idx_files(

@@ -11,18 +11,10 @@ Part = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as it is published.
+    """A file as it is published: where it is, and where it goes, relative to the data folder.
 
-    Attributes
-    ----------
-    url, path : str
-        Where it is, and where it goes, relative to the data folder.
-    size : int or None
-        Bytes, where known; a download that is larger is refused.
-    digest : str or None
-        Checksum of the file, ``algorithm:hexdigits``, where one is published.
-    parts : tuple of {"train", "test"}
-        What is in it.
+    `size` (bytes; a larger download is refused) and `digest` (``algorithm:hexdigits``) are there where known; `parts`
+    says what is in it.
     """
 
     url: str
@@ -36,22 +28,9 @@ class RemoteFile:
 class Layout:
     """One of the forms in which a set may lie in the data folder.
 
-    Attributes
-    ----------
-    reader : {"libsvm", "statlog", "idx", "cifar", "npy"}
-        The format.
-    files : tuple of str
-        Names without the suffix of a compression; "a|b" stands for either.
-    members : tuple of str
-        What to read from the one file, an archive.
-    digests : tuple of str
-        SHA-256 of the content of each file or member after decompression, where published.
-    part : {"train", "test"}
-        What it holds.
-    scaled, subset : bool
-        The publishers have scaled it already; it holds some of the rows only.
-    note : str
-        What to tell the user.
+    `files` are names without the suffix of a compression, "a|b" stands for either; `members` are what to read from the
+    one file, an archive; `digests` are the SHA-256 of each after decompression, where published. `scaled` says that the
+    publishers have scaled it, `subset` that it holds some of the rows only; `note` is what to tell the user.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
@@ -68,32 +47,9 @@ class Layout:
 class DataSet:
     """What is known of a data set.
 
-    Attributes
-    ----------
-    name : str
-        Key in `CATALOGUE`.
-    rows, features, classes : int
-        Size of the training part.
-    task : {"binary", "multiclass", "images"}
-        Kind of the problem.
-    files : tuple of RemoteFile
-        What `fetch` downloads.
-    note : str
-        What to tell the user.
-    labels : tuple of int
-        The labels in the files, in the order of the classes.
-    counts, test_counts : tuple of int or None
-        Rows of each class, where known.
-    test_rows : int
-        Rows of the test part; 0 where there is none.
-    layouts : tuple of Layout
-        The forms that `load` accepts, the best first.
-    folders : tuple of str
-        Further folders inside the data folder to look into.
-    sparse : bool
-        Whether X is a CSR matrix.
-    interval : (float, float) or None
-        What each feature is mapped to.
+    `files` are what `fetch` downloads, `layouts` the forms that `load` accepts, the best first, and `folders` further
+    places to look into. `labels` are those in the files, in the order of the classes, with `counts` rows each, where
+    known. X is a CSR matrix where `sparse`, and each feature is mapped to `interval`, if any.
     """
 
     name: str

@@ -13,21 +13,7 @@ from sanc.lab.traces import RunTrace, earnings
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement about one panel.
-
-    Attributes
-    ----------
-    statement : str
-        What the paper says, as a sentence that can be true or false.
-    panel : str
-        Where it was looked at.
-    measured : str
-        The number, in words.
-    spread : str
-        How it varies over the runs.
-    holds : bool or None
-        The verdict; None where it cannot be judged.
-    """
+    """One statement of the paper, looked at in one panel: what was measured, how it varies, and whether it holds."""
 
     statement: str
     panel: str

@@ -36,17 +36,7 @@ PAUSE = 0.3
 
 @dataclass
 class Outcome:
-    """How a batch of runs went.
-
-    Attributes
-    ----------
-    finished, known, elsewhere : int
-        Runs finished now, runs that were finished before, runs that another process has.
-    failed : dict
-        Message by run.
-    interrupted : bool
-        Whether a person stopped it.
-    """
+    """How many runs were finished now, before and by others, what failed, and whether a person stopped it."""
 
     finished: int = 0
     known: int = 0

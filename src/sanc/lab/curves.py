@@ -61,73 +61,41 @@ def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
 
 def _ends_well(run: RunTrace) -> bool:
     """Whether the last loss is what the run handed back, and may stand for what came after its end."""
-    if run.done is None:
-        return False
-    loss = run.done.get("loss", 0.0)
-    return isinstance(loss, (int, float)) and math.isfinite(loss)
+    loss = math.nan if run.done is None else run.done.get("loss", 0.0)
+    return isinstance(loss, int | float) and math.isfinite(loss)
 
 
 def mean_curve(
     runs: Sequence[RunTrace], x: str = "paper_calls", grid: int = 200
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the mean loss of several runs on a common grid, with a band.
+    """Return the mean loss of several runs of one method on a common grid, with a band: x, mean, low and high.
 
-    Parameters
-    ----------
-    runs : sequence of RunTrace
-        Runs of one method in one panel.
-    x : str
-        Column to draw over: ``paper_calls``, ``calls`` or ``seconds``.
-    grid : int
-        Number of points, from 0 to the place of the last loss of any run.
-
-    Returns
-    -------
-    x, mean, low, high : arrays
-        Losses are interpolated linearly between the places where they were measured. A run that finished before the
-        end of the grid keeps its last loss; one that is under way, was interrupted or broke off without a finite
-        loss counts as far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range
-        of the runs, so that on a logarithmic axis it never falls below a loss that was seen. All four are empty if
-        no loss is known.
+    Losses are interpolated linearly between the places where they were measured. A run that finished before the end of
+    the grid keeps its last loss; one that is under way, was interrupted or broke off without a finite loss counts as
+    far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range of the runs, so that
+    on a logarithmic axis it never falls below a loss that was seen. All four are empty if no loss is known.
     """
     curves = [(run, *run.known(x)) for run in runs]
     curves = [curve for curve in curves if len(curve[1])]
     if not curves:
-        empty = np.empty(0)
-        return empty, empty, empty, empty
+        return (np.empty(0),) * 4
     at = np.linspace(0.0, max(place[-1] for _, place, _ in curves), grid)
-    values = np.array(
-        [
-            np.interp(at, place, loss, left=math.nan, right=float(loss[-1]) if _ends_well(run) else math.nan)
-            for run, place, loss in curves
-        ]
-    )
-    count = np.isfinite(values).sum(axis=0)
-    filled = np.where(np.isfinite(values), values, 0.0)
-    mean = np.where(count > 0, filled.sum(axis=0) / np.maximum(count, 1), math.nan)
-    square = np.where(np.isfinite(values), (values - mean) ** 2, 0.0).sum(axis=0)
-    deviation = np.sqrt(square / np.maximum(count - 1, 1))
-    known = np.isfinite(values)
-    least = np.where(known, values, math.inf).min(axis=0)
-    most = np.where(known, values, -math.inf).max(axis=0)
-    low = np.where(count > 0, np.maximum(mean - deviation, least), math.nan)
-    high = np.where(count > 0, np.minimum(mean + deviation, most), math.nan)
-    return at, mean, low, high
+    rest = [float(loss[-1]) if _ends_well(run) else math.nan for run, _, loss in curves]
+    rows = [np.interp(at, place, loss, math.nan, end) for (_, place, loss), end in zip(curves, rest, strict=True)]
+    values = np.ma.masked_invalid(rows)
+    mean = values.mean(axis=0)
+    deviation = np.sqrt(((values - mean) ** 2).sum(axis=0) / np.maximum(values.count(axis=0) - 1, 1))
+    low, high = np.maximum(mean - deviation, values.min(axis=0)), np.minimum(mean + deviation, values.max(axis=0))
+    return at, *(np.ma.filled(part, math.nan) for part in (mean, low, high))  # type: ignore[return-value]
 
 
 def _pooled(runs: Sequence[RunTrace], x: str, column: str) -> tuple[Floats, NDArray[Any]]:
+    """Return the steps of all runs together: where they were made, and a column."""
     steps = [run.columns["iteration"] >= 0 for run in runs]
-    if not runs:
-        return np.empty(0), np.empty(0)
-    places = np.concatenate([run.columns[x][keep] for run, keep in zip(runs, steps, strict=True)])
-    missing = np.array([math.nan])
-    values = np.concatenate(
-        [
-            run.columns[column][keep] if column in run.columns else np.repeat(missing, keep.sum())
-            for run, keep in zip(runs, steps, strict=True)
-        ]
-    )
-    return places, values
+    columns = [run.columns.get(column, np.full(len(keep), math.nan)) for run, keep in zip(runs, steps, strict=True)]
+    places = [run.columns[x][keep] for run, keep in zip(runs, steps, strict=True)]
+    values = [values[keep] for values, keep in zip(columns, steps, strict=True)]
+    return np.concatenate([np.empty(0), *places]), np.concatenate(values or [np.empty(0)])
 
 
 def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> tuple[Floats, dict[str, Floats]]:
@@ -173,10 +141,8 @@ def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
         moved = (own != Branch.STAYED.value) & (own != "")
         movers = np.bincount(segment[moved], minlength=len(drops))
         everyone = np.bincount(segment, minlength=len(drops))
-        share = np.where(
-            movers[segment] > 0, moved / np.maximum(movers[segment], 1), 1.0 / np.maximum(everyone[segment], 1)
-        )
-        gain = share * drops[segment]
+        anybody = movers[segment] > 0
+        gain = drops[segment] * np.where(anybody, moved / np.maximum(movers[segment], 1), 1 / everyone[segment])
         for branch in BRANCHES:
             earned[branch] += float(gain[own == branch].sum())
     return {branch: (steps[branch], earned[branch]) for branch in BRANCHES if steps[branch]}
@@ -185,25 +151,17 @@ def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
 def quantiles(
     runs: Sequence[RunTrace], column: str, x: str = "paper_calls", cells: int = 50
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the median, the 10 % and the 90 % quantile of a column over cells of `x`, all runs pooled.
+    """Return x, the median, the 10 % and the 90 % quantile of a column over cells of `x`, all runs pooled.
 
-    Returns
-    -------
-    x, median, low, high : arrays
-        Cells without a finite value are left out.
+    Cells without a finite value are left out.
     """
     places, values = _pooled(runs, x, column)
-    keep = np.isfinite(places) & np.isfinite(values) if len(places) else np.zeros(0, dtype=bool)
+    keep = np.isfinite(places) & np.isfinite(values)
     if not keep.any():
-        empty = np.empty(0)
-        return empty, empty, empty, empty
+        return (np.empty(0),) * 4
     end = float(places[np.isfinite(places)].max()) or 1.0
     places, values = places[keep], values[keep]
     cell = np.minimum((places / end * cells).astype(np.int64), cells - 1)
-    rows = []
-    for k in np.unique(cell):
-        own = cell == k
-        low, middle, high = np.quantile(values[own], (0.1, 0.5, 0.9))
-        rows.append((float(places[own].mean()), middle, low, high))
-    table = np.array(rows, dtype=np.float64)
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+    own = [cell == k for k in np.unique(cell)]
+    low, middle, high = np.array([np.quantile(values[mine], (0.1, 0.5, 0.9)) for mine in own]).T
+    return np.array([places[mine].mean() for mine in own]), middle, low, high

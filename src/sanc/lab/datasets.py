@@ -104,15 +104,8 @@ def _locate(dataset: DataSet, folder: Path, part: Part, *, whole: bool = False) 
     return None
 
 
-def load(
-    name: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    *,
-    dtype: npt.DTypeLike = "float64",
-    part: Part = "train",
-    progress: Progress | None = None,
-) -> Loaded:
-    """Load a data set of the catalogue.
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, **options: Any) -> Loaded:
+    """Load a data set of the catalogue; nothing is ever downloaded here.
 
     Parameters
     ----------
@@ -120,24 +113,10 @@ def load(
         Key in `CATALOGUE`.
     data_dir : path, optional
         Folder of the files; by default $SANC_DATA, else a folder of the user's cache.
-    dtype : {"float64", "float32"}
-        Type of X.
-    part : {"train", "test"}
-        mnist and cifar10 have a test part.
-    progress : callable, optional
-        Called with the name, the rows read so far and their total (0 where not known) while the files are parsed.
-
-    Returns
-    -------
-    Loaded
-        The set. It is parsed once for each type; later loads map what is on disk.
-
-    Raises
-    ------
-    DataError
-        Where a file is missing, damaged or not what it should be; nothing is ever downloaded here.
+    **options
+        See `load_set`.
     """
-    return load_set(_find(name), data_dir, dtype=dtype, part=part, progress=progress)
+    return load_set(_find(name), data_dir, **options)
 
 
 def load_set(
@@ -148,7 +127,26 @@ def load_set(
     part: Part = "train",
     progress: Progress | None = None,
 ) -> Loaded:
-    """Load a set that need not be in the catalogue; see `load`."""
+    """Load a set that need not be in the catalogue. It is parsed once for each type; later loads map what is on disk.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        What is known of it.
+    data_dir : path, optional
+        As in `load`.
+    dtype : {"float64", "float32"}
+        Type of X.
+    part : {"train", "test"}
+        mnist and cifar10 have a test part.
+    progress : callable, optional
+        Called with the name, the rows read so far and their total (0 where not known) while the files are parsed.
+
+    Raises
+    ------
+    DataError
+        Where a file is missing, damaged or not what it should be.
+    """
     try:
         kind = np.dtype(dtype)
     except TypeError:
@@ -180,16 +178,8 @@ def _subset(rows: int, dataset: DataSet) -> str:
 def available(data_dir: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
     """List the catalogue and what of it is in the data folder.
 
-    Parameters
-    ----------
-    data_dir : path, optional
-        As in `load`.
-
-    Returns
-    -------
-    list of dict
-        One for each set: name, rows, features, classes, size (bytes of the download, None where not known), present,
-        where (the path, or the URL where it is not present) and note.
+    Each set is a dictionary: name, rows, features, classes, size (bytes of the download, None where not known),
+    present, where (the path, or the URL where it is not present) and note.
     """
     folder = data_folder(data_dir)
     table = []
@@ -223,21 +213,9 @@ def fetch(
     """Download data sets into the data folder.
 
     A set that is there already, in any form that `load` accepts, is left as it is; a subset does not count. A download
-    that was cut goes on where it stopped, in this call (after growing pauses) or in the next one.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Keys in `CATALOGUE`.
-    data_dir : path, optional
-        As in `load`.
-    progress : callable, optional
-        Called with the name of the file, the bytes that are there and their total.
-
-    Raises
-    ------
-    DataError
-        Where a file cannot be had, or is not the published one; the message says where to put it by hand.
+    that was cut goes on where it stopped, in this call (after growing pauses) or in the next one. `progress` is called
+    with the name of the file, the bytes that are there and their total. What cannot be had, or is not the published
+    file, is a `DataError` that says where to put it by hand.
     """
     sets = [_find(name) for name in ([names] if isinstance(names, str) else names)]
     folder = data_folder(data_dir)

@@ -112,23 +112,10 @@ def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Journal:
-    """The trace and the checkpoint of a run.
+    """The trace and the checkpoint of a run, in a directory that this process has claimed.
 
-    Parameters
-    ----------
-    folder : Path
-        The directory, which this process has claimed.
-    config : mapping
-        The configuration of the run.
-    every : float
-        Seconds between checkpoints.
-
-    Attributes
-    ----------
-    saved : dict or None
-        The checkpoint to go on from.
-    loss, spent, seconds : float
-        The last loss that is known, what was spent of the budget, and the time it took.
+    `saved` is the checkpoint to go on from, if any; `loss` the last that is known, `spent` what was spent of the
+    budget, and `seconds` the time it took. Checkpoints are `every` seconds apart.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], every: float) -> None:

@@ -36,34 +36,11 @@ class Variant:
 class Panel:
     """One picture of the paper: a problem on a data set, and the methods on it.
 
-    Attributes
-    ----------
-    name, figure : str
-        Unique name, such as "fig2a-w1a", and the figure it belongs to.
-    problem : {"logistic", "svm", "softmax", "mlp", "cnn"}
-        The model.
-    data : str
-        The data set.
-    methods : tuple of str
-        Members of the family, or keys of `variants`.
-    options : mapping
-        Options for every method, such as sigma0.
-    activation : {"tanh", "relu"}
-        Of the networks.
-    batch : int or None
-        Size of the samples; None is ⌈n/20⌉.
-    epochs, calls : number or None
-        Budget of `unit`, in multiples of n or in calls.
-    strength : float
-        λ of the penalty.
-    variants : mapping
-        Methods with settings of their own, by name.
-    unit : {"paper_calls", "calls"}
-        What the budget counts: what the paper counts, or all evaluations.
-    widths : (int, int)
-        Hidden layers of an MLP.
-    held_out : float
-        Share of the rows of a network that is kept for testing.
+    `problem` is one of logistic, svm, softmax, mlp and cnn, with the penalty's weight `strength`; `methods` are members
+    of the family, with `options` for all of them, or keys of `variants`. Samples have `batch` rows, by default a
+    twentieth. The budget, `calls` or `epochs` times n, counts what the paper counts, or with `unit` "calls" all
+    evaluations. Networks have an `activation`, an MLP hidden layers of `widths`, and they keep the share `held_out` of
+    the rows for testing.
     """
 
     name: str

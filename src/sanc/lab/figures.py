@@ -142,12 +142,7 @@ def sheet(figsize: tuple[float, float]) -> Figure:
 def draw_panel(runs: Sequence[RunTrace], star: float | None = None) -> Figure:
     """Return the sheet of one panel: the loss and f − f* over calls, evaluations and seconds.
 
-    Parameters
-    ----------
-    runs : sequence of RunTrace
-        The runs of one panel.
-    star : float, optional
-        f*; found from these runs if it is not given.
+    f* is found from these runs if `star` is not given.
     """
     if not any(len(run.known("paper_calls")[0]) for run in runs):
         raise ArgumentError(f"runs: none of the {len(runs)} runs of the panel has a loss to draw")
@@ -193,14 +188,7 @@ def _key(figure: Figure, methods: Sequence[str], x: float, y: float) -> None:
 def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool = False) -> Figure:
     """Return a figure as the paper shows it: its panels side by side, the loss over the calls the paper counts.
 
-    Parameters
-    ----------
-    name : str
-        Name of the figure, such as ``fig2a``.
-    panels : mapping
-        Runs by panel.
-    log : bool
-        Draw f − f* on a logarithmic axis instead of the loss; f* is found from the runs of each objective.
+    With `log`, f − f* on a logarithmic axis; f* is found from the runs of each objective.
     """
     shown = {panel: runs for panel, runs in panels.items() if any(len(run.known("paper_calls")[0]) for run in runs)}
     if not shown:

@@ -95,12 +95,12 @@ def _build(
     test = layout.part == "test"
     rows = None if layout.subset else dataset.test_rows if test else dataset.rows
     text = layout.reader in ("libsvm", "statlog")
-    plain = [unpack(source, folder / f"plain-{k}", text=text) for k, source in enumerate(sources)]
+    files = [(source, unpack(source, folder / f"plain-{k}", text=text)) for k, source in enumerate(sources)]
     pieces, ys, done, last = [], [], 0, sources[-1]
     X = None
     if not dataset.sparse and rows is not None:
         X = np.lib.format.open_memmap(folder / "X.npy", "w+", dtype, (rows, dataset.features))
-    for part, raw in READERS[layout.reader](sources, plain, dataset, dtype):
+    for part, raw in READERS[layout.reader](files, dataset, dtype):
         if part.shape[1] != dataset.features:
             raise last.error(f"{part.shape[1]} columns instead of {dataset.features}")
         if rows is not None and done + len(raw) > rows:

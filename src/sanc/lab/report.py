@@ -220,16 +220,9 @@ def _environment(runs: Sequence[RunTrace]) -> dict[str, list[str]]:
 def write(out: Path, claims: Sequence[Any] = (), plan: Mapping[str, Mapping[str, int]] | None = None) -> Path:
     """Write ``OUT/report.html`` and return where it is.
 
-    Parameters
-    ----------
-    out : Path
-        Folder of the laboratory.
-    claims : sequence
-        What the paper claims: objects with the attributes ``statement``, ``panel``, ``measured``, ``spread`` (text)
-        and ``holds`` (bool, or None where it cannot be judged).
-    plan : mapping, optional
-        For each panel, how many runs each method should have; see `sanc.lab.traces.plan_gaps`. Its order is that of
-        the panels.
+    `claims` are objects with the attributes ``statement``, ``panel``, ``measured``, ``spread`` (text) and ``holds``
+    (bool, or None where it cannot be judged). `plan` is that of `sanc.lab.traces.plan_gaps`; its order is that of the
+    panels.
     """
     out = Path(out)
     runs = traces.read(out)

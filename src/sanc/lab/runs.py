@@ -68,10 +68,7 @@ def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datas
 def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:
     """Check that a panel can be run on its data, and return rows and variables.
 
-    Raises
-    ------
-    ArgumentError
-        For a batch, penalty, activation, problem or option that cannot be used.
+    A batch, penalty, activation, problem or option that cannot be used is an `ArgumentError`.
     """
     rows, features = loaded.X.shape
     n = rows - int(panel.held_out * rows)
@@ -126,32 +123,10 @@ def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
 def execute(
     spec: RunSpec, out: Path, data_dir: Path | None = None, tick: Tick | None = None, checkpoint_every: float = 5.0
 ) -> Path:
-    """Make a run, or what is left of it.
+    """Make a run, or what is left of it, and return its directory.
 
-    Parameters
-    ----------
-    spec : RunSpec
-        What to run.
-    out : Path
-        The output directory.
-    data_dir : Path, optional
-        Folder of the data files.
-    tick : callable, optional
-        Told of progress after every iteration.
-    checkpoint_every : float
-        Seconds between checkpoints.
-
-    Returns
-    -------
-    Path
-        The directory of the run.
-
-    Raises
-    ------
-    BusyError
-        Where another process has it.
-    ArgumentError
-        Where the directory holds a run of another configuration.
+    `tick` is told of progress after every iteration, `checkpoint_every` are seconds. A directory that another process
+    has is a `BusyError`, one that holds a run of another configuration an `ArgumentError`.
     """
     folder = out / "runs" / spec.path
     with claim(folder):

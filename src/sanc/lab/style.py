@@ -54,17 +54,7 @@ DARK_BRANCHES = dict(zip(BRANCHES, ("#4E8FD9", "#A9CFF2", "#A78FC9", "#F0663C", 
 
 @dataclass(frozen=True)
 class Look:
-    """How a method appears in every picture.
-
-    Attributes
-    ----------
-    name : str
-        What it is called.
-    colour, dark : str
-        Colour of its line on white and on a dark ground; told apart by the colour-blind.
-    dashes : tuple of float
-        Pattern of its line, in line widths; empty for a line without gaps.
-    """
+    """How a method appears: its name, colours on white and on a dark ground, and dashes in line widths."""
 
     name: str
     colour: str

@@ -35,19 +35,11 @@ class TraceError(SancError, ValueError):
 
 @dataclass(frozen=True)
 class RunTrace:
-    """One run.
+    """One run: where it stands, what the runner wrote before the first step and, where it has ended, at the end.
 
-    Attributes
-    ----------
-    panel, method, seed
-        Where the run stands, as its folders say.
-    config, environment : dict
-        What the runner wrote before the first step.
-    done : dict or None
-        What the runner wrote at the end; None for a run that is under way or was interrupted.
-    columns : dict of arrays
-        The trace by column: ``branch`` and ``note`` as text, all else as floats with NaN for what is not known, and
-        ``calls``, the sum of ``value``, ``gradient`` and ``product``. The first entry is the start (iteration −1).
+    `columns` is the trace by column: ``branch`` and ``note`` as text, all else as floats with NaN for what is not
+    known, and ``calls``, the sum of ``value``, ``gradient`` and ``product``. The first entry is the start (iteration
+    −1).
     """
 
     panel: str
@@ -237,20 +229,10 @@ def by_figure(runs: Iterable[RunTrace], order: Sequence[str] = ()) -> dict[str, 
 
 
 def plan_gaps(runs: Sequence[RunTrace], plan: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, list[str]]:
-    """Say what is missing, by panel.
+    """Say what is missing, in sentences by panel.
 
-    Parameters
-    ----------
-    runs : sequence of RunTrace
-        All runs.
-    plan : mapping, optional
-        For each panel, how many runs each method should have. Without it, a panel is expected to have the methods of
-        the other panels of its figure, and each method the seeds that any method of the panel has.
-
-    Returns
-    -------
-    dict
-        For each panel with a gap, sentences that say which.
+    `plan` says for each panel how many runs each method should have. Without it, a panel is expected to have the
+    methods of the other panels of its figure, and each method the seeds that any method of the panel has.
     """
     panels = by_panel(runs)
     gaps: dict[str, list[str]] = {}
