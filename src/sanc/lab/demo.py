@@ -19,7 +19,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -57,20 +57,9 @@ _SHORT = dict(zip(BRANCHES, ("very", "succ.", "untested", "curv.", "grad.", "sta
 def panel(budget: int = BUDGET, batch: int = BATCH) -> Panel:
     """Return the panel: a tanh network on four fifths of the digits."""
     usual = (budget, batch) == (BUDGET, BATCH)
-    return Panel(
-        name="demo" if usual else f"demo-{budget}-{batch}",
-        figure="own",
-        problem="mlp",
-        data="digits",
-        methods=tuple(SETTINGS),
-        batch=batch,
-        calls=budget,
-        strength=1e-4,
-        variants={name: variant for name, (_, variant) in SETTINGS.items()},
-        unit="calls",
-        widths=(48, 32),
-        held_out=0.2,
-    )
+    name, variants = "demo" if usual else f"demo-{budget}-{batch}", {key: own for key, (_, own) in SETTINGS.items()}
+    how: Any = {"batch": batch, "calls": budget, "unit": "calls", "strength": 1e-4, "widths": (48, 32), "held_out": 0.2}
+    return Panel(name, "own", "mlp", "digits", tuple(SETTINGS), variants=variants, **how)
 
 
 def table(found: Sequence[RunTrace]) -> Table:
@@ -124,7 +113,7 @@ def _stack(axes: Axes, run: RunTrace) -> None:
     axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
                    edgecolor="white", linewidth=0.5)  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     ends = np.cumsum([shares[branch][-1] for branch in present])
     middles = [float(end - shares[branch][-1] / 2) for end, branch in zip(ends, present, strict=True)]
     write = partial(axes.annotate, xycoords="axes fraction", va="center", annotation_clip=False)
@@ -152,17 +141,14 @@ def draw(found: Sequence[RunTrace]) -> Figure:
                            "evaluations of values, gradients and Hessian products"),
                  "seconds": ("Training loss over time", "the same runs, by the clock", "seconds")}  # fmt: skip
         for column, (x, (title, subtitle, label)) in enumerate(words.items()):
-            axes, drawn = figure.add_subplot(grid[0, column]), figures.curves_of(found, x)
-            bounds = figures.bounds_of(drawn, 0.0, True)
-            figures.frame(axes, max(float(curve[0][-1]) for curve in drawn.values()), bounds, True)
-            figures.draw_lines(axes, drawn, 0.0)
-            figures.draw_labels(axes, drawn, 0.0, bounds, True, 0.062)
+            axes = figure.add_subplot(grid[0, column])
+            figures.plot(axes, found, x, 0.0, 0.062)
             axes.set_xlabel(label)
             _head(axes, title, subtitle)
         for column, run in enumerate(run for run in found if run.method in ("sanc", "scr")):
             axes = figure.add_subplot(grid[1, column])
             _stack(axes, run)
-            axes.xaxis.set_major_formatter(FuncFormatter(figures.tick_text))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.set_xlabel("evaluations")
             axes.tick_params(axis="y", labelleft=column == 0)
             title = f"What {look(run.method).name} did"
@@ -202,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demonstration from the command line."""
     from sanc.lab import cli
 
-    arguments: list[Any] = list(sys.argv[1:] if argv is None else argv)
-    return cli.main(["demo", *arguments])
+    return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

@@ -42,19 +42,10 @@ def own_panel(given: dict[str, Any]) -> Panel:
     name = given["name"] if given["name"] is not None else f"own-{given['problem']}-{given['data']}"
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
-    batch, strength = given["batch"], given["strength"]
-    return Panel(
-        name=name,
-        figure="own",
-        problem=given["problem"],
-        data=given["data"],
-        methods=methods,
-        options=given["options"],
-        activation=activation or "tanh",
-        batch=batch if batch is not None else (128 if network else None),
-        calls=given["budget"],
-        strength=strength if strength is not None else (0.01 if network else 1.0),
-    )
+    batch = given["batch"] if given["batch"] is not None else 128 if network else None
+    strength = given["strength"] if given["strength"] is not None else 0.01 if network else 1.0
+    asked = (given["problem"], given["data"], methods, given["options"], activation or "tanh", batch)
+    return Panel(name, "own", *asked, calls=given["budget"], strength=strength)
 
 
 @dataclass(frozen=True)
