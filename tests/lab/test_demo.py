@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from sanc.lab import demo, style, traces
-from sanc.lab.cli import main
 
-BUDGET = 12_000
+BUDGET = 10_000
 NAMES = {"SANC", "SANC, paper", "SCR", "CR", "NCD", "SGD", "Adam"}
 
 
@@ -51,7 +50,7 @@ def test_every_method_lowers_the_loss_within_its_budget(made):
         assert all(b >= a for a, b in pairwise(run.columns["seconds"]))
 
 
-def test_it_is_made_anew_with_the_same_losses_and_another_seed_gives_others(made, scheduler, capsys):
+def test_one_that_was_finished_is_made_anew_with_the_same_losses(made, scheduler, capsys):
     out, _ = made
     before = losses(out)
     started = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/*/done.json"))]
@@ -60,9 +59,7 @@ def test_it_is_made_anew_with_the_same_losses_and_another_seed_gives_others(made
     assert losses(out) == before
     again = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/*/done.json"))]
     assert [a["seconds"] for a in again] != [b["seconds"] for b in started]
-    assert main(["demo", *arguments, "--seed", "4"]) == 0
-    assert losses(out) != before
-    capsys.readouterr()
+    assert "Picture:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wanted", [[0.5] * 5, [0.0, 0.01, 0.9, 0.91, 1.0], [1.0, 0.0], []])

@@ -33,6 +33,9 @@ from sanc.lab.traces import BRANCHES
 PAUSE = 0.3
 """Seconds between two messages of a run."""
 
+TIMEOUT = 10
+"""Seconds that a scheduler may take to answer."""
+
 
 @dataclass
 class Outcome:
@@ -84,7 +87,7 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
     """Connect to a scheduler, or start a cluster on this machine for the time of the block."""
     if scheduler is not None:
         try:
-            client = Client(scheduler, timeout=10, set_as_default=False)
+            client = Client(scheduler, timeout=TIMEOUT, set_as_default=False)
         except (OSError, ValueError) as problem:
             hint = "pass the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
             raise ArgumentError(f"--scheduler {scheduler!r} does not answer ({problem}): {hint}.") from None

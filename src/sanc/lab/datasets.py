@@ -35,20 +35,10 @@ _SUFFIXES = ("", ".txt", ".bz2", ".xz", ".gz", ".txt.bz2", ".txt.xz", ".txt.gz")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A data set in memory, or mapped into it.
+    """A data set: features X, an array or CSR matrix that is mapped into memory and read-only, and labels y from 0.
 
-    Attributes
-    ----------
-    name : str
-        Key in `CATALOGUE`.
-    X : array or scipy.sparse.csr_matrix, shape (rows, features)
-        Features, read-only and memory-mapped; images are rows of pixels (channel, height, width).
-    y : array of int, shape (rows,)
-        Labels 0 … classes − 1.
-    classes : int
-        Number of classes.
-    note : str
-        What is special about this copy, such as "subset: 35,298 of 11,000,000 rows"; often empty.
+    Images are rows of pixels (channel, height, width). `note` says what is special about this copy, such as "subset:
+    35,298 of 11,000,000 rows"; it is often empty.
     """
 
     name: str

@@ -183,8 +183,6 @@ class Journal:
         """Close the trace and write ``done.json``."""
         self._flush()
         self._file.close()
-        write_json(
-            self._folder / "done.json",
-            _finite({"status": status, "loss": loss, "seconds": self.seconds} | more),
-        )
+        ended = {"status": status, "loss": loss, "seconds": self.seconds} | more
+        write_json(self._folder / "done.json", _finite(ended))
         (self._folder / "checkpoint.pt").unlink(missing_ok=True)

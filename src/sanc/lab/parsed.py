@@ -30,17 +30,16 @@ _verified: set[tuple[str, int, int]] = set()
 
 
 def load(
-    dataset: DataSet,
-    layout: Layout,
-    sources: Sequence[Source],
-    cache: Path,
-    dtype: np.dtype[Any],
+    dataset: DataSet, layout: Layout, sources: Sequence[Source], cache: Path, dtype: np.dtype[Any],
     progress: Progress | None,
-) -> tuple[Any, Array]:
+) -> tuple[Any, Array]:  # fmt: skip
     """Return X and y of these very files, after parsing them if need be."""
     state = _state(sources)
-    key = _key((FORMAT, dataset, layout, state))
-    family = f"{dataset.name}-{layout.part}-{dtype.name}-{_key([path for path, _, _ in state])}-"
+    here, key = (
+        hashlib.sha256(repr(content).encode()).hexdigest()[:12]
+        for content in ([path for path, _, _ in state], (FORMAT, dataset, layout, state))
+    )
+    family = f"{dataset.name}-{layout.part}-{dtype.name}-{here}-"
     entry = cache / f"{family}{key}"
     if not entry.is_dir():
         with _writing(cache, dataset.name):
@@ -68,10 +67,6 @@ def load(
 def _state(sources: Sequence[Source]) -> list[tuple[str, int, int]]:
     stats = [(source.path.resolve(), source.path.stat()) for source in sources]
     return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-
-
-def _key(content: Any) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
 
 
 @contextmanager

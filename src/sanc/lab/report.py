@@ -105,26 +105,20 @@ def _eta(runs: Sequence[RunTrace]) -> list[float]:
 
 def _numbers(runs: Sequence[RunTrace], star: float) -> list[dict[str, Any]]:
     """Return the rows of the table of results."""
-    rows = []
+    rows, means = [], []
     for method, own in traces.by_method(runs).items():
         done = [run for run in own if run.done is not None]
         ended = done or own
         finals = [loss for loss in (run.final_loss for run in ended) if math.isfinite(loss)]
         mean = float(np.mean(finals)) if finals else math.nan
         ends = [np.mean([run.columns[x][-1] if run.steps else math.nan for run in ended]) for x in AXES]
-        rows.append(
-            {
-                "method": method,
-                "name": traces.look(method).name,
-                "runs": len(own),
-                "finished": len(done),
-                "mean": mean,
-                "spread": float(np.std(finals, ddof=1)) if len(finals) > 1 else None,
-                "others": [_number(mean - star, 3), _number(traces.best_loss(own))]
-                + [_whole(float(end)) for end in (*ends, np.mean([run.steps for run in ended]))],
-            }
-        )
-    best = np.nanmin([row["mean"] for row in rows] or [math.nan])
+        others = [_number(mean - star, 3), _number(traces.best_loss(own))]
+        others += [_whole(float(end)) for end in (*ends, np.mean([run.steps for run in ended]))]
+        spread = float(np.std(finals, ddof=1)) if len(finals) > 1 else None
+        row = {"method": method, "name": traces.look(method).name, "runs": len(own), "finished": len(done)}
+        means.append(mean)
+        rows.append(row | {"mean": mean, "spread": spread, "others": others})
+    best = min((mean for mean in means if math.isfinite(mean)), default=None)
     return [row | {"best": row["mean"] == best} for row in rows]
 
 

@@ -168,20 +168,12 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
 
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
-        problem,
-        start,
-        method=spec.method,
-        preset=spec.preset,
-        batch_size=batch,
-        objective_batch_size=None if judged or spec.amortised else batch,
-        seed=spec.seed,
-        max_calls=config["budget"],
-        max_iter=10**9,
-        callback=watch,
-        certify=False,
+        problem, start, method=spec.method, preset=spec.preset, seed=spec.seed,
+        batch_size=batch, objective_batch_size=None if judged or spec.amortised else batch,
+        max_calls=config["budget"], max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
         **spec.settings(),
-    )
+    )  # fmt: skip
     journal.finish(result.status.name.lower().replace("_", " "), result.fun)
 
 

@@ -20,16 +20,11 @@ STYLE: Any = {
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": "#B4B4B0",
-    "ytick.color": "#B4B4B0",
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
     "svg.hashsalt": "sanc",
 }
+for _ticks in ("xtick", "ytick"):
+    STYLE |= {f"{_ticks}.color": "#B4B4B0", f"{_ticks}.labelcolor": QUIET, f"{_ticks}.major.size": 3}
+    STYLE[f"{_ticks}.major.width"] = 0.7
 
 AXES: dict[str, str] = {
     "paper_calls": "calls, as the paper counts them",

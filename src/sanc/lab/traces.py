@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,9 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     return columns
 
 
-def _read_run(folder: Path, seed: int) -> RunTrace | None:
-    config, trace, done, environment = (
-        folder / name for name in ("config.json", "trace.jsonl", "done.json", "environment.json")
-    )
+def _read_run(folder: Path) -> RunTrace | None:
+    config, trace = folder / "config.json", folder / "trace.jsonl"
+    done, environment = folder / "done.json", folder / "environment.json"
     begun = trace.exists()  # asked first: a run that begins meanwhile writes its configuration before its trace
     if not config.exists():
         if begun:
@@ -168,7 +167,7 @@ def _read_run(folder: Path, seed: int) -> RunTrace | None:
     return RunTrace(
         panel=folder.parent.parent.name,
         method=folder.parent.name,
-        seed=seed,
+        seed=int(folder.name[5:]),
         config=_load(config),
         environment=_load(environment) if environment.exists() else {},
         done=_load(done) if done.exists() else None,
@@ -182,13 +181,8 @@ def read(out: Path) -> list[RunTrace]:
     A last line that was cut is ignored, and so is a folder in which nothing was written yet. Anything else that
     cannot be read raises `TraceError` with the file and the line.
     """
-    runs: list[RunTrace] = []
-    for folder in Path(out).glob("runs/*/*/seed-*"):
-        match = re.fullmatch(r"seed-(\d+)", folder.name)
-        if match and folder.is_dir():
-            run = _read_run(folder, int(match[1]))
-            if run is not None:
-                runs.append(run)
+    folders = [path for path in Path(out).glob("runs/*/*/seed-*") if path.name[5:].isdecimal() and path.is_dir()]
+    runs = [run for run in map(_read_run, folders) if run is not None]
     return sorted(runs, key=lambda run: (_natural(run.panel), rank(run.method), run.seed))
 
 
@@ -205,18 +199,19 @@ def skipped(out: Path) -> dict[str, str]:
 
 def by_panel(runs: Iterable[RunTrace]) -> dict[str, list[RunTrace]]:
     """Group runs by panel."""
+    return _grouped(runs, lambda run: run.panel)
+
+
+def _grouped(runs: Iterable[RunTrace], key: Callable[[RunTrace], str]) -> dict[str, list[RunTrace]]:
     groups: dict[str, list[RunTrace]] = {}
     for run in runs:
-        groups.setdefault(run.panel, []).append(run)
+        groups.setdefault(key(run), []).append(run)
     return groups
 
 
 def by_method(runs: Iterable[RunTrace]) -> dict[str, list[RunTrace]]:
     """Group runs by method, in the order of `METHODS`."""
-    groups: dict[str, list[RunTrace]] = {}
-    for run in sorted(runs, key=lambda run: rank(run.method)):
-        groups.setdefault(run.method, []).append(run)
-    return groups
+    return _grouped(sorted(runs, key=lambda run: rank(run.method)), lambda run: run.method)
 
 
 def by_figure(runs: Iterable[RunTrace], order: Sequence[str] = ()) -> dict[str, dict[str, list[RunTrace]]]:
