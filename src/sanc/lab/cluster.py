@@ -96,13 +96,9 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
         return
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    options = {
-        "distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads),
-        "distributed.worker.memory.terminate": False,
-        "distributed.comm.timeouts.connect": "60s",
-    }
+    environ = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads)}
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set(options))
+        stack.enter_context(dask.config.set({"distributed.comm.timeouts.connect": "60s"} | environ))
         # What is started while Ctrl-C is blocked, workers and the thread that restarts them, never sees one.
         resource_tracker.ensure_running()  # its start would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -70,12 +70,9 @@ def environment(device: str) -> dict[str, Any]:
         commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = ""
-    return {
-        "sanc": sanc.__version__,
+    versions = {module.__name__: str(module.__version__) for module in (sanc, torch, np, scipy)}
+    return versions | {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "threads": torch.get_num_threads(),

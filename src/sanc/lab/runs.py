@@ -33,26 +33,20 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     panel, variant = spec.panel, spec.variant
     kind = _KINDS.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     sigma0 = panel.options.get("sigma0", 1.0)
-    config = {
-        "figure": panel.figure,
+    config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength")} | {
         "panel": panel.name,
         "title": panel.data,
         "subtitle": f"{kind}, σ0 = {sigma0:g} (n = {n:,}, d = {dim:,})",
-        "problem": panel.problem,
         "activation": panel.activation if panel.network else None,
-        "data": panel.data,
         "data_note": note,
-        "strength": panel.strength,
-        "method": spec.method,
-        "seed": spec.seed,
-        "preset": variant.preset,
         "options": dict(variant.options),
+        "preset": variant.preset,
         "batch_size": panel.batch_size(n, variant.preset),
         "budget": panel.budget(n),
-        "device": spec.device,
         "n": n,
         "dim": dim,
     }
+    config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
     usual = Panel("", "", "", "", ())
     rare = {key: getattr(panel, key) for key in ("unit", "widths", "held_out")}
     return config | {key: value for key, value in rare.items() if value != getattr(usual, key)}
