@@ -68,7 +68,7 @@ def run_all(
     must see the output directory and the data under the same paths. An interrupt leaves checkpoints behind; the same
     call goes on from there.
     """
-    out = out.resolve()
+    out, data_dir = out.resolve(), data_dir.resolve() if data_dir else None
     waiting = [spec for spec in specs if not runs.finished(out / "runs" / spec.path)]
     outcome = Outcome(known=len(specs) - len(waiting))
     if not waiting:
@@ -98,7 +98,8 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environ = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads)}
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set({"distributed.comm.timeouts.connect": "60s"} | environ))
+        patience = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None}
+        stack.enter_context(dask.config.set(patience | environ))
         # What is started while Ctrl-C is blocked, workers and the thread that restarts them, never sees one.
         resource_tracker.ensure_running()  # its start would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

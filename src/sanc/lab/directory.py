@@ -7,7 +7,6 @@ the trace is cut back to the checkpoint and the lines that follow are written ag
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import math
@@ -39,6 +38,8 @@ class BusyError(Exception):
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
     """Hold a run directory for this process; the system lets go of it when the process dies, however it dies."""
+    import fcntl  # not everywhere, and data can be loaded without it
+
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as file:
         try:

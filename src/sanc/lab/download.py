@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import logging
 import os
@@ -71,7 +70,7 @@ def download(file: RemoteFile, target: Path, progress: Progress | None = None) -
 
 def _resume(file: RemoteFile, target: Path, output: str, progress: Progress | None) -> None:
     """Download into NAME.part, going on with what is there, and move it to where pooch wants it."""
-    requests = importlib.import_module("requests")
+    fcntl, requests = importlib.import_module("fcntl"), importlib.import_module("requests")
     part = target.with_name(f"{target.name}.part")
 
     def refuse(what: str) -> DataError:
