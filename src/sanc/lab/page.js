@@ -99,7 +99,9 @@
     const full = [0, 1.008 * Math.max(...traces.flatMap((trace) => finite(trace.x)))]; // with room for the last dot
     const eta = rules.map((y, k) => ({ text: `η${"₁₂"[k]} = ${y}`, xref: "paper", x: 0, y, xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 11 },
       bgcolor: tone("#ffffffcc", "#1a1c20cc"), borderpad: 1 }));
+    const longest = Math.max(...shown.map(([id]) => data.methods[id].name.length));
     return [traces, layout({
+      margin: { l: 8, r: 28 + 7.5 * longest, t: 30, b: 36 },
       annotations: [heading(title), ...eta, ...names(traces, found, log, box.clientHeight - 66)],
       shapes: [...rules.map((y) => dotted(0, y, tone("#8b8b85", "#86868a"))), // and from where a line ends early to its name
         ...traces.filter((trace) => trace.id && trace.x[last(trace.y)] < 0.97 * full[1]).map((trace) =>

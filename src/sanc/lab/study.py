@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def own_panel(given: dict[str, Any]) -> Panel:
         if given[key] not in known:
             raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
     methods = experiments.check_methods(given["methods"])
-    options = set(sanc.Settings.__dataclass_fields__)
+    options = {field.name for field in fields(sanc.Settings)}
     for key in given["options"]:
         if key not in options:
             raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")
