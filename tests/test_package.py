@@ -28,7 +28,7 @@ def test_the_wheel_holds_everything_and_imports(tmp_path):
         archive.extractall(tmp_path / "unpacked")
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "sanc").rglob("*.py")}
     assert modules <= names
-    assert {"sanc/py.typed", "sanc/lab/report.css", "sanc/lab/report.js"} <= names
+    assert {"sanc/py.typed", "sanc/lab/page.html", "sanc/lab/page.css", "sanc/lab/page.js"} <= names
     assert not any(name.startswith(("tests", "docs", "benchmarks")) for name in names)
     (entry,) = [name for name in names if name.endswith("entry_points.txt")]
     assert "sanc = sanc.lab.cli:main" in (tmp_path / "unpacked" / entry).read_text()

@@ -1,1 +1,1 @@
-"""Things to run rather than to import: the demonstration. They need the extra ``sanc[lab]``."""
+"""The laboratory: the data, runs, figures and reports of the paper's experiments. It needs the extra ``sanc[lab]``."""

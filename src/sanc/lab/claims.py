@@ -8,26 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sanc.lab.traces import RunTrace, earnings
+from sanc.lab.traces import RunTrace, best_loss, by_method, by_panel, earnings
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement about one panel.
-
-    Attributes
-    ----------
-    statement : str
-        What the paper says, as a sentence that can be true or false.
-    panel : str
-        Where it was looked at.
-    measured : str
-        The number, in words.
-    spread : str
-        How it varies over the runs.
-    holds : bool or None
-        The verdict; None where it cannot be judged.
-    """
+    """One statement of the paper, looked at in one panel: what was measured, how it varies, and whether it holds."""
 
     statement: str
     panel: str
@@ -40,13 +26,9 @@ def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
     """Judge every statement on every panel of the paper that has the runs for it."""
     traces = [trace for trace in traces if trace.done is not None and trace.steps > 0 and trace.figure != "own"]
     best = lowest(traces)
-    panels: dict[str, dict[str, list[RunTrace]]] = defaultdict(lambda: defaultdict(list))
-    for trace in traces:
-        panels[trace.panel][trace.method].append(trace)
     claims: list[Claim] = []
-    for name, methods in sorted(panels.items()):
-        config = next(iter(methods.values()))[0].config
-        star = best[next(iter(methods.values()))[0].objective]
+    for name, runs in sorted(by_panel(traces).items()):
+        methods, config, star = by_method(runs), runs[0].config, best[runs[0].objective]
         if {"sanc", "scr"} <= set(methods):
             if config["problem"] == "logistic":
                 small = config["options"].get("sigma0", 1.0) < 0.1
@@ -62,11 +44,10 @@ def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
 
 def lowest(traces: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
     """Lowest training loss seen in any run of an objective: our f*."""
-    best: dict[tuple[str, ...], float] = defaultdict(lambda: float("inf"))
+    groups: dict[tuple[str, ...], list[RunTrace]] = defaultdict(list)
     for trace in traces:
-        known = trace.columns["loss"][np.isfinite(trace.columns["loss"])]
-        best[trace.objective] = min([best[trace.objective], *known])
-    return dict(best)
+        groups[trace.objective].append(trace)
+    return {objective: best_loss(members) for objective, members in groups.items()}
 
 
 def calls_to(trace: RunTrace, level: float) -> float:
@@ -98,29 +79,27 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
     ours = [calls_to(trace, level) for trace in methods["sanc"]]
     theirs = [calls_to(trace, level) for trace in methods["scr"]]
     stays = [float(np.mean(trace.columns["branch"][1:6] == "stayed")) for trace in methods["scr"]]
-    return [
-        Claim(
-            "With σ0 = 0.001 SANC needs fewer calls than SCR to reach f ≤ 1.05 f*.",
-            panel,
-            f"median calls: SANC {_median_calls(ours)}, SCR {_median_calls(theirs)}",
-            f"SANC {_range(ours)}; SCR {_range(theirs)}",
-            None
-            if np.isinf(np.median(ours)) and np.isinf(np.median(theirs))
-            else bool(np.median(ours) < np.median(theirs)),
-        ),
-        Claim(
-            "With σ0 = 0.001 SCR suffers from unsuccessful iterations at the start.",
-            panel,
-            f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
-            _range([100 * share for share in stays], " %"),
-            bool(np.mean(stays) > 0.5),
-        ),
-    ]
+    reached = np.isfinite([np.median(ours), np.median(theirs)]).any()
+    calls = Claim(
+        "With σ0 = 0.001 SANC needs fewer calls than SCR to reach f ≤ 1.05 f*.",
+        panel,
+        f"median calls: SANC {_median_calls(ours)}, SCR {_median_calls(theirs)}",
+        f"SANC {_range(ours)}; SCR {_range(theirs)}",
+        bool(np.median(ours) < np.median(theirs)) if reached else None,
+    )
+    rejected = Claim(
+        "With σ0 = 0.001 SCR suffers from unsuccessful iterations at the start.",
+        panel,
+        f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
+        _range([100 * share for share in stays], " %"),
+        bool(np.mean(stays) > 0.5),
+    )
+    return [calls, rejected]
 
 
 def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
-    pairs = _paired(methods["sanc"], methods["scr"])
-    gaps = [_largest_gap(a, b) for a, b in pairs]
+    others = {trace.seed: trace for trace in methods["scr"]}
+    gaps = [_largest_gap(trace, others[trace.seed]) for trace in methods["sanc"] if trace.seed in others]
     if not gaps:
         return []
     return [
@@ -134,23 +113,11 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
     ]
 
 
-def _paired(first: Sequence[RunTrace], second: Sequence[RunTrace]) -> list[tuple[RunTrace, RunTrace]]:
-    by_seed = {trace.seed: trace for trace in second}
-    return [(trace, by_seed[trace.seed]) for trace in first if trace.seed in by_seed]
-
-
 def _largest_gap(a: RunTrace, b: RunTrace) -> float:
     grid = np.linspace(0, min(a.columns["paper_calls"][-1], b.columns["paper_calls"][-1]), 100)
-    ours, theirs = (_at(trace, grid) for trace in (a, b))
+    curves = [trace.known("paper_calls") for trace in (a, b)]
+    ours, theirs = (losses[np.searchsorted(calls, grid, side="right") - 1] for calls, losses in curves)
     return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-300)))
-
-
-def _at(trace: RunTrace, grid: np.ndarray) -> np.ndarray:
-    known = np.isfinite(trace.columns["loss"])
-    calls, losses = trace.columns["paper_calls"][known], trace.columns["loss"][known]
-    place = np.searchsorted(calls, grid, side="right") - 1
-    values: np.ndarray = losses[place]
-    return values
 
 
 def _indefinite_start(panel: str, runs: Sequence[RunTrace]) -> Claim:

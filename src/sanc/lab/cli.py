@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 try:
     import typer
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-except ImportError as missing:  # pragma: no cover - depends on what is installed
-    raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
-import sanc
-from sanc.lab import bundled, claims, datasets, experiments, pool, runs, summary, traces
+    import sanc
+    from sanc.lab import bundled, datasets, experiments, study
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
 app = typer.Typer(
     help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and your own.",
@@ -42,6 +39,9 @@ DataDir = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Output directory; a second call goes on where the first ended.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that run at the same time.")]
+Scheduler = Annotated[
+    str | None, typer.Option("--scheduler", help="Address of a dask scheduler whose workers make the runs instead.")
+]
 Preset = Annotated[str, typer.Option("--preset", help="paper, authors or robust.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda, for networks.")]
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Seeds 0, 1, … of each method.")]
@@ -50,37 +50,31 @@ Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep."
 _CPUS = os.cpu_count() or 1
 
 
-def main() -> None:
-    """Run the command line; errors of ours and of the disk are one line and exit code 2."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; errors of ours and of the disk are one line and exit code 2."""
     errors = Console(stderr=True, highlight=False)
     try:
-        app(standalone_mode=True)
-    except sanc.SancError as problem:
-        errors.print(f"[bold red]Error[/]: {escape(str(problem))}", soft_wrap=True)
-        sys.exit(2)
-    except OSError as problem:
-        remedy = "check the path, its permissions and the space on the disk"
-        errors.print(f"[bold red]Error[/]: {escape(str(problem))}: {remedy}.", soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print(_RESUME)
-        sys.exit(130)
+        return int(app(arguments, standalone_mode=True) or 0)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 1
+    except (sanc.SancError, OSError, ImportError) as problem:
+        remedy = ""
+        if isinstance(problem, ImportError):
+            remedy = ": pip install 'sanc[lab]'."
+        elif isinstance(problem, OSError):
+            remedy = ": check the path, its permissions and the space on the disk."
+        errors.print(f"[bold red]Error[/]: {escape(str(problem))}{escape(remedy)}", soft_wrap=True)
+        return 2
 
 
-_RESUME = "[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Say how to go on after an interrupt at any moment, also while data are read or pictures drawn."""
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """Do the work and leave with its exit code; say how to go on after an interrupt at any moment."""
     try:
-        yield
+        code = work()
     except KeyboardInterrupt:
-        console.print(f"\n{_RESUME}")
-        raise typer.Exit(130) from None
-
-
-# ---------------------------------------------------------------------------------------------- data sets
+        console.print("\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints.")
+        code = 130
+    raise typer.Exit(code)
 
 
 @data_app.callback()
@@ -93,15 +87,14 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         numeric = column in ("rows", "features", "classes", "download")
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in datasets.available(data_dir):
-        size = f"{row['size'] / 1e6:,.1f} MB" if row.get("size") else "?"
+        size = f"{row['size'] / 1e6:,.1f} MB" if row["size"] else "?"
         here = "[green]yes[/]" if row["present"] else "[dim]no[/]"
-        note = f"\n[dim]{row['note']}[/]" if row.get("note") else ""
+        note = f"\n[dim]{row['note']}[/]" if row["note"] else ""
         numbers = (f"{row['rows']:,}", f"{row['features']:,}", str(row["classes"]))
         table.add_row(row["name"], *numbers, size, here, f"{row['where']}{note}")
     console.print(table)
-    console.print(
-        f"With scikit-learn come {', '.join(bundled.NAMES)}. Get others with [bold]sanc datasets get NAME[/]."
-    )
+    known = ", ".join(bundled.NAMES)
+    console.print(f"With scikit-learn come {known}. Get others with [bold]sanc datasets get NAME[/].")
 
 
 @data_app.command("get")
@@ -116,9 +109,8 @@ def get_datasets(
         raise sanc.ArgumentError("names is empty: name data sets, or pass --all.")
     for name in wanted:
         if name not in datasets.CATALOGUE:
-            raise sanc.ArgumentError(
-                f"data set {name!r} is not known: {sanc.errors.nearest(name, datasets.CATALOGUE)}."
-            )
+            hint = sanc.errors.nearest(name, datasets.CATALOGUE)
+            raise sanc.ArgumentError(f"data set {name!r} is not known: {hint}.")
     failed = False
     for name in wanted:
         console.print(f"Getting {name} …")
@@ -127,11 +119,7 @@ def get_datasets(
         except sanc.SancError as problem:
             failed = True
             Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(str(problem))}", soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
-
-
-# ---------------------------------------------------------------------------------------------- runs
+    raise typer.Exit(int(failed))
 
 
 @app.command()
@@ -142,6 +130,7 @@ def reproduce(
     n_runs: Runs = 10,
     preset: Preset = "paper",
     workers: Workers = _CPUS,
+    scheduler: Scheduler = None,
     device: Device = "cpu",
     out: Out = Path("sanc-results"),
     data_dir: DataDir = None,
@@ -152,8 +141,8 @@ def reproduce(
     panels = experiments.select(figure.split(","), _split(data), _split(methods))
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
-    with _resumable():
-        _go(panels, n_runs, preset, workers, device, out, data_dir, checkpoint_every)
+    how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    _leave(study.Study(panels, *how).go)
 
 
 @app.command()
@@ -172,6 +161,7 @@ def run(
     n_runs: Runs = 3,
     preset: Preset = "robust",
     workers: Workers = _CPUS,
+    scheduler: Scheduler = None,
     device: Device = "cpu",
     out: Out = Path("sanc-results"),
     data_dir: DataDir = None,
@@ -190,49 +180,8 @@ def run(
                     f"{flag} stands beside --from {config}: write it into the file, or leave it out."
                 )
         given |= _read_toml(config, set(given))
-    with _resumable():
-        _go([_own_panel(given)], n_runs, preset, workers, device, out, data_dir, checkpoint_every)
-
-
-def _own_panel(given: dict[str, Any]) -> experiments.Panel:
-    """Check what a person asked for and make a panel of it."""
-    for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
-        if not isinstance(given[key], kind):
-            raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
-    sets = (*datasets.CATALOGUE, *bundled.NAMES)
-    problems = ("logistic", "svm", "softmax", "mlp", "cnn")
-    for key, known in (("data", sets), ("problem", problems)):
-        if given[key] not in known:
-            raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
-    methods = experiments.check_methods(given["methods"])
-    options = set(sanc.Settings.__dataclass_fields__)
-    for key in given["options"]:
-        if key not in options:
-            raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")
-        user = {"lr": {"sgd"}, "momentum": {"crm"}}.get(key, set(methods) - {"sgd"})
-        if not user & set(methods):
-            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
-    network = given["problem"] in ("mlp", "cnn")
-    if given["activation"] is not None and not network:
-        raise sanc.ArgumentError(
-            f"--activation {given['activation']!r} has no effect on {given['problem']}: leave it out."
-        )
-    name = given["name"] if given["name"] is not None else f"own-{given['problem']}-{given['data']}"
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-        raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
-    strength = given["strength"]
-    return experiments.Panel(
-        name=name,
-        figure="own",
-        problem=given["problem"],
-        data=given["data"],
-        methods=methods,
-        options=given["options"],
-        activation=given["activation"] or "tanh",
-        batch=given["batch"] if given["batch"] is not None else (128 if network else None),
-        calls=given["budget"],
-        strength=strength if strength is not None else (0.01 if network else 1.0),
-    )
+    how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    _leave(study.Study([study.own_panel(given)], *how).go)
 
 
 def _split(text: str | None) -> list[str] | None:
@@ -263,157 +212,30 @@ def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     return content
 
 
-def _go(
-    panels: list[experiments.Panel],
-    n_runs: int,
-    preset: str,
-    workers: int,
-    device: str,
-    out: Path,
-    data_dir: Path | None,
-    checkpoint_every: float,
-) -> None:
-    """Say what will happen, do it, draw it, and say where the result is."""
-    if preset not in sanc.PRESETS:
-        raise sanc.ArgumentError(f"--preset {preset!r} is not known: choose from {', '.join(sanc.PRESETS)}.")
-    if device.startswith("cuda"):
-        import torch
-
-        if not torch.cuda.is_available():
-            raise sanc.ArgumentError(f"--device {device!r} is not there: torch sees no CUDA device; use cpu.")
-    elif device != "cpu":
-        raise sanc.ArgumentError(f"--device {device!r} is not known: use cpu or cuda.")
-    out.mkdir(parents=True, exist_ok=True)
-    present = _present(panels, preset, n_runs, device, data_dir, out)
-    wanted = experiments.specs(present, n_runs, preset, device)
-    if not wanted:
-        console.print("[bold red]No panel has its data.[/] See [bold]sanc datasets[/].")
-        raise typer.Exit(1)
-    _announce(present, wanted, workers, out)
-    clock = time.perf_counter()
-    outcome = pool.run_all(
-        wanted, out, data_dir=data_dir, workers=workers, console=console, checkpoint_every=checkpoint_every
-    )
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    took = time.perf_counter() - clock
-    console.print(
-        f"{outcome.finished} runs finished in {took:.0f} s, {outcome.known} were finished before"
-        + (f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else "")
-        + (f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else "")
-        + "."
-    )
-    for name, text in outcome.failed.items():
-        console.print(f"  {name}: {text}", soft_wrap=True)
-    missing = [spec for spec in wanted if not runs.finished(out / "runs" / spec.path)]
-    if outcome.finished or outcome.known:
-        plan = {panel.name: dict.fromkeys(panel.methods, n_runs) for panel in present}
-        _report(out, plan)
-    if missing:
-        names = ", ".join(spec.path for spec in missing[:5]) + (" …" if len(missing) > 5 else "")
-        console.print(
-            f"{len(missing)} runs are not finished ({names}): the same command goes on with them.", soft_wrap=True
-        )
-        raise typer.Exit(1)
-
-
-def _present(
-    panels: list[experiments.Panel], preset: str, n_runs: int, device: str, data_dir: Path | None, out: Path
-) -> list[experiments.Panel]:
-    """Load every data set, check that its panels can run, and note those whose data cannot be had."""
-    skipped = traces.skipped(out)
-    found: dict[str, datasets.Loaded | str] = {}
-    present = []
-    for panel in panels:
-        if panel.data not in found:
-            try:
-                if console.is_terminal:
-                    console.print(f"Reading {panel.data} …", end="\r")
-                found[panel.data] = runs.load_data(panel.data, data_dir)
-            except sanc.SancError as problem:
-                found[panel.data] = str(problem)
-        loaded = found[panel.data]
-        if isinstance(loaded, str):
-            skipped[panel.name] = loaded
-            console.print(f"[yellow]Without {panel.name}[/]: {escape(loaded)}", soft_wrap=True)
-            continue
-        skipped.pop(panel.name, None)
-        present.append(panel)
-        n, dim = runs.describe(panel, loaded, preset)
-        for spec in experiments.specs([panel], n_runs, preset, device):
-            runs.compare(out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
-    runs.write_json(out / "skipped.json", skipped)
-    return present
-
-
-def _announce(panels: list[experiments.Panel], wanted: list[experiments.RunSpec], workers: int, out: Path) -> None:
-    left = [spec for spec in wanted if not runs.finished(out / "runs" / spec.path)]
-    heavy = sum(spec.panel.network for spec in left)
-    # Measured on two cores: a logistic run takes a second or so, covtype several, a network a minute or more.
-    light = sum(1.5 if spec.panel.data not in ("covtype", "higgs") else 8.0 for spec in left if not spec.panel.network)
-    minutes = (light + 60.0 * heavy) / workers / 60
-    time_left = f": about {max(1, round(minutes))} min, if this machine is like ours" if left else ""
-    console.print(
-        f"{len(wanted)} runs in {len(panels)} panels ({', '.join(panel.name for panel in panels)}), "
-        f"{len(left)} still to make with {workers} worker{'s' if workers > 1 else ''}{time_left}. "
-        f"Results go to [bold]{out}[/].",
-        soft_wrap=True,
-    )
-
-
-# ---------------------------------------------------------------------------------------------- report and demo
-
-
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="An output directory.")]) -> None:
     """Draw the figures of an output directory and write its report.html and its claims."""
     if not (directory / "runs").is_dir():
         raise sanc.ArgumentError(f"directory = {str(directory)!r} holds no runs: pass the --out of an earlier command.")
-    _report(directory)
+    study.report(directory, console)
 
 
-def _report(out: Path, plan: dict[str, dict[str, int]] | None = None) -> None:
-    from sanc.lab import figures
-    from sanc.lab import report as page
-
-    found_runs = traces.read(out)
-    if not found_runs:
-        raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
-    order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
-    places = {name: place for place, name in enumerate(order)}
-    known = sorted(
-        {trace.panel for trace in found_runs} | set(plan or {}), key=lambda name: (places.get(name, 99), name)
-    )
-    wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
-    for trace in found_runs:
-        methods = wanted[trace.panel]
-        methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
-    found = sorted(claims.evaluate(found_runs), key=lambda claim: known.index(claim.panel))
-    runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
-    figures.save_all(out, order=order)
-    summary.write(out, found_runs, found, order)
-    path = page.write(out, found, plan=wanted)
-    if found:
-        table = Table(title="The paper's claims", title_justify="left")
-        for column in ("panel", "claim", "measured", "holds"):
-            table.add_column(column)
-        for claim in found:
-            verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
-            table.add_row(claim.panel, claim.statement, claim.measured, verdict)
-        console.print(table)
-    console.print(
-        f"Report: [bold]{path}[/]   Pictures: [bold]{out / 'figures'}[/]   Tables: [bold]{out / 'summary.md'}[/]",
-        soft_wrap=True,
-    )
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def demo(context: typer.Context) -> None:
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the picture.")] = Path("demo-output"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    budget: Annotated[int, typer.Option(min=1, help="Evaluations per method.")] = 300_000,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a sample.")] = 128,
+    workers: Workers = _CPUS,
+    scheduler: Scheduler = None,
+) -> None:
     """Train a small network on scikit-learn's digits with every method; a table and a picture in half a minute."""
     from sanc.lab import demo as module
 
-    raise typer.Exit(module.main(context.args))
+    shown = console if console.is_terminal else Console(highlight=False, width=110)
+    how = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
+    _leave(lambda: module.run(out, shown, **how))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

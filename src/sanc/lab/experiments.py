@@ -24,33 +24,23 @@ CONSTANTS: Mapping[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A method with a preset and options of its own in a panel: its settings are these and nothing else."""
+
+    method: str
+    preset: str = "robust"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Panel:
     """One picture of the paper: a problem on a data set, and the methods on it.
 
-    Attributes
-    ----------
-    name : str
-        Unique name, such as "fig2a-w1a".
-    figure : str
-        The figure it belongs to.
-    problem : {"logistic", "svm", "softmax", "mlp", "cnn"}
-        The model.
-    data : str
-        The data set.
-    methods : tuple of str
-        Members of the family.
-    options : mapping
-        Options for every method, such as sigma0.
-    activation : {"tanh", "relu"}
-        Of the networks.
-    batch : int or None
-        Size of the samples; None is ⌈n/20⌉.
-    epochs : float or None
-        Budget in paper_calls, in multiples of n …
-    calls : int or None
-        … or in calls.
-    strength : float
-        λ of the penalty.
+    `problem` is one of logistic, svm, softmax, mlp and cnn, with the penalty's weight `strength`; `methods` are members
+    of the family, with `options` for all of them, or keys of `variants`. Samples have `batch` rows, by default a
+    twentieth. The budget, `calls` or `epochs` times n, counts what the paper counts, or with `unit` "calls" all
+    evaluations. Networks have an `activation`, an MLP hidden layers of `widths`, and they keep the share `held_out` of
+    the rows for testing.
     """
 
     name: str
@@ -64,6 +54,10 @@ class Panel:
     epochs: float | None = 20.0
     calls: int | None = None
     strength: float = 1.0
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    unit: str = "paper_calls"
+    widths: tuple[int, int] = (300, 500)
+    held_out: float = 0.0
 
     @property
     def network(self) -> bool:
@@ -71,7 +65,7 @@ class Panel:
         return self.problem in ("mlp", "cnn")
 
     def budget(self, n: int) -> int:
-        """paper_calls at which the runs of this panel end."""
+        """Return what the runs of this panel may spend."""
         return self.calls if self.calls is not None else int((self.epochs or 20.0) * n)
 
     def batch_size(self, n: int, preset: str) -> int:
@@ -129,25 +123,32 @@ class RunSpec:
         return f"{self.panel.name}/{self.method}/seed-{self.seed}"
 
     @property
-    def amortised(self) -> bool:
-        """Whether one Krylov space serves many steps, so that there is no objective sample."""
-        return METHODS[self.method].amortises(replace(PRESETS[self.preset], **self.settings()))
+    def variant(self) -> Variant:
+        """The method, its preset and its options: the panel's, the tuned L1 and L2, CR's σ; for "robust" only σ0."""
+        panel, method, preset = self.panel, self.method, self.preset
+        if method in panel.variants:
+            return panel.variants[method]
+        options, published = dict(panel.options), panel.figure != "own"
+        if preset == "robust" and published:
+            options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
+        if method in ("cr", "crm") and published:
+            options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
+        if panel.data in CONSTANTS and preset != "robust":
+            options = dict(zip(("L1", "L2"), CONSTANTS[panel.data], strict=True)) | options
+        rate = options.pop("lr", 0.01)
+        return Variant(method, preset, {"lr": rate} if method == "sgd" else options)
 
     def settings(self) -> dict[str, Any]:
-        """Options of the method: the panel's, the tuned L1 and L2, CR's fixed σ; for "robust" only σ0."""
-        options = dict(self.panel.options)
-        if self.preset == "robust" and self.panel.figure != "own":
-            options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
-        if self.method in ("cr", "crm") and self.panel.figure != "own":
-            options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
-        if self.panel.data in CONSTANTS and self.preset != "robust":
-            l1, l2 = CONSTANTS[self.panel.data]
-            options = {"L1": l1, "L2": l2} | options
-        if self.method != "sgd":
-            options.pop("lr", None)
-        else:
-            options = {"lr": options.get("lr", 0.01)}
-        return options
+        """Options of the method."""
+        return dict(self.variant.options)
+
+    @property
+    def amortised(self) -> bool:
+        """Whether one Krylov space serves many steps, so that there is no objective sample."""
+        variant = self.variant
+        if variant.method not in METHODS:
+            return False
+        return METHODS[variant.method].amortises(replace(PRESETS[variant.preset], **variant.options))
 
 
 def select(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,237 +15,169 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from sanc.errors import ArgumentError
+from sanc import ArgumentError
 from sanc.lab import traces
-from sanc.lab.style import HAIR, QUIET, STYLE, spread
-from sanc.lab.traces import AXES, Floats, RunTrace
+from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, look, spread
+from sanc.lab.traces import Floats, RunTrace
 
-__all__ = ["draw_figure", "draw_panel", "figure_name", "save_all"]
+__all__ = ["draw_figure", "draw_panel", "plot", "save", "save_all", "sheet"]
 
 _STYLE: Any = STYLE | {"font.size": 8, "text.parse_math": False}
-
-_STEPS = (1, 2, 2.5, 5, 10)
 
 Curves = dict[str, tuple[Floats, Floats, Floats, Floats]]
 
 
-def _curves(runs: Sequence[RunTrace], x: str) -> Curves:
-    curves = {method: traces.mean_curve(own, x) for method, own in traces.by_method(runs).items()}
-    return {method: curve for method, curve in curves.items() if len(curve[0])}
-
-
-def _range(curves: Curves, star: float, log: bool) -> tuple[float, float]:
+def _bounds(curves: Curves, star: float, log: bool) -> tuple[float, float]:
     """Bounds of the y-axis; a method that rises far above the start may leave the picture at the top."""
     start = max(float(mean[0]) for _, mean, _, _ in curves.values())
-    least = min(float(np.nanmin(low)) for _, _, low, _ in curves.values())
+    least, floor = (min(float(np.nanmin(curve[k])) for curve in curves.values()) for k in (2, 1))
     most = max(float(np.nanmax(high)) for _, _, _, high in curves.values())
-    if log:
-        floor = min(float(np.nanmin(mean)) for _, mean, _, _ in curves.values()) - star
-        bottom = max(least - star, floor / 2, 1e-12 * max(start - star, 1e-300))  # a band may leave at the bottom
-        top = max(min(most - star, 3.0 * (start - star)), 2.0 * bottom)
-        return bottom / 1.25, top * 1.25
+    if log:  # a band may leave at the bottom
+        bottom = max(least - star, (floor - star) / 2, 1e-12 * max(start - star, 1e-300))
+        return bottom / 1.25, max(min(most - star, 3.0 * (start - star)), 2.0 * bottom) * 1.25
     span = max(start - least, 1e-9 * max(abs(start), 1.0))
     return least - 0.05 * span, min(most, start + 0.25 * span) + 0.05 * span
 
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None, gap: float | None = None) -> None:
+    """Draw the mean losses with their bands, the first method on top; with `star`, f − f* on a logarithmic axis.
 
-
-def _number(value: float, _: object = None) -> str:
-    """Write a tick: plain numbers near 1, k and M for large ones, powers of ten for the rest."""
-    size = abs(value)
-    if 1e6 <= size < 1e10:
-        return f"{value / 1e6:g}M"
-    if 1e3 <= size < 1e6:
-        return f"{value / 1e3:g}k"
-    if size == 0 or 1e-3 <= size < 1e3:
-        return f"{value:.6g}"
-    power = math.floor(math.log10(size) + 1e-9)
-    front = value / 10.0**power
-    return ("" if abs(front - 1) < 1e-9 else f"{front:.3g}·") + "10" + str(power).translate(_SUPERSCRIPTS)
-
-
-def _frame(axes: Axes, x_end: float, bounds: tuple[float, float], log: bool) -> None:
-    axes.set(xlim=(0, x_end or 1.0), ylim=bounds)
-    if log:
-        axes.set_yscale("log")
-        few = bounds[1] / bounds[0] < 200
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=9))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(which="minor", length=0)
-        axes.set_ylim(bounds)
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    With `gap`, a share of the height, names stand at the right edge, so far apart, each tied to the end of its line.
+    """
+    found = {method: traces.mean_curve(own, x) for method, own in traces.by_method(runs).items()}
+    curves: Curves = {method: curve for method, curve in found.items() if len(curve[0])}
+    log, shift = star is not None, star or 0.0
+    low, high = _bounds(curves, shift, log)
+    end = max(float(curve[0][-1]) for curve in curves.values()) or 1.0
+    axes.set(xlim=(0, end), yscale="log" if log else "linear", ylim=(low, high))
+    steps = MaxNLocator(5, steps=(1, 2, 2.5, 5, 10))
+    subs = (1.0, 2.0, 5.0) if high / max(low, 1e-300) < 1000 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9) if log else steps)
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
+    axes.xaxis.set_major_formatter(plain if x == "seconds" else EngFormatter(sep=""))
     axes.grid(axis="y", color=HAIR, linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _lines(axes: Axes, curves: Curves, shift: float) -> None:
-    """Draw means and bands; the first method lies on top."""
-    for rank, (method, (x, mean, low, high)) in enumerate(curves.items()):
-        style, lead = traces.look(method), rank == 0
-        if np.any(high > low):
-            axes.fill_between(x, low - shift, high - shift, color=style.colour, alpha=0.14, linewidth=0, zorder=3)
-        axes.plot(x, mean - shift, color=style.colour, linewidth=2.0 if lead else 1.25, zorder=20 - rank,
+    for rank, (method, (at, mean, below, above)) in enumerate(curves.items()):
+        style = look(method)
+        if np.any(above > below):
+            axes.fill_between(at, below - shift, above - shift, color=style.colour, alpha=0.14, linewidth=0, zorder=3)
+        axes.plot(at, mean - shift, color=style.colour, linewidth=1.25 if rank else 2.0, zorder=20 - rank,
                   dashes=style.dashes or (None, None), solid_capstyle="round", dash_capstyle="butt")  # fmt: skip
-
-
-def _labels(axes: Axes, curves: Curves, shift: float, bounds: tuple[float, float], log: bool, gap: float) -> None:
-    """Write the names at the right edge, moved apart, each tied to the end of its line."""
-    low, high = bounds
-    end = axes.get_xlim()[1]
-    ends: list[tuple[str, float, float, float]] = []
-    for method, (x, mean, _, _) in curves.items():
-        last = int(np.flatnonzero(np.isfinite(mean))[-1])
-        value = min(max(float(mean[last]) - shift, low), high)
-        height = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
-        ends.append((method, float(x[last]), value, height))
-    places = spread([height for *_, height in ends], gap, 0.0, 1.0)
-    for rank, ((method, x_last, value, height), place) in enumerate(zip(ends, places, strict=True)):
-        style, lead = traces.look(method), rank == 0
-        if x_last < 0.97 * end:
-            axes.plot([x_last, end], [value] * 2, color=style.colour, linewidth=0.6, alpha=0.5, dashes=(1, 2.5),
-                      zorder=2)  # fmt: skip
-        axes.plot(x_last, value, "o", color=style.colour, markersize=4.0 if lead else 3.0, markeredgecolor="white",
+    if gap is None:
+        return
+    lasts = [int(np.flatnonzero(np.isfinite(mean))[-1]) for _, mean, _, _ in curves.values()]
+    ends = [(float(at[k]), min(max(float(mean[k]) - shift, low), high))
+            for k, (at, mean, _, _) in zip(lasts, curves.values(), strict=True)]  # fmt: skip
+    scale = math.log if log else float
+    heights = [(scale(value) - scale(low)) / (scale(high) - scale(low)) for _, value in ends]
+    write = partial(axes.annotate, xycoords="axes fraction", annotation_clip=False)
+    for rank, (method, (last, value), height, place) in enumerate(
+        zip(curves, ends, heights, spread(heights, gap, 0.0, 1.0), strict=True)
+    ):
+        style = look(method)
+        if last < 0.97 * end:
+            axes.plot([last, end], [value] * 2, color=style.colour, linewidth=0.6, alpha=0.5, dashes=(1, 2.5), zorder=2)
+        axes.plot(last, value, "o", color=style.colour, markersize=3.0 if rank else 4.0, markeredgecolor="white",
                   markeredgewidth=0.6, clip_on=False, zorder=40 - rank)  # fmt: skip
-        axes.annotate("", (1.012, height), (1.06, place), xycoords="axes fraction", textcoords="axes fraction",
-                      arrowprops={"arrowstyle": "-", "color": style.colour, "linewidth": 0.6, "alpha": 0.7,
-                                  "shrinkA": 0, "shrinkB": 1})  # fmt: skip
-        axes.annotate(style.name, (1.075, place), xycoords="axes fraction", color=style.colour, va="center",
-                      fontsize=7.5, fontweight="bold" if lead else "normal", annotation_clip=False)  # fmt: skip
+        tie = {"arrowstyle": "-", "color": style.colour, "linewidth": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 1}
+        write("", (1.012, height), (1.06, place), textcoords="axes fraction", arrowprops=tie)
+        weight = "normal" if rank else "bold"
+        write(style.name, (1.075, place), color=style.colour, va="center", fontsize=7.5, fontweight=weight)
 
 
-def _seeds(*panels: Sequence[RunTrace]) -> str:
-    counts = {len(own) for runs in panels for own in traces.by_method(runs).values()}
-    if counts == {1}:
-        return "one run of each method"
-    most, least = max(counts), min(counts)
-    number = f"{most}" if most == least else f"{least} to {most}"
-    return f"mean of {number} runs ± one standard deviation"
+def _story(panels: Sequence[Sequence[RunTrace]]) -> str:
+    """Say how many runs a picture shows."""
+    counts = sorted({len(own) for runs in panels for own in traces.by_method(runs).values()})
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    story = "one run of each method" if counts == [1] else f"mean of {number} runs ± one standard deviation"
+    begun, total = sum(run.done is None for runs in panels for run in runs), sum(map(len, panels))
+    return story + (f"; {begun} of {total} runs not finished" if begun else "")
 
 
-def _under_way(runs: Sequence[RunTrace]) -> str:
-    count = sum(run.done is None for run in runs)
-    return f"; {count} of {len(runs)} runs not finished" if count else ""
-
-
-def _sheet(figsize: tuple[float, float]) -> Figure:
+def sheet(figsize: tuple[float, float]) -> Figure:
+    """Return an empty figure that needs no display."""
     figure = Figure(figsize=figsize, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
+def _drawable(runs: Sequence[RunTrace]) -> bool:
+    return any(len(run.known("paper_calls")[0]) for run in runs)
+
+
 def draw_panel(runs: Sequence[RunTrace], star: float | None = None) -> Figure:
     """Return the sheet of one panel: the loss and f − f* over calls, evaluations and seconds.
 
-    Parameters
-    ----------
-    runs : sequence of RunTrace
-        The runs of one panel.
-    star : float, optional
-        f*; found from these runs if it is not given.
+    f* is found from these runs if `star` is not given.
     """
-    if not any(len(run.known("paper_calls")[0]) for run in runs):
+    if not _drawable(runs):
         raise ArgumentError(f"runs: none of the {len(runs)} runs of the panel has a loss to draw")
     shift = traces.f_star(runs) if star is None else star
     with mpl.rc_context(_STYLE):
-        figure = _sheet((11.2, 6.5))
+        figure = sheet((11.2, 6.5))
         grid = figure.add_gridspec(2, 3, left=0.062, right=0.935, top=0.83, bottom=0.08, wspace=0.42, hspace=0.17)
-        first = runs[0]
-        figure.text(0.062, 0.953, first.title, fontsize=15, fontweight="bold")
-        story = " · ".join(part for part in (first.subtitle, _seeds(runs) + _under_way(runs)) if part)
+        figure.text(0.062, 0.953, runs[0].title, fontsize=15, fontweight="bold")
+        story = " · ".join(filter(None, (runs[0].subtitle, _story([runs]))))
         figure.text(0.062, 0.918, story, color=QUIET, fontsize=9)
         for column, (x, name) in enumerate(AXES.items()):
-            curves = _curves(runs, x)
-            end = max(float(curve[0][-1]) for curve in curves.values())
-            for row, log in enumerate((False, True)):
+            for row, given in enumerate((None, shift)):
                 axes = figure.add_subplot(grid[row, column])
-                bounds = _range(curves, shift, log)
-                _frame(axes, end, bounds, log)
-                _lines(axes, curves, shift if log else 0.0)
-                _labels(axes, curves, shift if log else 0.0, bounds, log, 0.068)
-                if log:
-                    axes.set_xlabel(name)
-                else:
-                    axes.tick_params(labelbottom=False)
+                plot(axes, runs, x, given, 0.068)
+                axes.set_xlabel(name if row else "")
+                axes.tick_params(labelbottom=bool(row))
                 if column == 0:
-                    axes.annotate(f"f − f*,  f* = {shift:.5g}" if log else "training loss f", (0, 1), (0, 6),
-                                  xycoords="axes fraction", textcoords="offset points", fontweight="bold")  # fmt: skip
+                    words = f"f − f*,  f* = {shift:.5g}" if row else "training loss f"
+                    axes.annotate(words, (0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points",
+                                  fontweight="bold")  # fmt: skip
     return figure
-
-
-def figure_name(name: str) -> str:
-    """Write ``fig2a`` as the paper does."""
-    match = re.fullmatch(r"fig(?:ure)?[-_ ]?(\d+\w?)", name)
-    return f"Figure {match[1]}" if match else name
-
-
-def _key(figure: Figure, methods: Sequence[str], x: float, y: float) -> None:
-    """Write the key of a figure in one line, from (x, y) in inches."""
-    width, height = figure.get_size_inches()
-    for rank, method in enumerate(methods):
-        style = traces.look(method)
-        figure.add_artist(Line2D([x / width, (x + 0.28) / width], [y / height] * 2, color=style.colour,
-                                 linewidth=2.0 if rank == 0 else 1.4, dashes=style.dashes or (None, None)))  # fmt: skip
-        figure.text((x + 0.34) / width, y / height, style.name, color=style.colour, va="center_baseline",
-                    fontweight="bold" if rank == 0 else "normal")  # fmt: skip
-        x += 0.34 + 0.085 * len(style.name) + 0.2
 
 
 def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool = False) -> Figure:
     """Return a figure as the paper shows it: its panels side by side, the loss over the calls the paper counts.
 
-    Parameters
-    ----------
-    name : str
-        Name of the figure, such as ``fig2a``.
-    panels : mapping
-        Runs by panel.
-    log : bool
-        Draw f − f* on a logarithmic axis instead of the loss; f* is found from the runs of each objective.
+    With `log`, f − f* on a logarithmic axis; f* is found from the runs of each objective.
     """
-    shown = {panel: runs for panel, runs in panels.items() if any(len(run.known("paper_calls")[0]) for run in runs)}
+    shown = [runs for runs in panels.values() if _drawable(runs)]
     if not shown:
         raise ArgumentError(f"panels: no run of {name} has a loss to draw")
     columns = min(len(shown), 3 if len(shown) != 4 else 2)
     rows = -(-len(shown) // columns)
-    stars = traces.f_stars(run for runs in shown.values() for run in runs)
-    methods = traces.by_method(run for runs in shown.values() for run in runs)
+    stars = traces.f_stars(run for runs in shown for run in runs)
+    looks = [look(method) for method in traces.by_method(run for runs in shown for run in runs)]
     with mpl.rc_context(_STYLE):
         width, height = max(0.84 + 3.35 * columns, 5.2), 1.35 + 2.95 * rows
-        figure = _sheet((width, height))
-        grid = figure.add_gridspec(rows, columns, left=0.62 / width, right=1 - 0.22 / width, top=1 - 1.38 / height,
-                                   bottom=0.5 / height, wspace=0.26, hspace=0.46)  # fmt: skip
+        figure = sheet((width, height))
         left = 0.62 / width
+        grid = figure.add_gridspec(rows, columns, left=left, right=1 - 0.22 / width, top=1 - 1.38 / height,
+                                   bottom=0.5 / height, wspace=0.26, hspace=0.46)  # fmt: skip
         figure.text(left, 1 - 0.34 / height, figure_name(name), fontsize=13, fontweight="bold")
-        story = f"{'f − f*' if log else 'training loss'} over {AXES['paper_calls']}\n{_seeds(*shown.values())}"
-        story += _under_way([run for runs in shown.values() for run in runs])
+        story = f"{'f − f*' if log else 'training loss'} over {AXES['paper_calls']}\n{_story(shown)}"
         figure.text(left, 1 - 0.42 / height, story, color=QUIET, va="top", linespacing=1.4)
-        _key(figure, list(methods), 0.62, height - 0.86)
-        for index, (panel, runs) in enumerate(shown.items()):
+        lines = [
+            Line2D([], [], color=style.colour, linewidth=1.8, dashes=style.dashes or (None, None)) for style in looks
+        ]
+        figure.legend(lines, [style.name for style in looks], ncols=len(looks), loc="center left", frameon=False,
+                      bbox_to_anchor=(left, 1 - 0.86 / height), borderpad=0, borderaxespad=0, labelcolor="linecolor",
+                      handlelength=2.4, columnspacing=1.2)  # fmt: skip
+        for index, runs in enumerate(shown):
             axes = figure.add_subplot(grid[index // columns, index % columns])
-            curves = _curves(runs, "paper_calls")
-            shift = stars[runs[0].objective] if log else 0.0
-            bounds = _range(curves, shift, log)
-            _frame(axes, max(float(curve[0][-1]) for curve in curves.values()), bounds, log)
-            _lines(axes, curves, shift)
-            title = runs[0].title or panel
-            axes.annotate(title, (0, 1), (0, 15), xycoords="axes fraction", textcoords="offset points", fontsize=9.5,
-                          fontweight="bold")  # fmt: skip
+            plot(axes, runs, "paper_calls", stars[runs[0].objective] if log else None)
+            write = partial(axes.annotate, xycoords="axes fraction", textcoords="offset points")
+            write(runs[0].title, (0, 1), (0, 15), fontsize=9.5, fontweight="bold")
             size = min(7.0, 7.0 * 62 / max(len(runs[0].subtitle), 1))  # a long one is written smaller, to fit its panel
-            axes.annotate(runs[0].subtitle, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points",
-                          color=QUIET, fontsize=size)  # fmt: skip
+            write(runs[0].subtitle, (0, 1), (0, 5), color=QUIET, fontsize=size)
     return figure
 
 
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    stem = re.sub(r"[^\w.-]+", "-", name)
-    paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG (300 dpi) and SVG, and return where."""
+    paths = [folder / (re.sub(r"[^\w.-]+", "-", name) + suffix) for suffix in (".png", ".svg")]
     with mpl.rc_context(_STYLE):
         figure.savefig(paths[0], dpi=300)
         figure.savefig(paths[1], metadata={"Date": None})
@@ -252,21 +185,20 @@ def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def save_all(out: Path, order: Sequence[str] = ()) -> list[Path]:
-    """Write every panel and every figure below ``OUT/figures`` as PNG (300 dpi) and SVG, and return where.
+    """Write every panel and every figure below ``OUT/figures``, and return where.
 
     A panel that is called as its figure gets ``-sheet`` after its name. Panels without a loss are left out. `order`
     says in which order the panels of a figure stand; without it they are sorted by name.
     """
-    runs = traces.read(out)
-    folder = Path(out) / "figures"
+    runs, folder = traces.read(out), Path(out) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     stars = traces.f_stars(runs)
     written: list[Path] = []
     for name, panels in traces.by_figure(runs, order).items():
-        drawn = {panel: own for panel, own in panels.items() if any(len(run.known("paper_calls")[0]) for run in own)}
+        drawn = {panel: own for panel, own in panels.items() if _drawable(own)}
         for panel, own in drawn.items():
-            stem = f"{panel}-sheet" if panel == name else panel
-            written += _save(draw_panel(own, stars[own[0].objective]), folder, stem)
+            sheets = draw_panel(own, stars[own[0].objective])
+            written += save(sheets, folder, f"{panel}-sheet" if panel == name else panel)
         if drawn:
-            written += _save(draw_figure(name, drawn), folder, name)
+            written += save(draw_figure(name, drawn), folder, name)
     return written

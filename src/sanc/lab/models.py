@@ -29,18 +29,9 @@ def mlp(features: int, classes: int, kind: str = "tanh", widths: tuple[int, int]
 def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequential:
     """Two 5×5 convolutions of 32 and 64 filters, each with pooling by 2, then 1000 neurons."""
     act = activation(kind)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
-        act(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        act(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (side // 4) ** 2, 1000),
-        act(),
-        nn.Linear(1000, classes),
-    )
+    filters = [nn.Conv2d(channels, 32, 5, padding=2), act(), nn.MaxPool2d(2)]
+    filters += [nn.Conv2d(32, 64, 5, padding=2), act(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*filters, nn.Linear(64 * (side // 4) ** 2, 1000), act(), nn.Linear(1000, classes))
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -67,9 +58,13 @@ def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: i
     total = 0.0
     with torch.no_grad():
         for begin in range(0, len(x), chunk):
-            part = nn.functional.cross_entropy(
-                model(x[begin : begin + chunk]), y[begin : begin + chunk], reduction="sum"
-            )
-            total += float(part)
+            rows = slice(begin, begin + chunk)
+            total += float(nn.functional.cross_entropy(model(x[rows]), y[rows], reduction="sum"))
         penalty = sum(0.5 * decay * float(p.double().square().sum()) for p in model.parameters() if p.ndim > 1)
     return total / len(x) + penalty
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of the rows that are classified correctly."""
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())

@@ -1,9 +1,13 @@
-"""How pictures look: ink, type, and labels that do not cover each other."""
+"""How methods, branches and pictures look, and labels that do not cover each other."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from sanc import Branch
 
 INK, QUIET, HAIR = "#222222", "#6B6B6B", "#E4E4E1"
 
@@ -16,16 +20,74 @@ STYLE: Any = {
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": "#B4B4B0",
-    "ytick.color": "#B4B4B0",
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
     "svg.hashsalt": "sanc",
 }
+for _ticks in ("xtick", "ytick"):
+    STYLE |= {f"{_ticks}.color": "#B4B4B0", f"{_ticks}.labelcolor": QUIET, f"{_ticks}.major.size": 3}
+    STYLE[f"{_ticks}.major.width"] = 0.7
+
+AXES: dict[str, str] = {
+    "paper_calls": "calls, as the paper counts them",
+    "calls": "evaluations of values, gradients and products",
+    "seconds": "seconds",
+}
+"""What a loss is drawn over: the column and its name in words."""
+
+BRANCHES: dict[str, str] = {
+    Branch.VERY_SUCCESSFUL.value: "#1B4F8A",
+    Branch.SUCCESSFUL.value: "#7FB2DD",
+    Branch.UNTESTED.value: "#B9A7CF",
+    Branch.CURVATURE.value: "#C8401B",
+    Branch.GRADIENT.value: "#F2B84B",
+    Branch.STAYED.value: "#D3D3D0",
+}
+"""Branches in the order of every table and picture, with their colours."""
+
+DARK_BRANCHES = dict(zip(BRANCHES, ("#4E8FD9", "#A9CFF2", "#A78FC9", "#F0663C", "#F2B84B", "#5A5D63"), strict=True))
+"""Their colours on a dark ground."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method appears: its name, colours on white and on a dark ground, and dashes in line widths."""
+
+    name: str
+    colour: str
+    dark: str
+    dashes: tuple[float, ...] = ()
+
+
+METHODS: dict[str, Look] = {
+    "sanc": Look("SANC", "#C8401B", "#FF7A50"),
+    "sanc-paper": Look("SANC, paper", "#E39A3B", "#F5BC6B"),
+    "scr": Look("SCR", "#0B63A5", "#5AA9F0"),
+    "cr": Look("CR", "#4FB0E3", "#A5DCFA"),
+    "crm": Look("CRM", "#C28A00", "#F0C04A", (4.0, 1.4)),
+    "ncd": Look("NCD", "#0A9272", "#1FB890", (6.0, 1.4, 1.4, 1.4)),
+    "sgd": Look("SGD", "#8A8A86", "#C2C2BC", (1.2, 1.4)),
+    "adam": Look("Adam", "#B5679A", "#E39AC9", (2.5, 1.2)),
+}
+"""The methods in the order of every table and picture."""
+
+_OTHERS = (("#5B4A9E", "#A99BF0"), ("#7A5C3A", "#C9A67C"), ("#4D7A1E", "#9CCB62"), ("#444444", "#DDDDDD"))
+
+
+def look(method: str) -> Look:
+    """Return how a method appears; one that is not of the paper gets a colour that depends on its name alone."""
+    if method in METHODS:
+        return METHODS[method]
+    return Look(method, *_OTHERS[sum(method.encode()) % len(_OTHERS)], (3.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+
+
+def rank(method: str) -> tuple[int, str]:
+    """Key by which methods are sorted."""
+    return (list(METHODS).index(method) if method in METHODS else len(METHODS), method)
+
+
+def figure_name(name: str) -> str:
+    """Write ``fig2a`` as the paper does."""
+    match = re.fullmatch(r"fig(?:ure)?[-_ ]?(\d+\w?)", name)
+    return f"Figure {match[1]}" if match else name
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -43,7 +105,4 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
             centre, size = (other * members + centre * size) / (members + size), size + members
         groups.append((centre, size))
     places = [centre + gap * (k - (size - 1) / 2) for centre, size in groups for k in range(size)]
-    result = [0.0] * len(wanted)
-    for i, place in zip(order, places, strict=True):
-        result[i] = place
-    return result
+    return [place for _, place in sorted(zip(order, places, strict=True))]

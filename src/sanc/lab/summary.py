@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sanc.lab.claims import Claim
-from sanc.lab.runs import write_atomically
+from sanc.lab.directory import write_atomically
 from sanc.lab.traces import RunTrace, best_loss, by_method, by_panel, skipped
 
 

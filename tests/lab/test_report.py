@@ -11,9 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plotly.offline import get_plotlyjs
+from test_traces import line, write_lab, write_run
 
 from sanc.lab import report, traces
-from test_traces import line, write_lab, write_run
 
 
 def claim(statement, panel, measured, spread, holds):
@@ -80,11 +81,13 @@ def test_the_page_is_one_file_that_refers_to_nothing_else(written):
     source = written.read_text(encoding="utf-8")
     assert written.name == "report.html"
     assert [path.name for path in written.parent.iterdir() if "report" in path.name] == ["report.html"]
-    page = Page(source)
+    assert source.count(get_plotlyjs()) == 1
+    page, source = Page(source), source.replace(get_plotlyjs(), "")
     assert page.references and all(reference.startswith("#") for reference in page.references)
     assert {reference[1:] for reference in page.references} <= set(page.ids)
     assert len(set(page.ids)) == len(page.ids)
     assert "http://" not in source and "https://" not in source
+    assert re.search(r"Content-Security-Policy.*default-src 'none'", source)  # nor could the charting library
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)\w|<link|<iframe|<img|fetch\(|XMLHttpRequest|import\(", source)
 
 
@@ -123,11 +126,12 @@ def test_all_text_is_escaped(tmp_path):
     write_run(tmp_path, "p", "<i>m", 0, rows, figure=evil, title=evil)
     (tmp_path / "skipped.json").write_text(json.dumps({evil: evil}))
     source = report.write(tmp_path, [claim(evil, evil, evil, evil, True)]).read_text(encoding="utf-8")
+    source = source.replace(get_plotlyjs(), "")
     assert "alert(1)</script>" not in source and "<script>alert" not in source and "<i>m" not in source
-    assert source.count("</script>") == 2
+    assert source.count("</script>") == 3
     assert "<script>alert(1)" in Page(source).text
     data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
-    assert data["panels"][0]["title"] == evil
+    assert set(data["methods"]) == {"sanc", "<i>m"}
 
 
 def test_nothing_and_next_to_nothing_give_a_page(tmp_path):
@@ -144,9 +148,10 @@ def test_the_curves_in_the_page_are_the_mean_curves(written):
     runs = traces.read(written.parent)
     own = [run for run in runs if (run.panel, run.method) == ("fig2a-w1a", "sanc")]
     x, mean, low, _ = traces.mean_curve(own)
-    panel = next(panel for panel in data["panels"] if panel["title"] == "w1a")
-    end, gap, below, _ = panel["methods"][0]["curves"]["paper_calls"]
-    assert len(gap) == 200 and end == x[-1]
+    panel = data["panels"][1]
+    at, gap, below, _ = panel["charts"]["loss"]["paper_calls"]["sanc"]
+    assert list(data["methods"]) == ["sanc", "scr", "cr", "crm", "ncd", "sgd"]
+    assert len(gap) == len(at) == 200 and at[-1] == pytest.approx(x[-1], rel=1e-5)
     assert panel["star"] == traces.f_stars(runs)[own[0].objective]
     assert gap[100] + panel["star"] == pytest.approx(mean[100], rel=1e-4)
     assert below[100] + panel["star"] == pytest.approx(low[100], rel=1e-3)
@@ -290,8 +295,8 @@ def browser(tmp_path_factory):
 def heights(browser):
     """Where the line of each method of the first panel ends, and the text next to the axis."""
     return browser.run(
-        "({ lines: [...document.querySelectorAll('.chart[data-kind=loss]')[0].querySelectorAll('.line')].map((p) => "
-        "p.getAttribute('d')), text: document.querySelector('.chart[data-kind=loss] svg').textContent })"
+        "({ lines: [...document.querySelector('.chart[data-kind=loss]').querySelectorAll('path.js-line')].map((p) => "
+        "p.getAttribute('d')), text: document.querySelector('.chart[data-kind=loss]').textContent })"
     )
 
 
@@ -326,11 +331,12 @@ def test_axes_and_methods_switch_by_address_and_by_hand(browser, written):
     assert len(heights(browser)["lines"]) == 6 and "evaluations of values" in heights(browser)["text"]
     browser.run("for (const chip of document.querySelectorAll('.chip')) chip.click()")
     browser.settle()
-    assert browser.run("document.querySelector('.chart').textContent") == "No method is shown."
+    assert "No method that is shown" in browser.run("document.querySelector('.chart').textContent")
     bad, outside, _ = browser.faults()
     assert bad == [] and outside == [] and browser.data()["errors"] == "0"
 
 
+@pytest.mark.slow
 def test_every_chart_is_drawn_on_every_axis(browser, written):
     browser.open(written.as_uri(), height=20_000)
     browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
@@ -351,28 +357,33 @@ def test_pointer_and_keys_read_values_and_zoom(browser, written):
     browser.run("document.documentElement.style.scrollBehavior = 'auto'")
     browser.run("document.querySelector('.chart[data-kind=loss]').scrollIntoView({block: 'center'})")
     browser.settle()
-    area = browser.run("document.querySelector('.hit').getBoundingClientRect().toJSON()")
+    area = browser.run("document.querySelector('.chart .nsewdrag').getBoundingClientRect().toJSON()")
+    whole = browser.run("document.querySelector('.chart').layout.xaxis.range")
     left, top, right, bottom = (area[side] for side in ("left", "top", "right", "bottom"))
     middle = (top + bottom) / 2
     browser.mouse("mouseMoved", (left + right) / 2, middle)
-    tip = browser.run("document.querySelector('.tip:not([hidden])').textContent")
-    assert "calls" in tip and all(name in tip for name in ("SANC", "SGD"))
+    browser.settle()
+    tip = browser.run("document.querySelector('.chart .hoverlayer').textContent")
+    assert all(name in tip for name in ("SANC", "SGD"))
     browser.mouse("mousePressed", left + 50, middle, button="left", clickCount=1)
-    browser.mouse("mouseMoved", left + 250, middle, button="left", buttons=1)
-    browser.mouse("mouseReleased", left + 250, middle, button="left", clickCount=1)
-    zoomed = browser.run("document.querySelector('.chart').zoom")
-    assert zoomed is not None and 0 < zoomed[0] < zoomed[1]
-    assert browser.run("document.querySelector('.reset').textContent") == "Whole range"
+    browser.mouse("mouseMoved", left + 250, middle + 60, button="left", buttons=1)
+    browser.mouse("mouseReleased", left + 250, middle + 60, button="left", clickCount=1)
+    browser.settle()
+    zoomed = browser.run("document.querySelector('.chart').layout.xaxis.range")
+    assert whole[0] < zoomed[0] < zoomed[1] < whole[1]
     browser.run("document.querySelector('.chart').focus()")
     browser.press("Escape")
-    assert browser.run("document.querySelector('.chart').zoom") is None
-    browser.press("ArrowRight")
-    first = browser.run("document.getElementById('live').textContent")
-    browser.press("ArrowRight")
-    second = browser.run("document.getElementById('live').textContent")
-    assert "SANC" in first and "SANC" in second and first != second
+    browser.settle()
+    assert browser.run("document.querySelector('.chart').layout.xaxis.range") == whole
+    heard = []
+    for _ in range(2):
+        browser.press("ArrowRight")
+        browser.run("new Promise((done) => setTimeout(done, 120))")  # plotly hovers at most so often
+        heard.append(browser.run("document.getElementById('live').textContent"))
+    assert "SANC" in heard[0] and "SANC" in heard[1] and heard[0] != heard[1]
     browser.press("+")
-    assert browser.run("document.querySelector('.chart').zoom") is not None
+    browser.settle()
+    assert browser.run("document.querySelector('.chart').layout.xaxis.range") != whole
     assert browser.faults()[0] == [] and browser.data()["errors"] == "0"
 
 
@@ -380,7 +391,7 @@ def test_pointer_and_keys_read_values_and_zoom(browser, written):
 def test_colours_follow_the_system_and_the_button(browser, written, dark):
     browser.open(written.as_uri(), dark=dark)
     ground = "getComputedStyle(document.body).backgroundColor"
-    line_colour = "getComputedStyle(document.querySelector('.chart .line.lead')).stroke"
+    line_colour = "getComputedStyle(document.querySelector('.chart path.js-line')).stroke"
     seen = [browser.run(ground), browser.run(line_colour)]
     assert browser.data()["scheme"] == ("dark" if dark else "light")
     browser.run("document.getElementById('theme').click()")
@@ -394,8 +405,8 @@ def test_colours_follow_the_system_and_the_button(browser, written, dark):
 
 @pytest.mark.parametrize(
     ("width", "dark"),
-    [(375, False), (375, True), (320, False), (768, True)],
-    ids=["375-light", "375-dark", "320-light", "768-dark"],
+    [(375, True), (320, False)],
+    ids=["375-dark", "320-light"],
 )
 def test_a_narrow_screen_does_not_scroll_sideways(browser, written, width, dark):
     browser.open(written.as_uri(), width=width, height=812, dark=dark)

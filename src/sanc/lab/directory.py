@@ -1,0 +1,186 @@
+"""The directory of a run: its files, who works on it, and what an interruption leaves behind.
+
+It holds ``config.json`` and ``environment.json``, an append-only ``trace.jsonl``, a ``checkpoint.pt`` that is replaced
+atomically and says how long the trace was when it was written, and ``done.json`` once the run is finished. After a kill
+the trace is cut back to the checkpoint and the lines that follow are written again, the same as before.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+import sanc
+from sanc import ArgumentError
+
+EVALUATIONS = 200
+"""How often over its budget a run evaluates the training loss on all rows."""
+
+
+class BusyError(Exception):
+    """Another process works on this run."""
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold a run directory for this process; the system lets go of it when the process dies, however it dies."""
+    import fcntl  # not everywhere, and data can be loaded without it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(str(folder)) from None
+        yield
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON that a person can read, atomically."""
+    write_atomically(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return what the run ran on."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
+    versions = {module.__name__: str(module.__version__) for module in (sanc, torch, np, scipy)}
+    return versions | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(),
+        "commit": commit,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is done."""
+    return (folder / "done.json").exists()
+
+
+def compare(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a directory that holds a run of another configuration."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    try:
+        known = json.loads(path.read_text())
+    except json.JSONDecodeError as problem:
+        raise ArgumentError(f"{path} is no JSON ({problem}): remove {folder}.") from None
+    for key, value in json.loads(json.dumps(config)).items():
+        if known.get(key) != value:
+            raise ArgumentError(
+                f"{folder} holds a run with {key} = {known.get(key)!r}, not {value!r}: choose another --out, or "
+                "remove that directory."
+            )
+
+
+def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN and no infinity: they become null."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in content.items()}
+
+
+class Journal:
+    """The trace and the checkpoint of a run, in a directory that this process has claimed.
+
+    `saved` is the checkpoint to go on from, if any; `loss` the last that is known, `spent` what was spent of the
+    budget, and `seconds` the time it took. Checkpoints are `every` seconds apart.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], every: float) -> None:
+        if (folder / "config.json").exists():
+            compare(folder, config)
+        else:
+            write_json(folder / "environment.json", environment(config["device"]))
+            write_json(folder / "config.json", config)
+        self._folder, self._every, self._last = folder, every, time.monotonic()
+        self.unit, self.budget = config.get("unit", "paper_calls"), config["budget"]
+        checkpoint = folder / "checkpoint.pt"
+        self.saved = torch.load(checkpoint, weights_only=True, map_location="cpu") if checkpoint.exists() else None
+        saved = self.saved or {}
+        self.loss, self.spent = saved.get("loss", math.nan), saved.get("calls", 0)
+        self.seconds = saved.get("seconds", 0.0)
+        self._file = open(folder / "trace.jsonl", "ab")  # noqa: SIM115 - closed by finish()
+        if self._file.tell() < saved.get("length", 0):
+            raise ArgumentError(f"{folder / 'trace.jsonl'} is shorter than its checkpoint says: remove {folder}.")
+        self._file.truncate(saved.get("length", 0))
+
+    def start(self, loss: float) -> None:
+        """Write the first line, the loss before anything was done."""
+        self.loss = loss
+        zero = {"paper_calls": 0, "value": 0, "gradient": 0, "product": 0, "seconds": 0.0}
+        self._write({"iteration": -1, "loss": loss} | zero)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write((json.dumps(_finite(line), ensure_ascii=False) + "\n").encode())
+
+    def step(self, line: dict[str, Any], loss: float | None, measure: Callable[[], float]) -> None:
+        """Append the line of an iteration; the loss at its end is measured where it is not given and it is time."""
+        calls = (
+            line["paper_calls"]
+            if self.unit == "paper_calls"
+            else sum(line[key] for key in ("value", "gradient", "product"))
+        )
+        mark = self.budget / EVALUATIONS
+        if loss is None and (calls // mark > self.spent // mark or calls >= self.budget):
+            loss = measure()
+        self._write(line | {"loss": loss})
+        self.loss = self.loss if loss is None else loss
+        self.spent, self.seconds = calls, line["seconds"]
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is spent."""
+        return min(1.0, float(self.spent / self.budget))
+
+    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Write a checkpoint if it is time; the trace is on disk before the checkpoint that counts on it."""
+        if time.monotonic() - self._last < self._every:
+            return
+        progress = {"loss": self.loss, "calls": self.spent, "seconds": self.seconds, "length": self._flush()}
+        buffer = io.BytesIO()
+        torch.save(state() | progress, buffer)
+        write_atomically(self._folder / "checkpoint.pt", buffer.getvalue())
+        self._last = time.monotonic()
+
+    def _flush(self) -> int:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def finish(self, status: str, loss: float, **more: float) -> None:
+        """Close the trace and write ``done.json``."""
+        self._flush()
+        self._file.close()
+        ended = {"status": status, "loss": loss, "seconds": self.seconds} | more
+        write_json(self._folder / "done.json", _finite(ended))
+        (self._folder / "checkpoint.pt").unlink(missing_ok=True)

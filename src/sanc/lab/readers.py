@@ -1,0 +1,212 @@
+"""Readers of the published formats: decompressed first, then read in pieces by scikit-learn and NumPy.
+
+Every reader yields rows of X, dense or CSR, with the labels as they stand in the file. Whatever is wrong with a file
+becomes a `DataError` that names it, the line where it has lines, and the remedy.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sanc import ArgumentError
+from sanc.lab.catalogue import DataSet
+
+__all__ = ["READERS", "DataError", "Source", "unpack"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Files: TypeAlias = Sequence[tuple["Source", Path]]
+Chunks: TypeAlias = Iterator[tuple[Any, Array]]
+
+BLOCK = 32 << 20
+"""Bytes of LIBSVM text that are parsed at a time."""
+
+_OPENERS: dict[str, Callable[[Any], Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+_BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+
+
+class DataError(ArgumentError):
+    """A data file, `path`, is missing, damaged or not what its name says, from `line` on where it has lines."""
+
+    def __init__(self, message: str, path: Path | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.path, self.line = path, line
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read, compressed or not, or a member of a tar archive.
+
+    `digest` is the SHA-256 of the content (of text: with line ends LF and without blank lines), or empty.
+    """
+
+    path: Path
+    member: str = ""
+    digest: str = ""
+
+    def error(self, what: str, line: int | None = None) -> DataError:
+        """Return the error that says what is wrong, where, and what to do."""
+        place = f"{self.path} ({self.member})" if self.member else str(self.path)
+        place += f", line {line}" if line else ""
+        remedy = "The file may be damaged or be another one: remove it and fetch it again."
+        return DataError(f"{place}: {what}. {remedy}", self.path, line)
+
+
+def unpack(source: Source, target: Path, *, text: bool) -> Path:
+    """Return the content as a plain file, at `target` where it had to be decompressed or compared with a checksum."""
+    plain, found = source.path, hashlib.sha256()
+    if source.path.suffix in _OPENERS or source.digest:
+        plain = target
+        try:
+            with ExitStack() as stack, target.open("wb") as output:
+                stream = _open(source, stack)
+                for piece in stream if text else iter(lambda: stream.read(1 << 20), b""):
+                    output.write(piece)
+                    if not text or piece.strip():
+                        found.update(piece.rstrip(b"\r\n") + b"\n" if text else piece)
+        except _BROKEN as problem:
+            if isinstance(problem, OSError) and problem.errno is not None:
+                raise
+            cut = "ends too early" if isinstance(problem, EOFError) else "is corrupt or of another kind"
+            raise source.error(f"the compressed stream {cut} ({problem})") from problem
+        if source.digest and found.hexdigest() != source.digest:
+            instead = f"its SHA-256 is {found.hexdigest()} instead of {source.digest}"
+            raise source.error(f"the content differs from the published file: {instead}")
+    if plain.stat().st_size == 0:
+        raise source.error("the file is empty")
+    if text and not source.digest:  # nothing else could tell whether the last number is whole
+        with plain.open("rb") as file:
+            file.seek(-1, io.SEEK_END)
+            if file.read(1) != b"\n":
+                raise source.error("the last line has no line end, so it may be cut")
+    return plain
+
+
+def _open(source: Source, stack: ExitStack) -> Any:
+    raw = stack.enter_context(source.path.open("rb"))
+    if not source.member:
+        return stack.enter_context(_OPENERS.get(source.path.suffix, lambda file: file)(raw))
+    archive = stack.enter_context(tarfile.open(fileobj=raw))  # noqa: SIM115
+    found = next((info for info in archive if info.name == source.member), None)
+    stream = archive.extractfile(found) if found is not None else None
+    if stream is None:
+        raise source.error("the archive has no such member")
+    return stack.enter_context(stream)
+
+
+def _parse(file: Any, dataset: DataSet, dtype: np.dtype[Any], offset: int = 0, length: int = -1) -> tuple[Any, Array]:
+    """Let scikit-learn read a range of bytes, and check what it does not."""
+    from sklearn.datasets import load_svmlight_file
+
+    X, y = load_svmlight_file(
+        file, n_features=dataset.features, dtype=dtype, zero_based=False, offset=offset, length=length
+    )
+    if not np.isfinite(X.data).all():
+        raise ValueError("a value is not finite")
+    for label in np.unique(y):
+        if label not in dataset.labels:
+            raise ValueError(f"the label {label:g} is not one of {', '.join(map(str, dataset.labels))}")
+    return X, y
+
+
+def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
+    """Read ``label index:value index:value …`` with rising indices from 1, a range of bytes after the other."""
+    for source, path in files:
+        size, begin = path.stat().st_size, 0
+        with path.open("rb") as file:
+            while begin < size:
+                file.seek(begin + BLOCK)
+                file.readline()
+                while (line := file.readline()) and not line.split(b"#")[0].strip():
+                    pass  # a range must end with a row: scikit-learn does not stop at blank lines
+                end, offset = file.tell(), max(begin - 1, 0)
+                try:
+                    yield _parse(str(path), dataset, dtype, offset, end - 1 - offset)
+                except ValueError as problem:
+                    raise _located(source, file, begin, problem, dataset, dtype) from problem
+                begin = end
+
+
+def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: Any) -> DataError:
+    """Find the first faulty line of the range that begins at a byte."""
+    file.seek(place := 0)
+    for number, line in enumerate(file, 1):
+        place += len(line)
+        if place > begin:
+            try:
+                _parse(io.BytesIO(line), *rest)
+            except ValueError as fault:
+                return source.error(str(fault).rstrip("."), number)
+    return source.error(str(problem).rstrip("."))
+
+
+def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
+    """Read the features and then the label in each line."""
+    for source, path in files:
+        try:
+            table = np.loadtxt(path, ndmin=2)
+        except ValueError as problem:
+            raise source.error(f"not a table of numbers ({problem})") from problem
+        yield table[:, :-1].astype(dtype), table[:, -1]
+
+
+def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
+    """Read MNIST's pair of files: a magic number, the sizes, and the bytes."""
+    arrays: list[Array] = []
+    for (source, path), magic in zip(files, (2051, 2049), strict=True):
+        content, axes = np.fromfile(path, dtype=np.uint8), magic & 3
+        header = np.frombuffer(content[: 4 * axes + 4].tobytes().ljust(4 * axes + 4, b"\0"), dtype=">u4").tolist()
+        if header[0] != magic:
+            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {header[0]}")
+        if len(content) - 4 * axes - 4 != np.prod(header[1:]):
+            raise source.error(f"{len(content)} bytes are not the {header[1]} records that its header announces")
+        arrays.append(content[4 * axes + 4 :].reshape(header[1:]))
+    images, labels = arrays
+    if len(labels) != len(images):
+        raise files[1][0].error(f"{len(labels)} labels for {len(images)} images")
+    yield np.divide(images.reshape(len(images), -1), 255, dtype=dtype), labels
+
+
+def _cifar(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
+    """Read records of a label byte and the pixels."""
+    for source, path in files:
+        content, width = np.fromfile(path, dtype=np.uint8), dataset.features + 1
+        if len(content) % width:
+            raise source.error(f"{len(content)} bytes are not a whole number of records of {width} bytes")
+        records = content.reshape(-1, width)
+        yield np.divide(records[:, 1:], 255, dtype=dtype), records[:, 0]
+
+
+def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
+    """Read pairs of .npy files, a matrix and its labels."""
+    arrays: list[Array] = []
+    for source, path in files:
+        axes = 2 - len(arrays) % 2
+        try:
+            arrays.append(np.lib.format.open_memmap(path, mode="r"))
+        except (OSError, ValueError, EOFError) as problem:
+            raise source.error(f"not a readable .npy file ({problem})") from problem
+        if arrays[-1].ndim != axes or not np.issubdtype(arrays[-1].dtype, np.number):
+            raise source.error(f"an array of numbers with {axes} axes is expected")
+        if axes == 1 and len(arrays[-1]) != len(arrays[-2]):
+            raise source.error(f"{len(arrays[-1])} labels for {len(arrays[-2])} rows")
+    yield from ((X.astype(dtype), y) for X, y in zip(arrays[0::2], arrays[1::2], strict=True))
+
+
+READERS: dict[str, Callable[[Files, DataSet, np.dtype[Any]], Chunks]] = {
+    "libsvm": _libsvm, "statlog": _statlog, "idx": _idx, "cifar": _cifar, "npy": _npy,
+}  # fmt: skip
+"""By format: takes the sources with their plain files, the set and the type; yields chunks."""

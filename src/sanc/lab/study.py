@@ -1,0 +1,178 @@
+"""A study: check what is asked for, make the runs, draw them, and say where the result is."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import sanc
+from sanc.lab import bundled, claims, cluster, datasets, experiments, runs, summary, traces
+from sanc.lab.experiments import Panel
+
+PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
+
+
+def own_panel(given: dict[str, Any]) -> Panel:
+    """Check what a person asked for and make a panel of it."""
+    for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
+        if not isinstance(given[key], kind):
+            raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
+    for key, known in (("data", (*datasets.CATALOGUE, *bundled.NAMES)), ("problem", PROBLEMS)):
+        if given[key] not in known:
+            raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
+    methods = experiments.check_methods(given["methods"])
+    options = {field.name for field in fields(sanc.Settings)}
+    for key in given["options"]:
+        if key not in options:
+            raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")
+        user = {"lr": {"sgd"}, "momentum": {"crm"}}.get(key, set(methods) - {"sgd"})
+        if not user & set(methods):
+            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
+    network, activation = given["problem"] in ("mlp", "cnn"), given["activation"]
+    if activation is not None and not network:
+        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {given['problem']}: leave it out.")
+    name = given["name"] if given["name"] is not None else f"own-{given['problem']}-{given['data']}"
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
+    batch = given["batch"] if given["batch"] is not None else 128 if network else None
+    strength = given["strength"] if given["strength"] is not None else 0.01 if network else 1.0
+    asked = (given["problem"], given["data"], methods, given["options"], activation or "tanh", batch)
+    return Panel(name, "own", *asked, calls=given["budget"], strength=strength)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Panels, and how they are to be run."""
+
+    panels: list[Panel]
+    runs: int
+    preset: str
+    workers: int
+    device: str
+    out: Path
+    data_dir: Path | None
+    checkpoint_every: float
+    scheduler: str | None
+    console: Console
+
+    def go(self) -> int:
+        """Say what will happen, do it, draw it, and say where the result is; return the exit code."""
+        if self.preset not in sanc.PRESETS:
+            raise sanc.ArgumentError(f"--preset {self.preset!r} is not known: choose from {', '.join(sanc.PRESETS)}.")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise sanc.ArgumentError(f"--device {self.device!r} is not there: torch sees no CUDA device; use cpu.")
+        if self.device != "cpu" and not self.device.startswith("cuda"):
+            raise sanc.ArgumentError(f"--device {self.device!r} is not known: use cpu or cuda.")
+        self.out.mkdir(parents=True, exist_ok=True)
+        present = self._present()
+        wanted = experiments.specs(present, self.runs, self.preset, self.device)
+        if not wanted:
+            self.console.print("[bold red]No panel has its data.[/] See [bold]sanc datasets[/].")
+            return 1
+        self._announce(present, wanted)
+        clock = time.perf_counter()
+        outcome = cluster.run_all(
+            wanted, self.out, data_dir=self.data_dir, workers=self.workers, console=self.console,
+            checkpoint_every=self.checkpoint_every, scheduler=self.scheduler,
+        )  # fmt: skip
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        self.console.print(
+            f"{outcome.finished} runs finished in {time.perf_counter() - clock:.0f} s, {outcome.known} were finished "
+            "before"
+            + (f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else "")
+            + (f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else "")
+            + "."
+        )
+        for name, text in outcome.failed.items():
+            self.console.print(f"  {name}: {text}", soft_wrap=True, markup=False)
+        missing = [spec.path for spec in wanted if not runs.finished(self.out / "runs" / spec.path)]
+        if outcome.finished or outcome.known:
+            plan = {panel.name: dict.fromkeys(panel.methods, self.runs) for panel in present}
+            report(self.out, self.console, plan)
+        if missing:
+            names = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+            words = f"{len(missing)} runs are not finished ({names}): the same command goes on with them."
+            self.console.print(words, soft_wrap=True)
+        return int(bool(missing))
+
+    def _present(self) -> list[Panel]:
+        """Load every data set, check that its panels can run, and note those whose data cannot be had."""
+        skipped = traces.skipped(self.out)
+        found: dict[tuple[str, str], datasets.Loaded | str] = {}
+        present = []
+        for panel in self.panels:
+            key = (panel.data, "float32" if panel.network else "float64")
+            if key not in found:
+                try:
+                    if self.console.is_terminal:
+                        self.console.print(f"Reading {panel.data} …", end="\r")
+                    found[key] = runs.load_data(panel.data, self.data_dir, key[1])
+                except sanc.SancError as problem:
+                    found[key] = str(problem)
+            loaded = found[key]
+            if isinstance(loaded, str):
+                skipped[panel.name] = loaded
+                self.console.print(f"[yellow]Without {panel.name}[/]: {escape(loaded)}", soft_wrap=True)
+                continue
+            skipped.pop(panel.name, None)
+            present.append(panel)
+            n, dim = runs.describe(panel, loaded, self.preset)
+            for spec in experiments.specs([panel], self.runs, self.preset, self.device):
+                runs.compare(self.out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
+        runs.write_json(self.out / "skipped.json", skipped)
+        return present
+
+    def _announce(self, panels: list[Panel], wanted: list[experiments.RunSpec]) -> None:
+        left = [spec for spec in wanted if not runs.finished(self.out / "runs" / spec.path)]
+        # Measured on two cores: a logistic run takes a second or so, covtype several, a network a minute or more.
+        seconds = [60.0 if s.panel.network else 8.0 if s.panel.data in ("covtype", "higgs") else 1.5 for s in left]
+        minutes = max(1, round(sum(seconds) / self.workers / 60))
+        where = f"on {self.scheduler}" if self.scheduler else f"with {self.workers} worker{'s' * (self.workers > 1)}"
+        self.console.print(
+            f"{len(wanted)} runs in {len(panels)} panels ({', '.join(panel.name for panel in panels)}), "
+            f"{len(left)} still to make {where}"
+            + (f": about {minutes} min, if this machine is like ours" if left else "")
+            + f". Results go to [bold]{self.out}[/].",
+            soft_wrap=True,
+        )
+
+
+def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None = None) -> None:
+    """Judge the claims, draw the figures, and write the summary and the page of an output directory."""
+    from sanc.lab import figures
+    from sanc.lab import report as page
+
+    found_runs = traces.read(out)
+    if not found_runs:
+        raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
+    order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
+    places = {name: place for place, name in enumerate(order)}
+    known = sorted({trace.panel for trace in found_runs} | set(plan or {}), key=lambda n: (places.get(n, 99), n))
+    wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
+    for trace in found_runs:
+        methods = wanted[trace.panel]
+        methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
+    found = sorted(claims.evaluate(found_runs), key=lambda claim: known.index(claim.panel))
+    runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
+    figures.save_all(out, order=order)
+    summary.write(out, found_runs, found, order)
+    path = page.write(out, found, plan=wanted)
+    if found:
+        table = Table(title="The paper's claims", title_justify="left")
+        for column in ("panel", "claim", "measured", "holds"):
+            table.add_column(column)
+        for claim in found:
+            verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
+            table.add_row(claim.panel, claim.statement, claim.measured, verdict)
+        console.print(table)
+    places_shown = {"Report": path, "Pictures": out / "figures", "Tables": out / "summary.md"}
+    console.print("   ".join(f"{name}: [bold]{place}[/]" for name, place in places_shown.items()), soft_wrap=True)

@@ -1,0 +1,17 @@
+"""Fixtures of the laboratory's tests: a cluster of two threads in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("distributed", reason="the laboratory is an extra: pip install 'sanc[lab]'")
+pytest.importorskip("typer", reason="the laboratory is an extra: pip install 'sanc[lab]'")
+
+
+@pytest.fixture(scope="session")
+def scheduler():
+    """Address of a scheduler whose workers are threads here, so that no process has to import torch first."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
