@@ -21,7 +21,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 .PHONY: demo test test-slow test-oldest lint wheel clean
 
 demo: $(VENV)/.lab
-	$(BIN)/python -m sanc.lab.demo --out demo-output
+	$(BIN)/sanc demo --out demo-output
 
 test: lint
 	$(BIN)/$(PYTEST) -m "not slow" $(TESTS)

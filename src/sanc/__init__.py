@@ -7,7 +7,7 @@ from sanc import errors, problems, theory
 from sanc._version import __version__
 from sanc.autograd.batches import Batch, ThreeSamples
 from sanc.certificate import Certificate, certificate
-from sanc.core.family import METHODS, PRESETS
+from sanc.core.family import METHODS, PRESETS, settings_for
 from sanc.core.record import Branch, Calls, Record
 from sanc.core.settings import MinibatchSettings, Settings
 from sanc.errors import (
@@ -49,5 +49,6 @@ __all__ = [
     "minimize",
     "problems",
     "scipy_method",
+    "settings_for",
     "theory",
 ]

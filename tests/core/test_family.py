@@ -48,6 +48,13 @@ def test_a_preset_may_be_an_object():
     assert torch.equal(*ends)
 
 
+def test_settings_for_a_method():
+    assert sanc.settings_for("sanc") == PRESETS["robust"]
+    assert sanc.settings_for("CR", "paper", krylov_dim=3) == make_settings(METHODS["cr"], "paper", {"krylov_dim": 3})
+    with pytest.raises(sanc.ArgumentError, match="method = 'sank'"):
+        sanc.settings_for("sank")
+
+
 def test_options_beside_a_preset_object_win():
     settings = make_settings(METHODS["sanc"], sanc.Settings(eta1=0.15), {"eta1": 0.3})
     assert settings.eta1 == 0.3

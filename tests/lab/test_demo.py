@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from sanc.lab import demo, style, traces
+from sanc.lab import cli, demo, style, traces
 
 BUDGET = 10_000
 NAMES = {"SANC", "SANC, paper", "SCR", "CR", "NCD", "SGD", "Adam"}
@@ -55,7 +55,7 @@ def test_one_that_was_finished_is_made_anew_with_the_same_losses(made, scheduler
     before = losses(out)
     started = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/*/done.json"))]
     arguments = ["--out", str(out), "--budget", str(BUDGET), "--scheduler", scheduler]
-    assert demo.main([*arguments, "--seed", "3"]) == 0
+    assert cli.main(["demo", *arguments, "--seed", "3"]) == 0
     assert losses(out) == before
     again = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/*/done.json"))]
     assert [a["seconds"] for a in again] != [b["seconds"] for b in started]

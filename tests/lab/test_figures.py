@@ -7,9 +7,9 @@ pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
 from matplotlib.colors import to_hex
-from test_traces import PANELS, line, write_lab, write_run
 
-from sanc.lab import figures, style, traces
+from made_runs import PANELS, line, write_lab, write_run
+from sanc.lab import curves, figures, style, traces
 
 
 def shown(axes):
@@ -40,11 +40,11 @@ def test_a_sheet_shows_the_means_over_three_axes_twice(tmp_path):
     figure = figures.draw_panel(runs, star=0.5)
     assert len(figure.axes) == 6
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"] * 3
-    assert [axes.get_xlabel() for axes in figure.axes[1::2]] == list(traces.AXES.values())
+    assert [axes.get_xlabel() for axes in figure.axes[1::2]] == list(style.AXES.values())
     for axes, end in zip(figure.axes, (20, 20, 120, 120, 2, 2), strict=True):
         lines = shown(axes)
-        assert set(lines) == {traces.METHODS["sanc"].colour, traces.METHODS["sgd"].colour}
-        sanc = lines[traces.METHODS["sanc"].colour]
+        assert set(lines) == {style.METHODS["sanc"].colour, style.METHODS["sgd"].colour}
+        sanc = lines[style.METHODS["sanc"].colour]
         assert sanc.get_xdata()[-1] == pytest.approx(end)
         assert sanc.get_ydata()[-1] == pytest.approx(0.5 if axes.get_yscale() == "log" else 1.0)
         assert {"SANC", "SGD"} <= {text.get_text() for text in axes.texts}
@@ -90,8 +90,8 @@ def test_the_logarithmic_axis_shows_how_the_ends_differ_however_far_the_start_wa
     for method, final in (("sanc", 0.5), ("scr", 0.502), ("sgd", 0.51)):
         write_run(tmp_path, "p", method, 0, [line(-1, 1000.0, 0), line(0, final, 10), line(1, final, 20)])
     runs = traces.read(tmp_path)
-    assert 0.4 < traces.f_star(runs) < 0.5
-    gaps = [run.final_loss - traces.f_star(runs) for run in runs]
+    assert 0.4 < curves.f_star(runs) < 0.5
+    gaps = [run.final_loss - curves.f_star(runs) for run in runs]
     assert gaps[2] > 1.5 * gaps[0]
 
 

@@ -181,7 +181,7 @@ def test_a_run_of_a_finite_sum(tmp_path, method):
     def watch(intermediate_result):
         seen.append(problem.value(intermediate_result.x))
 
-    judged = sanc.METHODS[method].acceptance == "ratio"
+    judged = sanc.METHODS[method].tested
     sanc.minimize(
         problem, np.ones(30), method=method, preset="paper", batch_size=29, objective_batch_size=None if judged else 29,
         seed=0, max_calls=budget, callback=watch, certify=False, **RunSpec(OWN, method, 0).settings(),
@@ -206,15 +206,15 @@ def test_a_run_of_a_network(tmp_path, method):
 
 def test_which_runs_have_an_objective_sample_is_decided_by_their_options():
     """One Krylov space for many steps judges on the gradient sample, whichever way it was asked for."""
-    for preset, options, amortised in (
+    for preset, options, on_samples in (
         ("paper", {}, False),
         ("paper", {"refresh": 50}, True),
         ("robust", {}, True),
         ("robust", {"refresh": 0}, False),
     ):
         spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
-        assert spec.amortised is amortised
-    assert not RunSpec(OWN, "cr", 0, "robust").amortised
+        assert spec.on_samples is on_samples
+    assert not RunSpec(OWN, "cr", 0, "robust").on_samples
 
 
 def test_every_method_of_a_seed_has_the_same_start_and_samples(tmp_path):

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from plotly.offline import get_plotlyjs
-from test_traces import line, write_lab, write_run
 
-from sanc.lab import report, traces
+from made_runs import line, write_lab, write_run
+from sanc.lab import curves, report, style, traces
 
 
 def claim(statement, panel, measured, spread, holds):
@@ -147,12 +147,12 @@ def test_the_curves_in_the_page_are_the_mean_curves(written):
     data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
     runs = traces.read(written.parent)
     own = [run for run in runs if (run.panel, run.method) == ("fig2a-w1a", "sanc")]
-    x, mean, low, _ = traces.mean_curve(own)
+    x, mean, low, _ = curves.mean_curve(own)
     panel = data["panels"][1]
     at, gap, below, _ = panel["charts"]["loss"]["paper_calls"]["sanc"]
     assert list(data["methods"]) == ["sanc", "scr", "cr", "crm", "ncd", "sgd"]
     assert len(gap) == len(at) == 200 and at[-1] == pytest.approx(x[-1], rel=1e-5)
-    assert panel["star"] == traces.f_stars(runs)[own[0].objective]
+    assert panel["star"] == curves.f_stars(runs)[own[0].objective]
     assert gap[100] + panel["star"] == pytest.approx(mean[100], rel=1e-4)
     assert below[100] + panel["star"] == pytest.approx(low[100], rel=1e-3)
 
@@ -341,7 +341,7 @@ def test_every_chart_is_drawn_on_every_axis(browser, written):
     browser.open(written.as_uri(), height=20_000)
     browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
     browser.settle()
-    for x in traces.AXES:
+    for x in style.AXES:
         for y in ("linear", "log"):
             browser.run(f"location.hash = 'x={x}&y={y}'")
             browser.settle()

@@ -4,102 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from sanc.lab import curves, traces
-from sanc.lab.traces import BRANCHES, METHODS, TraceError
-
-ALL = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
-SPEED = {"sanc": 7.0, "scr": 5.0, "cr": 4.0, "crm": 4.4, "ncd": 2.6, "sgd": 2.0}
-
-
-# ---------------------------------------------------------------------------------------------- fake laboratories
-
-
-def line(iteration, loss, calls, **more):
-    counts = {"paper_calls": calls, "value": calls, "gradient": 2 * calls, "product": 3 * calls, "seconds": calls / 10}
-    return {"iteration": iteration, "loss": loss} | counts | more
-
-
-def write_run(out, panel, method, seed, rows, done=True, **config):
-    folder = out / "runs" / panel / method / f"seed-{seed}"
-    folder.mkdir(parents=True)
-    base = {"figure": "fig1", "panel": panel, "title": panel, "problem": "logistic", "data": "w1a", "method": method,
-            "seed": seed, "options": {}}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(base | config, ensure_ascii=False), encoding="utf-8")
-    (folder / "environment.json").write_text(json.dumps({"sanc": "0.1.0", "started": f"2025-01-0{seed % 9 + 1}"}))
-    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if done:
-        (folder / "done.json").write_text(json.dumps({"status": "call limit", "loss": rows[-1]["loss"]}))
-    return folder
-
-
-def simulate(method, seed, start=1.0, floor=0.05, budget=50_000, steps=240, speed=1.0):
-    """Make up a run that looks like one: a plateau at a saddle, branches that change, σ that falls."""
-    rng = np.random.default_rng((seed, len(method), ord(method[0])))
-    seconds_per_call = {"sgd": 0.7e-5, "ncd": 3.2e-5}.get(method, 2e-5) * rng.uniform(0.9, 1.1)
-    rows = [line(-1, start, 0)]
-    loss, sigma, rate, saddle = start, 1.0, SPEED[method] * speed, floor + 0.32 * (start - floor)
-    for k in range(steps):
-        calls = round((k + 1) * budget / steps)
-        progress = (k + 1) / steps
-        stuck = abs(loss - saddle) < 0.05 * (start - floor) and progress < {"sanc": 0.16, "ncd": 0.3}.get(method, 0.45)
-        gain = (loss - floor) * rate / steps * rng.uniform(0.4, 1.7) * (0.05 if stuck else 1.0)
-        if method in ("cr", "crm"):
-            branch = "untested"
-        elif method == "sgd":
-            branch, gain = "gradient", gain + rng.normal() * 0.004 * (start - floor)
-        elif method == "ncd":
-            branch = "curvature" if rng.random() < 0.45 else "gradient"
-        else:
-            odds = [0.7 - 0.4 * progress, 0.15, 0, 0.1 * (1 - progress), 0.05 + 0.1 * progress, 0.3 * progress]
-            if method == "scr":
-                odds = [odds[0], odds[1], 0, 0, 0, odds[5] + odds[3] + odds[4]]
-            branch = str(rng.choice(list(BRANCHES), p=np.array(odds) / sum(odds)))
-            if branch == "stayed":
-                gain = 0.0
-            elif branch == "curvature":
-                gain *= 2.2
-        ratio = rng.normal(0.9 - 0.5 * progress, 0.35) if method in ("sanc", "scr") else None
-        sigma = max(sigma * (0.9 if branch == "very successful" else 1.35 if branch == "stayed" else 1.0), 1e-8)
-        loss -= gain
-        model = None if method in ("sgd", "ncd") else 5.0 if method in ("cr", "crm") else sigma
-        row = line(k, loss if method != "sgd" or k % 3 == 2 else None, calls, branch=branch, rho=ratio, sigma=model,
-                   grad_norm=abs(loss), step_norm=0.1, krylov_dim=5, trials=1, note="")  # fmt: skip
-        if method in ("sgd", "ncd"):
-            row |= {"value": 0, "product": 0 if method == "sgd" else 4 * calls // 5}
-        rows.append(row | {"seconds": calls * seconds_per_call})
-    return rows
-
-
-PANELS = {
-    "fig2a-w1a": dict(figure="fig2a", title="w1a", subtitle="logistic regression, σ0 = 1 (n = 2,477, d = 300)",
-                      problem="logistic", data="w1a", batch_size=124, budget=49_540),
-    "fig2a-higgs": dict(figure="fig2a", title="higgs", subtitle="logistic regression, σ0 = 1 (n = 11,000,000, d = 28)",
-                        problem="logistic", data="higgs", batch_size=550_000, budget=220_000_000),
-    "fig2b-segment": dict(figure="fig2b", title="segment", subtitle="MLP, tanh, σ0 = 1 (n = 2,310, d = 12,007)",
-                          problem="mlp", data="segment", batch_size=128, budget=200_000),
-}  # fmt: skip
-
-
-def write_lab(out, seeds=5, steps=240, panels=PANELS, methods=ALL):
-    """Write the folder of a laboratory that did its work, but for two gaps."""
-    for index, (panel, config) in enumerate(panels.items()):
-        for method in methods:
-            if panel == "fig2b-segment" and method == "crm":
-                continue
-            options = {"lr": 0.01} if method == "sgd" else {"sigma0": 5.0 if method in ("cr", "crm") else 1.0}
-            if method in ("sanc", "ncd"):
-                options |= {"L1": 10.0, "L2": 10.0}
-            if method in ("sanc", "scr"):
-                options |= {"eta1": 0.2, "eta2": 0.8}
-            for seed in range(seeds):
-                rows = simulate(method, seed, (0.72, 0.9, 1.95)[index % 3], (0.11, 0.62, 0.18)[index % 3],
-                                config["budget"], steps, (1.0, 0.8, 0.7)[index % 3])  # fmt: skip
-                cut = panel == "fig2a-higgs" and method == "ncd" and seed == seeds - 1
-                rows = rows[: len(rows) // 2] if cut else rows
-                more = {"preset": "paper", "options": options, "data_note": "", "activation": None, "strength": 1.0}
-                write_run(out, panel, method, seed, rows, not cut, **(config | more))
-    (out / "skipped.json").write_text(json.dumps({"fig3-covtype": "covtype.libsvm.binary is not in the data folder"}))
-    return out
+from made_runs import line, write_lab, write_run
+from sanc.lab import curves, style, traces
+from sanc.lab.style import METHODS
+from sanc.lab.traces import TraceError
 
 
 @pytest.fixture
@@ -201,19 +109,19 @@ def test_gaps_are_named(lab):
 def test_mean_curve_by_hand(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, 4.0, 0), line(0, 2.0, 10), line(1, None, 15), line(2, 0.0, 20)])
     write_run(tmp_path, "p", "sanc", 1, [line(-1, 4.0, 0), line(0, 4.0, 10), line(1, 2.0, 20)])
-    x, mean, low, high = traces.mean_curve(traces.read(tmp_path), grid=5)
+    x, mean, low, high = curves.mean_curve(traces.read(tmp_path), grid=5)
     np.testing.assert_allclose(x, [0, 5, 10, 15, 20])
     np.testing.assert_allclose(mean, [4, 3.5, 3, 2, 1])
     np.testing.assert_allclose(low, [4, 3, 2, 1, 0])  # std of two is the range/√2: cut to the range
     np.testing.assert_allclose(high, [4, 4, 4, 3, 2])
-    np.testing.assert_allclose(traces.mean_curve(traces.read(tmp_path), "seconds", 3)[0], [0, 1, 2])
-    np.testing.assert_allclose(traces.mean_curve(traces.read(tmp_path), "calls", 3)[0], [0, 60, 120])
+    np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), "seconds", 3)[0], [0, 1, 2])
+    np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), "calls", 3)[0], [0, 60, 120])
 
 
 def test_the_band_is_one_sample_deviation_within_the_range(tmp_path):
     for seed, loss in enumerate((1.0, 2.0, 2.0, 3.0)):
         write_run(tmp_path, "p", "sanc", seed, [line(-1, 4.0, 0), line(0, loss, 10)])
-    _, mean, low, high = traces.mean_curve(traces.read(tmp_path), grid=2)
+    _, mean, low, high = curves.mean_curve(traces.read(tmp_path), grid=2)
     deviation = math.sqrt(2 / 3)
     np.testing.assert_allclose((mean[1], low[1], high[1]), (2, 2 - deviation, 2 + deviation))
     assert low[0] == high[0] == 4.0
@@ -222,24 +130,24 @@ def test_the_band_is_one_sample_deviation_within_the_range(tmp_path):
 def test_finished_runs_hold_their_loss_and_others_count_as_far_as_they_went(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, 4.0, 0), line(0, 2.0, 20)])
     short = write_run(tmp_path, "p", "sanc", 1, [line(-1, 4.0, 0), line(0, 1.0, 10)], done=False)
-    mean = traces.mean_curve(traces.read(tmp_path), grid=3)[1]
+    mean = curves.mean_curve(traces.read(tmp_path), grid=3)[1]
     np.testing.assert_allclose(mean, [4, 2, 2])
     (short / "done.json").write_text('{"status": "call limit", "loss": 1.0}')
-    np.testing.assert_allclose(traces.mean_curve(traces.read(tmp_path), grid=3)[1], [4, 2, 1.5])
+    np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), grid=3)[1], [4, 2, 1.5])
     (short / "done.json").write_text('{"status": "not finite", "loss": null}')
-    np.testing.assert_allclose(traces.mean_curve(traces.read(tmp_path), grid=3)[1], [4, 2, 2])
+    np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), grid=3)[1], [4, 2, 2])
 
 
 def test_no_loss_gives_empty_curves_and_a_wrong_axis_is_named(tmp_path):
     folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
     runs = traces.read(tmp_path)
-    assert all(len(part) == 0 for part in traces.mean_curve(runs))
-    assert math.isnan(traces.best_loss(runs)) and math.isnan(runs[0].final_loss)
+    assert all(len(part) == 0 for part in curves.mean_curve(runs))
+    assert math.isnan(curves.best_loss(runs)) and math.isnan(runs[0].final_loss)
     (folder / "trace.jsonl").unlink()
     assert traces.read(tmp_path)[0].steps == 0
-    assert all(len(part) == 0 for part in traces.mean_curve(traces.read(tmp_path)))
+    assert all(len(part) == 0 for part in curves.mean_curve(traces.read(tmp_path)))
     with pytest.raises(ValueError, match=r"second.*did you mean 'seconds'"):
-        traces.mean_curve(runs, "second")
+        curves.mean_curve(runs, "second")
 
 
 def test_f_star_lies_below_the_best_loss_of_all_panels_with_the_objective(tmp_path):
@@ -249,8 +157,8 @@ def test_f_star_lies_below_the_best_loss_of_all_panels_with_the_objective(tmp_pa
     write_run(tmp_path, "d", "scr", 0, [line(-1, 4.0, 0), line(0, 0.5, 20)], data="a9a", strength=2.0, f_star=0.25)
     write_run(tmp_path, "e", "scr", 0, [line(-1, 4.0, 0), line(0, 0.5, 20)], data="w8a", f_star=0.75)
     runs = traces.read(tmp_path)
-    assert traces.best_loss(runs[:2]) == 1.0
-    stars = traces.f_stars(runs)
+    assert curves.best_loss(runs[:2]) == 1.0
+    stars = curves.f_stars(runs)
     assert stars[runs[0].objective] == stars[runs[1].objective] == pytest.approx(1.0 - curves.MOST_MARGIN * 3.0)
     assert stars[runs[2].objective] == pytest.approx(0.5 - curves.LEAST_MARGIN * 3.5, abs=1e-9)
     assert stars[runs[3].objective] == 0.25
@@ -271,7 +179,7 @@ def test_earnings_by_hand(tmp_path):
         line(5, None, 6, branch="gradient"),
     ]
     write_run(tmp_path, "p", "sanc", 0, rows)
-    assert traces.earnings(traces.read(tmp_path)) == {
+    assert curves.earnings(traces.read(tmp_path)) == {
         "very successful": (1, 2.0),
         "curvature": (1, 3.0),
         "gradient": (3, 2.5),
@@ -282,26 +190,26 @@ def test_earnings_by_hand(tmp_path):
 def test_mix_sums_to_one_and_follows_the_steps(tmp_path):
     rows = [line(-1, 1.0, 0)] + [line(k, 1.0, k + 1, branch="curvature" if k < 50 else "stayed") for k in range(100)]
     write_run(tmp_path, "p", "sanc", 0, rows)
-    x, shares = traces.mix(traces.read(tmp_path), points=41)
+    x, shares = curves.mix(traces.read(tmp_path), points=41)
     assert list(shares) == ["curvature", "stayed"] and x[-1] == 100
     np.testing.assert_allclose(sum(shares.values()), 1.0)
     assert shares["curvature"][0] > 0.999 and shares["stayed"][-1] > 0.999
-    assert traces.mix([])[1] == {}
+    assert curves.mix([])[1] == {}
 
 
 def test_quantiles_by_cell(tmp_path):
     rows = [line(-1, 1.0, 0)] + [line(k, 1.0, k + 1, sigma=float(k), rho=None) for k in range(100)]
     write_run(tmp_path, "p", "sanc", 0, rows)
     runs = traces.read(tmp_path)
-    x, median, low, high = traces.quantiles(runs, "sigma", cells=2)
+    x, median, low, high = curves.quantiles(runs, "sigma", cells=2)
     np.testing.assert_allclose(x, [25, 75])
     np.testing.assert_allclose(median, [24, 74])
     np.testing.assert_allclose(low, [4.8, 54])
     np.testing.assert_allclose(high, [43.2, 94])
     for column in ("rho", "never"):
-        assert all(len(part) == 0 for part in traces.quantiles(runs, column))
+        assert all(len(part) == 0 for part in curves.quantiles(runs, column))
 
 
 def test_methods_can_be_told_apart():
     assert len({(style.colour, style.dashes) for style in METHODS.values()}) == len(METHODS)
-    assert traces.look("other") == traces.look("other") and traces.look("other").name == "other"
+    assert style.look("other") == style.look("other") and style.look("other").name == "other"

@@ -46,6 +46,11 @@ class Method:
         return self.model is not NoModel
 
     @property
+    def tested(self) -> bool:
+        """Whether its steps are judged by the ratio ρ."""
+        return self.acceptance is ByRatio
+
+    @property
     def escapes(self) -> bool:
         """Whether it moves on where its cubic step was rejected."""
         return self.on_rejection is Escape
@@ -57,7 +62,7 @@ class Method:
 
     def on_samples(self, settings: Settings) -> bool:
         """Whether, with samples, one Krylov space is to serve many steps."""
-        return settings.minibatch is not None and self.acceptance is ByRatio and not self.exact
+        return settings.minibatch is not None and self.tested and not self.exact
 
 
 METHODS: Mapping[str, Method] = {
@@ -110,6 +115,27 @@ def find_method(name: object) -> Method:
     if not isinstance(name, str) or name.lower() not in METHODS:
         raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
     return METHODS[name.lower()]
+
+
+def settings_for(method: str, preset: str | Settings = "robust", **options: Any) -> Settings:
+    """Return the settings that a method runs with: the preset, the method's own defaults, then the options.
+
+    Parameters
+    ----------
+    method : str
+        Name of a member of the family.
+    preset : {"robust", "paper", "authors"} or Settings
+        What to start from.
+    **options
+        Any field of `sanc.Settings` or `sanc.MinibatchSettings`.
+
+    Examples
+    --------
+    >>> import sanc
+    >>> sanc.settings_for("cr", "paper").sigma0
+    5.0
+    """
+    return make_settings(find_method(method), preset, options)
 
 
 def make_settings(method: Method, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:

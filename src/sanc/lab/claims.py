@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sanc.lab.traces import RunTrace, best_loss, by_method, by_panel, earnings
+from sanc.lab.curves import best_loss, earnings
+from sanc.lab.traces import RunTrace, by_method, by_panel
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from rich.text import Text
 from sanc import ArgumentError
 from sanc.lab import runs
 from sanc.lab.experiments import RunSpec
-from sanc.lab.traces import BRANCHES
+from sanc.lab.style import BRANCHES
 
 PAUSE = 0.3
 """Seconds between two messages of a run."""

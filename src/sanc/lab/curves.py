@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sanc import Branch
 from sanc.lab.style import BRANCHES
-
-if TYPE_CHECKING:
-    from sanc.lab.traces import RunTrace
-
-Floats = NDArray[np.float64]
+from sanc.lab.traces import Floats, RunTrace
 
 MARGIN = 0.05
 """How far f* lies below the best loss, as a share of how far the median of the final losses lies above it …"""

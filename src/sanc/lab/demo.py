@@ -1,6 +1,6 @@
 """Train a network on scikit-learn's digits with the family, SGD and Adam, and draw what happened.
 
-Run it with ``python -m sanc.lab.demo``. It is a panel of the laboratory: every method starts from the same weights,
+Run it with ``sanc demo``. It is a panel of the laboratory: every method starts from the same weights,
 sees the same gradient samples and may spend the same number of component evaluations (values, gradients and Hessian
 products of single images). The seconds count drawing the samples and stepping; measuring the loss is left out.
 """
@@ -8,7 +8,6 @@ products of single images). The seconds count drawing the samples and stepping; 
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -26,12 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sanc import Branch
-from sanc.lab import cluster, figures, runs, traces
+from sanc.lab import cluster, curves, figures, runs, traces
 from sanc.lab.experiments import Panel, RunSpec, Variant
 from sanc.lab.style import BRANCHES, QUIET, STYLE, look, spread
 from sanc.lab.traces import RunTrace
 
-__all__ = ["SETTINGS", "draw", "main", "panel", "run", "table"]
+__all__ = ["SETTINGS", "draw", "panel", "run", "table"]
 
 BUDGET, BATCH = 300_000, 128
 
@@ -107,7 +106,7 @@ def _head(axes: Axes, title: str, subtitle: str) -> None:
 
 def _stack(axes: Axes, run: RunTrace) -> None:
     """Draw the branch mix of a run, each band with its name at the right edge."""
-    at, shares = traces.mix([run], "calls", 240)
+    at, shares = curves.mix([run], "calls", 240)
     present = list(reversed(shares))
     axes.set(xlim=(0, at[-1]), ylim=(0, 1))
     axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
@@ -182,14 +181,3 @@ def run(
     for path in figures.save(draw(found), out, "demo"):
         console.print(f"Picture: {path}", soft_wrap=True)
     return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration from the command line."""
-    from sanc.lab import cli
-
-    return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

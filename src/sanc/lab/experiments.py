@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, PRESETS, ArgumentError
+from sanc import METHODS, ArgumentError, settings_for
 
 CONSTANTS: Mapping[str, tuple[float, float]] = {
     "w1a": (10.0, 10.0),
@@ -143,12 +143,13 @@ class RunSpec:
         return dict(self.variant.options)
 
     @property
-    def amortised(self) -> bool:
+    def on_samples(self) -> bool:
         """Whether one Krylov space serves many steps, so that there is no objective sample."""
         variant = self.variant
         if variant.method not in METHODS:
             return False
-        return METHODS[variant.method].amortises(replace(PRESETS[variant.preset], **variant.options))
+        settings = settings_for(variant.method, variant.preset, **variant.options)
+        return METHODS[variant.method].on_samples(settings)
 
 
 def select(

@@ -19,6 +19,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sanc import ArgumentError
 from sanc.lab import traces
+from sanc.lab.curves import f_star, f_stars, mean_curve
 from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, look, spread
 from sanc.lab.traces import Floats, RunTrace
 
@@ -46,7 +47,7 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
 
     With `gap`, a share of the height, names stand at the right edge, so far apart, each tied to the end of its line.
     """
-    found = {method: traces.mean_curve(own, x) for method, own in traces.by_method(runs).items()}
+    found = {method: mean_curve(own, x) for method, own in traces.by_method(runs).items()}
     curves: Curves = {method: curve for method, curve in found.items() if len(curve[0])}
     log, shift = star is not None, star or 0.0
     low, high = _bounds(curves, shift, log)
@@ -118,7 +119,7 @@ def draw_panel(runs: Sequence[RunTrace], star: float | None = None) -> Figure:
     """
     if not _drawable(runs):
         raise ArgumentError(f"runs: none of the {len(runs)} runs of the panel has a loss to draw")
-    shift = traces.f_star(runs) if star is None else star
+    shift = f_star(runs) if star is None else star
     with mpl.rc_context(_STYLE):
         figure = sheet((11.2, 6.5))
         grid = figure.add_gridspec(2, 3, left=0.062, right=0.935, top=0.83, bottom=0.08, wspace=0.42, hspace=0.17)
@@ -148,7 +149,7 @@ def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]], log: bool =
         raise ArgumentError(f"panels: no run of {name} has a loss to draw")
     columns = min(len(shown), 3 if len(shown) != 4 else 2)
     rows = -(-len(shown) // columns)
-    stars = traces.f_stars(run for runs in shown for run in runs)
+    stars = f_stars(run for runs in shown for run in runs)
     looks = [look(method) for method in traces.by_method(run for runs in shown for run in runs)]
     with mpl.rc_context(_STYLE):
         width, height = max(0.84 + 3.35 * columns, 5.2), 1.35 + 2.95 * rows
@@ -192,7 +193,7 @@ def save_all(out: Path, order: Sequence[str] = ()) -> list[Path]:
     """
     runs, folder = traces.read(out), Path(out) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    stars = traces.f_stars(runs)
+    stars = f_stars(runs)
     written: list[Path] = []
     for name, panels in traces.by_figure(runs, order).items():
         drawn = {panel: own for panel, own in panels.items() if _drawable(own)}

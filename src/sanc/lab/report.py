@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sanc.lab import traces
+from sanc.lab import curves, style, traces
 from sanc.lab.directory import write_atomically
 from sanc.lab.style import AXES, BRANCHES, DARK_BRANCHES, figure_name
 from sanc.lab.traces import RunTrace
@@ -76,15 +76,15 @@ def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
     charts: dict[str, Any] = {kind: {x: {} for x in AXES} for kind in ("loss", "sigma", "rho", "mix")}
     for method, own in traces.by_method(runs).items():
         for x in AXES:
-            at, mean, low, high = traces.mean_curve(own, x)
+            at, mean, low, high = curves.mean_curve(own, x)
             if len(at):
                 band = [_compact(low - star, 4), _compact(high - star, 4)] if np.any(high > low) else []
                 charts["loss"][x][method] = [_compact(at, 6), _compact(mean - star, 5), *band]
             for column in ("sigma", "rho"):
-                found = traces.quantiles(own, column, x)
+                found = curves.quantiles(own, column, x)
                 if len(found[0]):
                     charts[column][x][method] = [_compact(part, 4) for part in found]
-            places, shares = traces.mix(own, x)
+            places, shares = curves.mix(own, x)
             if len(shares) > 1:
                 rows = {branch: _compact(share, 3) for branch, share in shares.items()}
                 charts["mix"][x][method] = [_compact(places, 4), rows]
@@ -112,10 +112,10 @@ def _numbers(runs: Sequence[RunTrace], star: float) -> list[dict[str, Any]]:
         finals = [loss for loss in (run.final_loss for run in ended) if math.isfinite(loss)]
         mean = float(np.mean(finals)) if finals else math.nan
         ends = [np.mean([run.columns[x][-1] if run.steps else math.nan for run in ended]) for x in AXES]
-        others = [_number(mean - star, 3), _number(traces.best_loss(own))]
+        others = [_number(mean - star, 3), _number(curves.best_loss(own))]
         others += [_whole(float(end)) for end in (*ends, np.mean([run.steps for run in ended]))]
         spread = float(np.std(finals, ddof=1)) if len(finals) > 1 else None
-        row = {"method": method, "name": traces.look(method).name, "runs": len(own), "finished": len(done)}
+        row = {"method": method, "name": style.look(method).name, "runs": len(own), "finished": len(done)}
         means.append(mean)
         rows.append(row | {"mean": mean, "spread": spread, "others": others})
     best = min((mean for mean in means if math.isfinite(mean)), default=None)
@@ -127,7 +127,7 @@ def _steps(runs: Sequence[RunTrace]) -> tuple[list[dict[str, Any]], str]:
     cards: list[dict[str, Any]] = []
     alone: dict[str, list[str]] = {}
     for method, own in traces.by_method(runs).items():
-        earned, name = traces.earnings(own), traces.look(method).name
+        earned, name = curves.earnings(own), style.look(method).name
         if len(earned) < 2:
             for branch in earned:
                 alone.setdefault(branch, []).append(name)
@@ -220,14 +220,14 @@ def write(out: Path, claims: Sequence[Any] = (), plan: Mapping[str, Mapping[str,
     """
     out = Path(out)
     runs = traces.read(out)
-    stars, left_out = traces.f_stars(runs), traces.skipped(out)
+    stars, left_out = curves.f_stars(runs), traces.skipped(out)
     gaps = {panel: said for panel, said in traces.plan_gaps(runs, plan).items() if panel not in left_out}
     figures = {
         figure: [_panel(panel, own, stars[own[0].objective], gaps.get(panel, ())) for panel, own in group.items()]
         for figure, group in traces.by_figure(runs, tuple(plan or ())).items()
     }
     panels = [panel for group in figures.values() for panel in group]
-    methods = {method: traces.look(method) for method in traces.by_method(runs)}
+    methods = {method: style.look(method) for method in traces.by_method(runs)}
     verdicts = Counter(claim.holds for claim in claims)
     finished = sum(run.done is not None for run in runs)
     tiles = [("Panels", len(panels), ""), ("Methods", len(methods), "")]

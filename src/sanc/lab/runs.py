@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -73,7 +72,8 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
         raise ArgumentError(f"--batch {panel.batch} does not fit the {n} rows of {panel.data}: pass at most {n}.")
     for method in panel.methods:
         variant = RunSpec(panel, method, 0, preset).variant
-        replace(sanc.PRESETS[variant.preset], **variant.options)
+        if variant.method in sanc.METHODS:
+            sanc.settings_for(variant.method, variant.preset, **variant.options)
     if not panel.network:
         if panel.problem in ("logistic", "svm") and loaded.classes != 2:
             raise ArgumentError(
@@ -149,7 +149,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     start = np.ones(problem.dim, problem.dtype)
     if journal.saved is None:
         journal.start(problem.value(start))
-    judged = sanc.METHODS[spec.method].acceptance == "ratio" and not spec.amortised  # on all rows
+    judged = sanc.METHODS[spec.method].tested and not spec.on_samples  # on all rows
 
     def watch(intermediate_result: Any) -> None:
         record, loss = intermediate_result.record, None
@@ -163,7 +163,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
         problem, start, method=spec.method, preset=spec.preset, seed=spec.seed,
-        batch_size=batch, objective_batch_size=None if judged or spec.amortised else batch,
+        batch_size=batch, objective_batch_size=None if judged or spec.on_samples else batch,
         max_calls=config["budget"], max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
         **spec.settings(),
@@ -219,7 +219,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
             done = samples.draws * batch
             return {"iteration": samples.draws - 1, "branch": str(sanc.Branch.GRADIENT), "value": 0, "gradient": done,
                     "product": 0, "paper_calls": done}  # fmt: skip
-        judge = {} if spec.amortised else {"objective": sanc.Batch(loss_of, *f)}
+        judge = {} if spec.on_samples else {"objective": sanc.Batch(loss_of, *f)}
         optimiser.step(sanc.Batch(loss_of, *g), hessian=sanc.Batch(loss_of, *b), **judge)
         return _line(optimiser.record)
 

@@ -29,7 +29,7 @@ def own_panel(given: dict[str, Any]) -> Panel:
         if given[key] not in known:
             raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
     methods = experiments.check_methods(given["methods"])
-    options = {field.name for field in fields(sanc.Settings)}
+    options = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
     for key in given["options"]:
         if key not in options:
             raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")

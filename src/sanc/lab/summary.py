@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sanc.lab.claims import Claim
+from sanc.lab.curves import best_loss
 from sanc.lab.directory import write_atomically
-from sanc.lab.traces import RunTrace, best_loss, by_method, by_panel, skipped
+from sanc.lab.traces import RunTrace, by_method, by_panel, skipped
 
 
 def write(out: Path, traces: Sequence[RunTrace], claims: Sequence[Claim], order: Sequence[str] = ()) -> Path:

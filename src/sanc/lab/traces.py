@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sanc import ArgumentError, SancError, errors
-from sanc.lab.curves import Floats, best_loss, earnings, f_star, f_stars, mean_curve, mix, quantiles
-from sanc.lab.style import AXES, BRANCHES, METHODS, look, rank
+from sanc.lab.style import AXES, look, rank
 
-__all__ = ["AXES", "BRANCHES", "METHODS", "Floats", "RunTrace", "TraceError", "best_loss", "by_figure", "by_method",
-           "by_panel", "earnings", "f_star", "f_stars", "look", "mean_curve", "mix", "plan_gaps", "quantiles", "read",
-           "skipped"]  # fmt: skip
+Floats = NDArray[np.float64]
+
+__all__ = ["Floats", "RunTrace", "TraceError", "by_figure", "by_method", "by_panel", "plan_gaps", "read", "skipped"]
 
 REQUIRED = ("iteration", "loss", "paper_calls", "value", "gradient", "product", "seconds")
 TEXT = ("branch", "note")
