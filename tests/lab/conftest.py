@@ -13,5 +13,5 @@ def scheduler():
     """Address of a scheduler whose workers are threads here, so that no process has to import torch first."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         yield cluster.scheduler_address

@@ -104,7 +104,7 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
         resource_tracker.ensure_running()  # its start would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            local = LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=None, dashboard_address=None,
+            local = LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=None, dashboard_address=":0",
                                  silence_logs=logging.CRITICAL)  # fmt: skip
             cluster = stack.enter_context(local)
         finally:
