@@ -339,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         tasks = [("race", 1, race, "a9a", folder, CASES, seconds, 30.0)]
         large = [("covtype", "float32"), ("covtype", "float64"), ("generated", "float32")]
-        tasks.append(("overhead", 1, overhead, "w1a", folder, 1000, seconds))
+        tasks.append(("overhead", 1, overhead, "w1a", folder, 300, seconds))
     tasks += [("bandwidth", k, bandwidth, *one, folder, rows, k, seconds) for one in large for k in threads]
 
     document: dict[str, Any] = {"sanc": sanc.__version__, "machine": machine(), "missing": []}

@@ -54,10 +54,10 @@ from torch import Tensor, nn
 
 import sanc
 from benchmarks.common import plain_table
-from benchmarks.timing import plain
+from benchmarks.timing import machine, plain
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
-from sanc.lab.runs import environment, image_shape, load_data
+from sanc.lab.runs import image_shape, load_data
 
 BATCH = 128
 DECAY = 0.01
@@ -625,7 +625,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
 
     document: dict[str, Any] = {
-        "environment": environment(str(device)) | {"tf32_convolutions": torch.backends.cudnn.allow_tf32},
+        "environment": machine(device) | {"tf32_convolutions": torch.backends.cudnn.allow_tf32},
         "options": {"steps": options.steps, "seeds": options.seeds, "every": options.every, "batch": BATCH},
         "runs": [],
         "skipped": [],
