@@ -152,7 +152,7 @@ def mlp(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name, (settings, patch) in SAMPLED.items():
         hits, finals = [], []
         for seed in range(options.seeds):
-            model = models.mlp(x.shape[1], loaded.classes)
+            model = models.mlp(x.shape[1], loaded.classes, widths=(50, 30) if options.quick else (300, 500))
             models.initialise(model, seed)
 
             def loss(a: torch.Tensor, b: torch.Tensor, model: nn.Module = model) -> torch.Tensor:

@@ -57,17 +57,17 @@ def peak_and_rest(call: Callable[[], Any], device: torch.device) -> tuple[int, i
     device : torch.device
         Whose memory is meant.
     """
-    gc.collect()
     if device.type == "cuda":
         synchronise(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        kept = call()
+        with _uncollected():
+            kept = call()
         synchronise(device)
         answer = torch.cuda.max_memory_allocated(device) - before, torch.cuda.memory_allocated(device) - before
         del kept
         return answer
-    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _uncollected():
         kept = call()
     del kept
     results = seen.profiler.kineto_results  # type: ignore[union-attr]
@@ -77,6 +77,16 @@ def peak_and_rest(call: Callable[[], Any], device: torch.device) -> tuple[int, i
         live += size
         highest = max(highest, live)
     return highest, live
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let nothing be freed that was there before, nor hide what only a collection of cycles would free."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -105,8 +115,7 @@ def networks(width: int, side: int, device: torch.device) -> dict[str, tuple[nn.
     """Ordinary models, and two rows for each."""
     torch.manual_seed(0)
     made: dict[str, tuple[nn.Module, Tensor]] = {
-        f"MLP, {layers} layers": (mlp(layers, width, device), torch.randn(2, width, device=device))
-        for layers in (2, 4)
+        f"MLP, {layers} layers": (mlp(layers, width, device), torch.randn(2, width, device=device)) for layers in (2, 4)
     }
     made["CNN"] = cnn(1, side, 10).to(device), torch.randn(2, 1, side, side, device=device)
     return made

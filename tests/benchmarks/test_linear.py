@@ -36,10 +36,12 @@ def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert rows == [("dense", 1.0), ("CSR", 1.0), ("dense", 1e-3), ("CSR", 1e-3)]
 
 
-def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert linear.main(["--quick", "--seconds", "0.05", "--parts", "overhead", "--out", str(tmp_path)]) == 0
+def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"set": "w1a", "form": "dense", "strength": 1.0, "batch": 9, "products": 14.0, "sanc": 3e-4, "by_hand": 1e-4}
+    monkeypatch.setattr(linear, "overhead", lambda *_: [row | {"ratio": 3.0}, row | {"ratio": 3.1, "form": "CSR"}])
+    assert linear.main(["--quick", "--parts", "overhead", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "by hand" in said and "ratio to sanc" not in said and "share of X @ v" not in said
+    assert "≤ 3 met" in said and "≤ 3 MISSED" in said and "ratio to sanc" not in said and "share of X @ v" not in said
     document = json.loads((tmp_path / "linear.json").read_text())
     assert document["overhead"] and not document["race"] and not document["bandwidth"]
 
