@@ -53,8 +53,8 @@ import torch
 from torch import Tensor, nn
 
 import sanc
-from benchmarks.common import plain_table
-from benchmarks.timing import machine, plain
+from benchmarks.common import median, plain_table
+from benchmarks.timing import machine, plain, synchronise
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import image_shape, load_data
@@ -251,11 +251,6 @@ class Limits:
     seconds: float = math.inf
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def train(method: str, task: Task, lr: float | None, seed: int, limits: Limits) -> dict[str, Any]:
     """Make a run and return its trace."""
     model = task.model(seed)
@@ -358,11 +353,6 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row["seeds"] = len(mine)
             rows.append(row)
     return rows
-
-
-def median(values: Sequence[float]) -> float:
-    """Median, where a failure is infinite; NaN of nothing."""
-    return float(np.median(values)) if values else math.nan
 
 
 HEAD = (

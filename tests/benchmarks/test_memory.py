@@ -97,6 +97,19 @@ def test_the_command_for_a_large_network(tmp_path, capsys):
     assert "40,400" in capsys.readouterr().out
 
 
+def test_growth_is_compared_with_the_calls_that_are_named():
+    model, batch = scaling.network(8, 4, CPU)
+    seen = []
+    _, products, *values = scaling.by_hand(model, lambda: seen.append(1) or batch(), 3, 2, 2)()[
+        len(list(model.parameters())) - 1 :
+    ]
+    assert len(seen) == 3 + 2 and len(values) == 2
+    leaves = list(model.parameters())
+    grads = torch.autograd.grad(batch(), leaves, create_graph=True)
+    wanted = torch.autograd.grad(grads, leaves, [g.detach() for g in grads])
+    assert all(torch.allclose(a, b) for a, b in zip(products, wanted, strict=True))
+
+
 def test_the_command_that_draws_growth(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert scaling.main(["--quick", "--out", str(tmp_path)]) == 0

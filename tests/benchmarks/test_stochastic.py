@@ -129,6 +129,7 @@ def test_networks_take_npz(tmp_path: Path, rng: np.random.Generator) -> None:
         assert np.array_equal(written["x"], pixels) and np.array_equal(written["y"], labels)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_networks_train_with_muon(tmp_path: Path) -> None:
     """On tiny matrices: many a CPU emulates its bfloat16, and takes minutes for large ones."""
