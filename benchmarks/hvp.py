@@ -63,8 +63,8 @@ def products(leaves: Sequence[Tensor], rows: sanc.Batch, mode: HvpMode, v: Tenso
 
     def call() -> list[Any]:
         oracle.bind(sample, sample, sample)
-        operator = oracle.hessian(oracle.start())  # type: ignore[arg-type]
-        return [operator(v) for _ in range(PRODUCTS)]  # type: ignore[arg-type]
+        operator = oracle.hessian(oracle.start())
+        return [operator(v) for _ in range(PRODUCTS)]
 
     return call
 

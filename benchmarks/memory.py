@@ -70,7 +70,7 @@ def peak_and_rest(call: Callable[[], Any], device: torch.device) -> tuple[int, i
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _uncollected():
         kept = call()
     del kept
-    results = seen.profiler.kineto_results  # type: ignore[union-attr]
+    results = seen.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
     live = highest = 0
     for _, size in changes:
@@ -210,7 +210,7 @@ def large(width: int, layers: int, device: torch.device, hvp: str, steps: int = 
 
     def run() -> sanc.SANC:
         options = {"preset": "paper", "lanczos": "regenerate", "seed": 0, "check": False}
-        optimizer = sanc.SANC(model.parameters(), hvp=hvp, **options)  # type: ignore[arg-type]
+        optimizer = sanc.SANC(model.parameters(), hvp=hvp, **options)
         for _ in range(steps):
             begin = time.perf_counter()
             losses.append(float(optimizer.step(loss).detach()))

@@ -114,7 +114,7 @@ class Bare:
         grads = torch.autograd.grad(self.task.loss(self.task.x, self.task.y), self.leaves, create_graph=True)
         results = [_flat([g.detach() for g in grads])]
         for _ in range(count):
-            pieces = self.v.split([p.numel() for p in self.leaves])  # type: ignore[no-untyped-call]
+            pieces = self.v.split([p.numel() for p in self.leaves])
             v = [piece.view_as(p) for piece, p in zip(pieces, self.leaves, strict=True)]
             results.append(_flat(torch.autograd.grad(grads, self.leaves, v, retain_graph=True)))
         return results

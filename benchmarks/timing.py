@@ -108,7 +108,7 @@ def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         kept = body()
-    return lambda kept=kept: graph.replay()  # type: ignore[misc]
+    return lambda kept=kept: graph.replay()
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
