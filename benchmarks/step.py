@@ -186,7 +186,7 @@ def robust_row(task: Task, cycles: int, seconds: float) -> dict[str, Any]:
     for name in ("step", "captured") if cuda else ("step",):
         task.reset()
         opt = task.optimiser(capture=name == "captured")
-        for _ in range(2 * CYCLE):
+        for _ in range(CYCLE):  # the first phase is over
             opt.step(task.samples[0])
         before, clock = opt.record, _clock(task.device)
         for _ in range(cycles * CYCLE):
