@@ -31,9 +31,11 @@ from torch import nn
 
 import sanc
 from benchmarks.common import Counted, median, plain_table, zoo
-from sanc import amortised
 from sanc.lab import models
 from sanc.lab.runs import load_data
+from sanc.minibatch import watch
+from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.model import Model
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -57,15 +59,16 @@ def _never(_: Any) -> bool:
     return False
 
 
-def _signed(engine: Any, fresh: bool, model: Any = amortised.AmortisedEngine._model) -> Any:
-    return model(engine, True)
+def _signed(model: Model, spectrum: Callable[[Model], Any] = Model.spectrum) -> Any:
+    with mock.patch.object(model, "fresh", True):
+        return spectrum(model)
 
 
 SAMPLED: Mapping[str, tuple[dict[str, Any], Patch]] = {
     "everything on": ({}, contextlib.nullcontext),
-    "no Krylov space": ({}, lambda: mock.patch.object(amortised.AmortisedEngine, "_due", _never)),
+    "no Krylov space": ({}, lambda: mock.patch.object(MinibatchIteration, "_due", _never)),
     "a Krylov space in every step": ({"refresh": 1}, contextlib.nullcontext),
-    "an old space keeps its sign": ({}, lambda: mock.patch.object(amortised.AmortisedEngine, "_model", _signed)),
+    "an old space keeps its sign": ({}, lambda: mock.patch.object(Model, "spectrum", _signed)),
     "Euclid's metric": ({"metric": 0.0}, contextlib.nullcontext),
     "Adam's metric": ({"metric": 1.0}, contextlib.nullcontext),
     "no averaging": ({"averaging": 0.0}, contextlib.nullcontext),
@@ -73,7 +76,7 @@ SAMPLED: Mapping[str, tuple[dict[str, Any], Patch]] = {
     "no margin": ({"margin": 0.0}, contextlib.nullcontext),
     "no judgement on the own batch": ({"check_every": 0}, contextlib.nullcontext),
     "no first phase": ({"warm_up": 0}, contextlib.nullcontext),
-    "no way back": ({}, lambda: mock.patch.object(amortised, "_JUMP", math.inf)),
+    "no way back": ({}, lambda: mock.patch.object(watch, "_JUMP", math.inf)),
 }
 
 
@@ -114,7 +117,7 @@ def logistic(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for seed in range(options.seeds):
             seen: list[tuple[float, float, float]] = []
 
-            def watch(intermediate_result: Any) -> None:
+            def see(intermediate_result: Any) -> None:
                 record = intermediate_result.record
                 value = problem.value(intermediate_result.x)
                 seen.append((record.calls.paper_calls / problem.n, value, record.sigma))  # noqa: B023 - used at once
@@ -128,7 +131,7 @@ def logistic(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     max_calls=(4 if options.quick else 20) * problem.n,
                     max_iter=10**9,
                     certify=False,
-                    callback=watch,
+                    callback=see,
                     **settings,
                 )
             calls.append(next((at for at, value, _ in seen if value <= 1.001 * lowest), math.inf))
@@ -149,7 +152,7 @@ def mlp(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name, (settings, patch) in SAMPLED.items():
         hits, finals = [], []
         for seed in range(options.seeds):
-            model = models.mlp(x.shape[1], loaded.classes)
+            model = models.mlp(x.shape[1], loaded.classes, widths=(50, 30) if options.quick else (300, 500))
             models.initialise(model, seed)
 
             def loss(a: torch.Tensor, b: torch.Tensor, model: nn.Module = model) -> torch.Tensor:

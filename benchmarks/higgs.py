@@ -19,6 +19,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,15 +128,15 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=11_000_000, help="rows of the set")
     parser.add_argument("--dir", type=Path, help="folder for the files, kept; by default a temporary one")
     parser.add_argument("--real", action="store_true", help="take the real HIGGS in --dir")
     parser.add_argument("--iterations", type=int, default=20, help="iterations of the training")
     parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory that are allowed")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.rows < 100:
         parser.error(f"--rows {options.rows} is too small: pass at least 100")
     if options.real and options.dir is None:

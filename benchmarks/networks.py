@@ -53,11 +53,11 @@ import torch
 from torch import Tensor, nn
 
 import sanc
-from benchmarks.common import plain_table
-from benchmarks.timing import plain
+from benchmarks.common import median, plain_table
+from benchmarks.timing import machine, plain, synchronise
 from sanc.lab import models
 from sanc.lab.experiments import CONSTANTS
-from sanc.lab.runs import environment, image_shape, load_data
+from sanc.lab.runs import image_shape, load_data
 
 BATCH = 128
 DECAY = 0.01
@@ -251,11 +251,6 @@ class Limits:
     seconds: float = math.inf
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def train(method: str, task: Task, lr: float | None, seed: int, limits: Limits) -> dict[str, Any]:
     """Make a run and return its trace."""
     model = task.model(seed)
@@ -358,11 +353,6 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row["seeds"] = len(mine)
             rows.append(row)
     return rows
-
-
-def median(values: Sequence[float]) -> float:
-    """Median, where a failure is infinite; NaN of nothing."""
-    return float(np.median(values)) if values else math.nan
 
 
 HEAD = (
@@ -542,7 +532,7 @@ class Session:
     def method(self, task: Task, method: str) -> None:
         """Compare the learning rates with seed 0, and go on with the best one."""
         seeds = self.options.seeds
-        for lr in RATES.get(method, (None,)):
+        for lr in RATES.get(method, (None,))[: 2 if self.options.quick else None]:
             self.run(task, method, lr, 0)
         known = chosen(self.runs, task.name, method)
         if not known:
@@ -600,7 +590,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on the CPU")
     parser.add_argument("--data-dir", type=Path, help="folder of NAME.npz, or of the laboratory's files")
     parser.add_argument("--out", type=Path, help="folder for the JSON, the table and the picture")
-    parser.add_argument("--quick", action="store_true", help="a tiny configuration on the CPU")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tiny configuration on the CPU, without Muon, whose bfloat16 many a CPU emulates",
+    )
     parser.add_argument(
         "--plot", type=Path, nargs="+", metavar="FILE", help="table and picture of earlier JSON files; no runs"
     )
@@ -618,14 +612,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.every = options.every or (10 if options.quick else 25)
     if min(options.steps, options.seeds, options.every, options.threads) < 1:
         parser.error("--steps, --seeds, --every and --threads must be positive")
-    methods = [method for method in METHODS if method in (options.methods or METHODS)]
+    wanted = options.methods or [method for method in METHODS if not (options.quick and method == "muon")]
+    methods = [method for method in METHODS if method in wanted]
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() and not options.quick else "cpu"))
     torch.set_num_threads(options.threads)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
 
     document: dict[str, Any] = {
-        "environment": environment(str(device)) | {"tf32_convolutions": torch.backends.cudnn.allow_tf32},
+        "environment": machine(device) | {"tf32_convolutions": torch.backends.cudnn.allow_tf32},
         "options": {"steps": options.steps, "seeds": options.seeds, "every": options.every, "batch": BATCH},
         "runs": [],
         "skipped": [],

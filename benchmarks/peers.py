@@ -1,6 +1,6 @@
 """Time `sanc.minimize` beside other libraries that minimise torch functions: pytorch-minimize, torchzero and SciPy.
 
-    pip install -e '.[bench]'                                   # the libraries compared with
+    pip install -e '.[peers]'                                   # the libraries compared with
     python -m benchmarks.peers --out peers-output               # all problems, about half an hour
     python -m benchmarks.peers --problems rosenbrock saddle     # some of them
     python -m benchmarks.peers --quick                          # tiny sizes, seconds
@@ -557,13 +557,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the JSON and the picture")
     options = parser.parse_args(arguments)
     seconds = options.seconds or (0.05 if options.quick else 10.0)
-    limit = options.limit or (0.5 if options.quick else 20.0)
+    limit = options.limit or (0.2 if options.quick else 20.0)
     if min(seconds, limit) <= 0:
         parser.error("--seconds and --limit must be positive")
     _, versions, missing = methods()
     for library in missing:
         print(f"{library} is not installed and left out", flush=True)
-    rows = in_process(1, race, list(dict.fromkeys(options.problems)), options.quick, seconds, limit)
+    work = (list(dict.fromkeys(options.problems)), options.quick, seconds, limit)
+    rows = race(*work) if options.quick else in_process(1, race, *work)
     print(f"\n{table(rows)}")
     if options.out is not None:
         document = {"sanc": sanc.__version__, "machine": machine() | {"threads": 1}, "versions": versions}

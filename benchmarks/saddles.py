@@ -630,7 +630,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         for seed in range(options.seeds):
             problem = PROBLEMS[name](options, seed)
             problem = replace(problem, target=options.targets.get(name, problem.target))
-            limit = min(problem.limit, share, 0.4 if options.quick else math.inf)
+            limit = min(problem.limit, share, 0.1 if options.quick else math.inf)
             if seed == 0:
                 entry |= {"title": problem.title, "target": problem.target, "dim": problem.x0.numel(), "limit": limit}
                 words = f"{entry['dim']:,} variables, to a loss of {problem.target:g}, {limit:.0f} s a run"

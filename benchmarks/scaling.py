@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 import sanc
 from benchmarks.common import plain_table
-from benchmarks.step import captured
-from benchmarks.timing import in_turns, machine, write_json
+from benchmarks.timing import captured, in_turns, machine, write_json
 
 J, BATCH, WIDTH, FEATURES, CYCLE = 5, 64, 256, 50, 50
 IN_A_ROW = 20

@@ -97,6 +97,20 @@ def ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
+def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """Record a function as one CUDA graph; calling what is returned launches it."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            body()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = body()
+    return lambda kept=kept: graph.replay()
+
+
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Say what a measurement was made on."""
     device = torch.device(device)

@@ -1,4 +1,4 @@
-"""The benchmark of linear models runs, and its numbers are numbers; what they are is not tested."""
+"""The benchmark of linear models runs, and counts what it compares; how long it takes is not tested."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-import torch
 
 pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
 
 from sanc.oracles.samples import Draws
 
@@ -27,67 +25,44 @@ from sanc.problems import Logistic
 def test_linear_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert linear.main(["--quick", "--seconds", "0.05", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "ratio to sanc" in said and "share of X @ v" in said and "by hand" in said
+    assert "ratio to sanc" in said and "share of X @ v" in said and "µs, by hand" in said
     document = json.loads((tmp_path / "linear.json").read_text())
     assert document["missing"] == []
-    numbers = [
-        row[key]
-        for part, keys in (
-            ("race", ("seconds", "ratio", "least")),
-            ("bandwidth", ("seconds", "bytes_per_second", "share")),
-            ("overhead", ("sanc", "by_hand", "ratio", "in_full")),
-        )
-        for row in document[part]
-        for key in keys
-    ]
+    parts = {"race": ("seconds", "ratio", "least"), "bandwidth": ("seconds", "share"), "overhead": ("sanc", "ratio")}
+    numbers = [row[key] for part, keys in parts.items() for row in document[part] for key in keys]
     assert numbers and all(isinstance(number, float) and math.isfinite(number) for number in numbers)
-    assert {row["method"] for row in document["race"]} >= {
-        "sanc",
-        "sanc, uncertified",
-        "sanc, certified",
-        *linear.PEERS,
-    }
+    assert {row["method"] for row in document["race"]} == {"sanc", "sanc, certified", *linear.PEERS}
     assert all(row["reached"] for row in document["race"] if row["method"].startswith("sanc"))
     assert [row["what"] for row in document["bandwidth"]] == ["X @ v", "value", "gradient", "product"]
-    assert all(row["products"] == 5.0 for row in document["overhead"])
-    assert (tmp_path / "linear.png").stat().st_size > 1000
+    rows = [(row["form"], row["strength"]) for row in document["overhead"]]
+    assert rows == [("dense", 1.0), ("CSR", 1.0), ("dense", 1e-3), ("CSR", 1e-3)]
 
 
-def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert linear.main(["--quick", "--seconds", "0.05", "--parts", "overhead", "--out", str(tmp_path)]) == 0
+def test_one_part_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"set": "w1a", "form": "dense", "strength": 1.0, "batch": 9, "products": 14.0, "sanc": 3e-4, "by_hand": 1e-4}
+    monkeypatch.setattr(linear, "overhead", lambda *_: [row | {"ratio": 3.0}, row | {"ratio": 3.1, "form": "CSR"}])
+    assert linear.main(["--quick", "--parts", "overhead", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "by hand" in said and "ratio to sanc" not in said and "share of X @ v" not in said
+    assert "≤ 3 met" in said and "≤ 3 MISSED" in said and "ratio to sanc" not in said and "share of X @ v" not in said
     document = json.loads((tmp_path / "linear.json").read_text())
     assert document["overhead"] and not document["race"] and not document["bandwidth"]
-    assert not (tmp_path / "linear.png").exists()
 
 
 @pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_matrix])
-def test_the_iteration_that_is_written_out_is_the_same(rng: np.random.Generator, form: Any) -> None:
-    X, y = form(rng.standard_normal((60, 7))), rng.integers(0, 2, 60)
-    options: dict[str, Any] = {"batch_size": 30, "objective_batch_size": 30, "epsilon_g": 1e-12, "certify": False}
-    result = linear.sanc.minimize(
-        Logistic(X, y, strength=0.01), np.ones(7), preset="paper", sigma0=3.0, max_iter=1, seed=5, **options
-    )
-    draws = Draws(5)
-    rows = [draws.at(0, role).choice(60, 30, replace=False, shuffle=False) for role in range(3)]
-    trial, values = linear.written_out(X, 1.0 - 2.0 * y, rows, np.ones(7), 3.0, 0.01, result.history[0].krylov_dim)
-    assert "successful" in str(result.history[0].branch)
-    assert trial == pytest.approx(result.x, rel=1e-12)
-    assert values == pytest.approx([result.history[0].value, result.history[0].trial_value], rel=1e-12)
-
-
-@pytest.mark.parametrize("penalty", ["nonconvex", "l2"])
-def test_torch_has_the_same_loss(rng: np.random.Generator, penalty: linear.sanc.problems.PenaltyKind) -> None:
-    X = scipy.sparse.random(30, 5, 0.5, format="csr", random_state=1)
-    problem = Logistic(X, rng.integers(0, 2, 30), penalty=penalty, strength=0.2)
-    w = rng.standard_normal(5)
-    value, g = problem.value_and_gradient(w)
-    for sparse in (False, True):
-        variable = torch.from_numpy(w.copy()).requires_grad_()
-        assert linear.torch_gradient(linear.torch_loss(problem, sparse), variable).item() == pytest.approx(value)
-        assert variable.grad is not None
-        assert variable.grad.numpy() == pytest.approx(g)
+def test_an_iteration_reads_its_samples_as_often_as_by_hand(
+    rng: np.random.Generator, form: Any, readings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Logistic(form(rng.standard_normal((200, 7))), rng.integers(0, 2, 200), strength=0.01)
+    taken: list[int] = []
+    plain = Logistic.subset
+    monkeypatch.setattr(Logistic, "subset", lambda self, rows: taken.append(len(rows)) or plain(self, rows))
+    readings.clear()
+    result = linear.on_samples(problem, 4)
+    done = [(record.krylov_dim, record.trials + 1) for record in result.history]
+    assert taken == 3 * 4 * [10] and all(products == 5 for products, _ in done)
+    final = 2  # f and ∇f of the answer on all rows
+    hessians = 4  # the margins at x on the Hessian sample, which are not counted by hand
+    assert readings.total() - final - hessians == linear.by_hand(problem.X, 10, done)
 
 
 def test_a_small_gradient_ends_a_run(rng: np.random.Generator) -> None:
@@ -99,12 +74,10 @@ def test_a_small_gradient_ends_a_run(rng: np.random.Generator) -> None:
     assert watched.values and watched.gradients and watched.products
 
 
-@pytest.mark.parametrize(("strength", "peers"), [(1.0, ("trust-ncg", "L-BFGS-B")), (1e-3, ("trust-ncg",))])
-def test_fewer_data_are_read_than_by_scipy(
-    wide_problem: Any, readings: Any, strength: float, peers: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("strength", [1.0, 1e-3])
+def test_fewer_data_are_read_than_by_scipy(wide_problem: Any, readings: Any, strength: float) -> None:
     """Products with X of four runs, to the same gradient."""
-    spent = dict.fromkeys(("sanc", *peers), 0)
+    spent = {"sanc": 0, "trust-ncg": 0}
     for seed, method in product(range(4), spent):
         problem = wide_problem(np.random.default_rng(seed), strength, d=120)
         watched = linear.Watched(problem, 30.0)
@@ -116,10 +89,10 @@ def test_fewer_data_are_read_than_by_scipy(
                 linear.run_scipy(watched, method, np.ones(120))
         assert watched.least <= 1e-8
         spent[method] += readings.total()
-    assert all(spent["sanc"] < spent[peer] for peer in peers), spent
+    assert spent["sanc"] < spent["trust-ncg"]
 
 
 def test_generated_rows_are_seeded() -> None:
-    (X, y), (again, _) = linear.generated(200_000), linear.generated(200_000)
-    assert X.shape == (200_000, 28) and X.dtype == np.float32 and set(np.unique(y)) == {0, 1}
-    assert np.array_equal(X, again) and len(np.unique(X[:, 3])) > 100_000
+    (X, y), (again, _) = linear.generated(2000), linear.generated(2000)
+    assert X.shape == (2000, 28) and X.dtype == np.float32 and set(np.unique(y)) == {0, 1}
+    assert np.array_equal(X, again)

@@ -19,12 +19,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_quick_run_reports_and_draws(one_thread, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "names", [["factor"], pytest.param(list(saddles.PROBLEMS), marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_quick_run_reports_and_draws(one_thread, tmp_path, capsys, names):
     out = tmp_path / "new" / "report.json"
-    assert saddles.main(["--quick", "--out", str(out), "--device", "cpu"]) == 0
+    options = ["--problems", ",".join(names), "--out", str(out), "--device", "cpu"]
+    assert saddles.main(["--quick", *options]) == 0
     printed = capsys.readouterr().out
     report = json.loads(out.read_text())
-    assert list(report["problems"]) == list(saddles.PROBLEMS)
+    assert list(report["problems"]) == names
     for name, entry in report["problems"].items():
         assert f"**{name}**" in printed
         for result in entry["runs"]:

@@ -83,15 +83,15 @@ def test_stochastic_names_missing_data(
 
 
 def test_networks_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert networks.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert networks.main(["--quick", "--steps", "30", "--out", str(tmp_path)]) == 0
     assert "| digits | robust" in capsys.readouterr().out
     document = json.loads((tmp_path / "networks.json").read_text())
     runs = document["runs"]
     methods = list(dict.fromkeys(run["method"] for run in runs))
-    assert methods == [m for m in networks.METHODS if m != "muon" or hasattr(torch.optim, "Muon")]
+    assert methods == [m for m in networks.METHODS if m != "muon"]
     adam = [run for run in runs if run["method"] == "adam"]
-    assert len(adam) == 5 + 1
-    assert adam[0]["trace"]["evaluations"][-1] == 60 * 128
+    assert len(adam) == 2 + 1
+    assert adam[0]["trace"]["evaluations"][-1] == 30 * 128
     starts = {run["trace"]["loss"][0] for run in runs if run["seed"] == 0}
     assert max(starts) - min(starts) < 1e-6  # the same weights for everyone
     rows = {row["method"]: row for row in networks.summary(runs)}
@@ -114,20 +114,29 @@ def test_networks_skip_what_there_is_no_time_for(tmp_path: Path) -> None:
 
 
 def test_networks_take_npz(tmp_path: Path, rng: np.random.Generator) -> None:
-    pixels = rng.integers(0, 256, (160, 256), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (160, 64), dtype=np.uint8)
     labels = np.arange(160) % 10
-    np.savez(tmp_path / "mnist-0.npz", x=pixels[:100].reshape(100, 16, 16), y=labels[:100])
-    np.savez(tmp_path / "mnist-1.npz", x=pixels[100:].reshape(60, 16, 16), y=labels[100:])
+    np.savez(tmp_path / "mnist-0.npz", x=pixels[:100].reshape(100, 8, 8), y=labels[:100])
+    np.savez(tmp_path / "mnist-1.npz", x=pixels[100:].reshape(60, 8, 8), y=labels[100:])
     task = networks.load("mnist", tmp_path, torch.device("cpu"))
-    assert task.x.shape == (160, 1, 16, 16) and task.classes == 10
+    assert task.x.shape == (160, 1, 8, 8) and task.classes == 10
     assert torch.equal(task.x.view(160, -1), torch.from_numpy(np.divide(pixels, 255, dtype=np.float32)))
-    for method in ("robust", *(["muon"] if hasattr(torch.optim, "Muon") else [])):
-        run = networks.train(method, task, 1e-3, 0, networks.Limits(2, 1))
-        assert run["trace"]["step"] == [0, 1, 2]
-        assert run["trace"]["loss"][-1] < run["trace"]["loss"][0]
+    run = networks.train("robust", task, None, 0, networks.Limits(2, 1))
+    assert run["trace"]["step"] == [0, 1, 2]
+    assert run["trace"]["loss"][-1] < run["trace"]["loss"][0]
     networks.export(["mnist"], tmp_path, tmp_path / "out")
     with np.load(tmp_path / "out" / "mnist.npz") as written:
         assert np.array_equal(written["x"], pixels) and np.array_equal(written["y"], labels)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_networks_train_with_muon(tmp_path: Path) -> None:
+    """On tiny matrices: many a CPU emulates its bfloat16, and takes minutes for large ones."""
+    task = networks.load("digits", tmp_path, torch.device("cpu"))
+    run = networks.train("muon", task, 1e-2, 0, networks.Limits(3, 3))
+    assert run["trace"]["evaluations"] == [0, 3 * networks.BATCH]
+    assert run["trace"]["loss"][-1] < run["trace"]["loss"][0]
 
 
 def trained(method: str, lr: float | None, seed: int, losses: list[float]) -> dict[str, Any]:
