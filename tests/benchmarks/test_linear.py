@@ -15,7 +15,6 @@ import scipy.sparse
 
 pytest.importorskip("sklearn")
 
-from sanc.oracles.samples import Draws
 
 from benchmarks import linear
 from benchmarks.common import Budget
