@@ -148,7 +148,7 @@ def mlp(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rows = loaded.X.toarray() if hasattr(loaded.X, "toarray") else loaded.X
     x = torch.from_numpy(np.array(rows, np.float32))
     y = torch.from_numpy(np.array(loaded.y, np.int64))
-    budget = 4_000 if options.quick else options.budget
+    budget = 2_000 if options.quick else options.budget
     for name, (settings, patch) in SAMPLED.items():
         hits, finals = [], []
         for seed in range(options.seeds):

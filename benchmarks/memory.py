@@ -12,8 +12,7 @@ larger of the two is shown. The default preset ("robust") keeps its means and it
 them a step of it is measured over a whole run.
 
 A host is asked by torch's profiler, which sees every allocation; a GPU by the statistics of its allocator. The batches
-are tiny, so that activations vanish beside the parameters; micro-batches bound them where they do not, and the last
-table says how well. --out gets memory.json.
+are tiny, so that activations vanish beside the parameters. --out gets memory.json.
 """
 
 from __future__ import annotations
@@ -178,21 +177,6 @@ def robust_rows(models: dict[str, tuple[nn.Module, Tensor]], steps: int) -> list
     ]
 
 
-def batch_rows(model: nn.Module, rows: int, cuts: Sequence[int], side: int) -> list[dict[str, Any]]:
-    """Measure a step on a batch cut into micro-batches: what it holds beyond a step on one row, in MiB."""
-    device = next(model.parameters()).device
-    x, y = torch.randn(rows, 1, side, side, device=device), torch.randint(0, 10, (rows,), device=device)
-
-    def held(count: int, cut: int) -> int:
-        batch = sanc.Batch(lambda x, y: nn.functional.cross_entropy(model(x), y), x[:count], y[:count])
-        options: dict[str, Any] = {"preset": "paper", "krylov_dim": 2, "check": False, "seed": 0}
-        return peak_and_rest(lambda: sanc.SANC(model.parameters(), microbatch=cut, **options).step(batch), device)[0]
-
-    held(1, 1)  # workspaces
-    one = held(1, 1)
-    return [{"rows": cut, "MiB": (held(rows, cut) - one) / 2**20} for cut in cuts]
-
-
 # ---------------------------------------------------------------------- a network of a billion parameters
 
 
@@ -244,7 +228,7 @@ def step_table(rows: Sequence[dict[str, Any]], dims: Sequence[int]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quick", action="store_true", help="small networks and few rows")
+    parser.add_argument("--quick", action="store_true", help="small networks")
     parser.add_argument("--billion", action="store_true", help="only two steps on a network of a billion parameters")
     parser.add_argument("--width", type=int, default=16384, help="width of the four layers of --billion")
     parser.add_argument("--hvp", default=MODES[0], choices=MODES, help="products of --billion")
@@ -261,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                           [[*cells, seconds, losses]]))  # fmt: skip
     else:
         width, side = (100, 8) if options.quick else (4096, 28) if device.type == "cuda" else (600, 28)
-        dims, steps, rows = ((2,), 4, 16) if options.quick else ((5, 10), 25, 512)
+        dims, steps = ((2,), 3) if options.quick else ((5, 10), 25)
         models = networks(width, side, device)
         if options.quick:
             del models["MLP, 4 layers"]
@@ -272,9 +256,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["robust"] = robust_rows(models, steps)
         cells = [[r["model"], r["products"], f"{r['peak']:.2f}", f"{r['rest']:.2f}"] for r in document["robust"]]
         print(plain_table(["model", "products", "peak", "between steps"], cells, left=2))
-        print(f"\nA step of the CNN on {rows} rows, as many in memory as said: MiB beyond a step on one row.\n")
-        document["batches"] = batch_rows(models["CNN"][0], rows, [rows // cut for cut in (1, 2, 4, 8, 16)], side)
-        print(plain_table(["rows", "MiB"], [[r["rows"], f"{r['MiB']:.1f}"] for r in document["batches"]]))
     if options.out is not None:
         write_json(options.out / "memory.json", document)
     return 0
