@@ -255,3 +255,33 @@ def test_long_sums_keep_their_digits():
     exact = float(v.double().square().sum())
     assert space.dot(v, v) == pytest.approx(exact, rel=1e-5)
     assert space.norm(v) == pytest.approx(exact**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_least_slope_is_below_that_of_the_minimiser(seed):
+    rng = np.random.default_rng(seed)
+    n, sigma = 30, 10.0 ** rng.uniform(-4, 4)
+    A, g = symmetric(rng, n) * 10.0 ** rng.uniform(-2, 2), rng.standard_normal(n) * 10.0 ** rng.uniform(-3, 3)
+    krylov = krylov_space(lambda v: A @ v, g, NumpySpace(n, np.float64), reorthogonalise=True)
+    for _ in range(5):
+        krylov.extend()
+        step = cubic.solve(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, sigma)
+        rounded = 1e-13 * step.norm * krylov.residual  # what the eigenvectors round away
+        assert 0.0 < krylov.least_slope(sigma) <= krylov.residual * abs(float(step.u[-1])) * (1 + 1e-9) + rounded
+
+
+def test_the_least_slope_is_near_enough_to_be_of_use():
+    """T = 2 and a residual of 0.1, small σ: u = 3/2, and the bound finds nearly half of ‖∇m‖ = 0.15."""
+    A = np.array([[2.0, 0.1], [0.1, 2.0]])
+    krylov = krylov_space(lambda v: A @ v, np.array([3.0, 0.0]), NumpySpace(2, np.float64), limit=1)
+    krylov.extend()
+    assert krylov.residual == pytest.approx(0.1)
+    assert 0.4 * 0.15 < krylov.least_slope(1e-12) < 0.15
+
+
+def test_there_is_no_bound_where_the_space_was_started_elsewhere(rng):
+    A = symmetric(rng, 6)
+    g, start = rng.standard_normal(6), rng.standard_normal(6)
+    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(6, np.float64), linear=g)
+    krylov.extend()
+    assert krylov.least_slope(1.0) == 0.0

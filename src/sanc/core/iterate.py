@@ -101,6 +101,7 @@ class Iterate:
     guessed: bool = False
     cubic_norm: float = 0.0
     at_rest: bool = False
+    _solved: tuple[cubic.Spectrum, float, cubic.CubicStep] | None = None  # the last step, which is asked for twice
 
     @property
     def space(self) -> Space:
@@ -121,9 +122,13 @@ class Iterate:
         """2.3: minimise the model in the Krylov space, globally; in the hard case the settings choose the sign."""
         assert self.krylov is not None
         assert self.spectrum is not None
+        known = self._solved
+        if known is not None and known[0] is self.spectrum and known[1] == sigma:
+            return known[2]
         step = cubic.solve(self.spectrum, self.krylov.linear, sigma)
         if step.hard:
             step = cubic.solve(self.spectrum, self.krylov.linear, sigma, self._hard_sign())
+        self._solved = (self.spectrum, sigma, step)
         return step
 
     def _hard_sign(self) -> float:

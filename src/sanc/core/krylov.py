@@ -245,6 +245,20 @@ class Krylov:
             last = beta
         return result
 
+    def least_slope(self, sigma: float) -> float:
+        """Bound ‖∇m‖ = β_j |u_j| of the cubic model's minimiser from below, without eigenpairs.
+
+        By Cramer's rule |u_j| = ‖g‖ β_1…β_{j−1} / det(T + μI), and Gershgorin's circles bound T, with it μ, and so the
+        determinant. A space that is far from its end is told from it for nothing.
+        """
+        reach, bound = self._scale, self.start_norm
+        shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * bound))
+        if not (self.from_gradient and 0.0 < shift < math.inf):
+            return 0.0
+        for beta in self.beta:
+            bound *= beta / shift
+        return bound
+
     def basis(self) -> Any:
         """Return Q as one block of rows; only where it is kept."""
         return self._source.basis(self.dim)

@@ -112,17 +112,21 @@ class KrylovSpace:
             krylov.extend()
             at.record.krylov_dim = j = krylov.dim
             last = krylov.invariant or j >= limit
-            # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step says it may do.
-            waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * self._tolerance(at.record.grad_norm))
-            if waits and not last:
-                continue
+            if not last:
+                # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step says it may do.
+                tolerance = self._tolerance(at.record.grad_norm)
+                waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
+                if waits or (self._solves and krylov.least_slope(at.judge.sigma) > tolerance):
+                    continue
             at.spectrum = cubic.spectrum(*krylov.tridiagonal())
-            step = self._bounded(at) if self._solves else None
-            if last or self._enough(at, krylov, at.spectrum, step):
-                return
+            if last or self._ritz_residual(at, krylov) <= self._ritz_tolerance(at.record.grad_norm):
+                step = self._bounded(at) if self._solves else None
+                if last or step is None or self._enough(at, krylov, step):
+                    return
+                if self._settings.krylov_stop == "forcing" and krylov.from_gradient:
+                    test_at, latest, shift = j + 1, max(j + 8, j + j // 5), step.multiplier
+                    continue
             test_at = j + max(1, j // 5)
-            if self._settings.krylov_stop == "forcing" and step is not None and krylov.from_gradient:
-                test_at, latest, shift = j + 1, max(j + 8, test_at), step.multiplier
 
     def _tolerance(self, grad_norm: float) -> float:
         """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
@@ -130,17 +134,20 @@ class KrylovSpace:
             return self._settings.gradient_tolerance
         return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self._goal)
 
-    def _enough(self, at: Iterate, krylov: Krylov, eigen: cubic.Spectrum, step: cubic.CubicStep | None) -> bool:
-        """2.2: whether ‖∇m(s)‖ = β_j |u_j| and the Ritz residual β_j |v_j| are small enough."""
-        s, grad_norm = self._settings, at.record.grad_norm
-        if s.krylov_stop == "paper":
-            ritz_residual = krylov.residual * abs(float(eigen.vectors[-1, 0]))
-            if ritz_residual > max(s.epsilon, grad_norm) / 2:
-                return False
-        if step is None:
-            return True
+    def _ritz_tolerance(self, grad_norm: float) -> float:
+        """Return what β_j |v_j| may be at most (2.2)."""
+        paper = self._settings.krylov_stop == "paper"
+        return max(self._settings.epsilon, grad_norm) / 2 if paper else math.inf
+
+    def _ritz_residual(self, at: Iterate, krylov: Krylov) -> float:
+        assert at.spectrum is not None
+        return krylov.residual * abs(float(at.spectrum.vectors[-1, 0]))
+
+    def _enough(self, at: Iterate, krylov: Krylov, step: cubic.CubicStep) -> bool:
+        """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
+        grad_norm = at.record.grad_norm
         tolerance = self._tolerance(grad_norm)
-        if s.krylov_stop == "forcing":
+        if self._settings.krylov_stop == "forcing":
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self._goal))
         return krylov.residual * abs(float(step.u[-1])) <= tolerance
 
@@ -158,11 +165,9 @@ class KrylovSpace:
         At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
         """
         assert at.spectrum is not None
-        assert at.krylov is not None
-        eigen, linear = at.spectrum, at.krylov.linear
-        step = cubic.solve(eigen, linear, at.judge.sigma)
-        if eigen.leftmost < 0.0 and step.norm > at.longest:
+        step = at.solve(at.judge.sigma)
+        if at.spectrum.leftmost < 0.0 and step.norm > at.longest:
             at.guessed = True
-            at.judge.shorten(lambda sigma: cubic.solve(eigen, linear, sigma).norm, at.longest)
-            step = cubic.solve(eigen, linear, at.judge.sigma)
+            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
+            step = at.solve(at.judge.sigma)
         return step

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import get_blas_funcs
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 """A small float64 array on the host."""
@@ -119,26 +120,22 @@ class NumpySpace(Space):
         self.dim = dim
         self.dtype = np.dtype(dtype)
         self.eps = float(np.finfo(self.dtype).eps)
+        self._length = get_blas_funcs("nrm2", dtype=self.dtype)  # which neither overflows nor underflows
 
     def inner(self, u: Any, v: Any) -> Scalar:
         return u.dot(v)
 
     def length(self, v: Any) -> Scalar:
-        with np.errstate(over="ignore"):
-            square = float(v.dot(v))
-        if 1e-280 < square < 1e280:
-            return math.sqrt(square)
-        largest = float(np.max(np.abs(v), initial=0.0))  # its square may over- or underflow
-        if largest == 0.0 or not math.isfinite(largest):
-            return largest
-        scaled = v / largest
-        return largest * math.sqrt(float(scaled.dot(scaled)))
+        return self._length(v)
 
     def products(self, rows: Any, v: Vector) -> Any:
         return rows.dot(v)
 
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
-        return [float(entry) for number in numbers for entry in np.ravel(number)]
+        read: list[float] = []
+        for number in numbers:
+            read.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
+        return read
 
     def zeros(self) -> Vector:
         return np.zeros(self.dim, self.dtype)

@@ -95,7 +95,7 @@ class LinearSum(FiniteSum):
         return self.__dict__ | {"_points": []}
 
     def value(self, w: Array) -> float:
-        return float(np.sum(self.loss.value(self._margins(w), self.y))) / self.n + self.penalty.value(w)
+        return float(self.loss.value(self._margins(w), self.y).sum()) / self.n + self.penalty.value(w)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
         z, g = self._margins(w), np.zeros(self.dim, self.dtype)
@@ -104,7 +104,7 @@ class LinearSum(FiniteSum):
             g += self._pull(X, slope[rows])
         g /= self.n
         g += self.penalty.gradient(w)
-        return float(np.sum(self.loss.value(z, self.y))) / self.n + self.penalty.value(w), g
+        return float(self.loss.value(z, self.y).sum()) / self.n + self.penalty.value(w), g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         bend, curvature = self.loss.bend(self._margins(w), self.y), self.penalty.curvature(w)
@@ -135,18 +135,17 @@ class LinearSum(FiniteSum):
             if known.dtype == w.dtype and np.array_equal(known, w):
                 self._points.append(self._points.pop(place))
                 return z
-        z = np.concatenate([self._times(X, w) for _, X in self._blocks()])
+        parts = [self._times(X, w) for _, X in self._blocks()]
+        z = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self._points = [*self._points[1 - _POINTS :], (w.copy(), z)]
         return z
 
     def _blocks(self) -> Iterator[tuple[slice, Any]]:
         """Go through X: at once where it is sparse or fits the cache."""
-        size = self.n
-        if isinstance(self.X, np.ndarray):
-            size = max(32, _BLOCK // (self.X.itemsize * self.features))
-        if size >= self.n:
+        if not isinstance(self.X, np.ndarray) or self.X.nbytes <= _BLOCK:
             yield slice(None), self.X
             return
+        size = max(32, _BLOCK // (self.X.itemsize * self.features))
         for begin in range(0, self.n, size):
             rows = slice(begin, min(begin + size, self.n))
             yield rows, self.X[rows]

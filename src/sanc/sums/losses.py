@@ -46,8 +46,8 @@ class LogisticLoss(_OneMargin):
 
     def value(self, z: Array, y: Array) -> Array:
         """Losses: log(1 + e^(t z)) with t = 1 − 2y."""
-        with np.errstate(invalid="ignore"):  # NaN is an answer, which the caller judges
-            losses: Array = np.logaddexp(0.0, (1 - 2 * y) * z)
+        t = (1 - 2 * y) * z
+        losses: Array = np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)
         return losses
 
     def slope(self, z: Array, y: Array) -> Array:
@@ -150,7 +150,7 @@ class Penalty:
         """λ Σ w²/(1+w²) or (λ/2)‖w‖²."""
         if self.kind == "nonconvex":
             square = w * w
-            return self.strength * float(np.sum(square / (1 + square)))
+            return self.strength * float((square / (1 + square)).sum())
         return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
     def gradient(self, w: Array) -> Array | float:

@@ -29,16 +29,17 @@ class Draws:
 
     def __init__(self, n: int, seed: int, sampling: Sampling) -> None:
         self._n, self._seed, self._sampling = n, seed, sampling
-        state: Any = np.random.Philox(seed).state
-        self._key = state["state"]["key"]
+        self._bits = np.random.Philox(seed)
+        self._generator, self._state = np.random.Generator(self._bits), self._bits.state
         self._orders: dict[int, tuple[tuple[int, int], Rows]] = {}
 
     def rows(self, iteration: int, role: int, size: int) -> Rows:
         """Return the rows of a sample."""
         if self._sampling == "buffered":
             return self._batch(iteration, role, size)
-        bits = np.random.Philox(key=self._key, counter=np.array([0, 0, iteration, role], np.uint64))
-        return np.random.Generator(bits).choice(self._n, size, replace=False, shuffle=False)
+        self._state["state"]["counter"][2:] = iteration, role
+        self._bits.state = self._state
+        return self._generator.choice(self._n, size, replace=False, shuffle=False)
 
     def _batch(self, iteration: int, role: int, size: int) -> Rows:
         """Return the rows that come next out of a shuffle buffer of one batch, as in the authors' program."""
