@@ -156,7 +156,7 @@ class AutogradOracle(Oracle):
             return known
         return self.remember(x, *self.unread_gradient(x))
 
-    def remember(self, x: Any, value: Tensor, g: Tensor) -> tuple[float, Any]:
+    def remember(self, x: Any, value: Any, g: Any) -> tuple[float, Any]:
         """Read the value that came with a gradient, and remember both."""
         known = (float(value), g)
         self._values.setdefault(self.samples[0], Recent()).put(x, known[0])

@@ -111,7 +111,7 @@ class Iterate:
     def measure(self) -> None:
         """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
         self.record.value, self.g = self.oracle.gradient(self.x)
-        self.record.grad_norm = self.space.norm(self.g)
+        self.record.grad_norm = self.oracle.gradient_norm(self.g)
 
     @property
     def finite(self) -> bool:

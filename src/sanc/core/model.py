@@ -113,7 +113,7 @@ class KrylovSpace:
             at.record.krylov_dim = j = krylov.dim
             last = krylov.invariant or j >= limit
             if not last:
-                # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step says it may do.
+                # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
                 tolerance = self._tolerance(at.record.grad_norm)
                 waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
                 if waits or (self._solves and krylov.least_slope(at.judge.sigma) > tolerance):

@@ -118,6 +118,10 @@ class Oracle(ABC):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
 
+    def gradient_norm(self, g: Vector) -> float:
+        """‖g‖ of a gradient that it answered; an oracle that has read it along spares the host a wait."""
+        return self.space.norm(g)
+
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""

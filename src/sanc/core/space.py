@@ -222,7 +222,7 @@ class TorchSpace(Space):
         return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
 
     def combine(self, rows: Any, coefficients: Floats, onto: Any = None) -> Vector:
-        weights = torch.from_numpy(coefficients).to(self.device, self.dtype)
+        weights = torch.as_tensor(coefficients, dtype=self.dtype).to(self.device)
         total = weights @ rows if onto is None else torch.addmv(onto, rows.t(), weights)
         return total
 

@@ -112,6 +112,7 @@ class Capture:
                 given,
                 limit=min(s.krylov_dim, leaves.dim),
                 reorthogonalise=on_samples or s.reorthogonalise,
+                joint=not on_samples,
                 scaled=on_samples and s.minibatch is not None and s.minibatch.metric > 0,
                 hvp=hvp,
                 exact=self._method.exact,

@@ -49,6 +49,8 @@ class CapturedOracle(AutogradOracle):
         Dimension of a Krylov space.
     reorthogonalise : bool
         Whether its vectors are orthogonalised against all earlier ones.
+    joint : bool
+        Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
     scaled : bool
         Whether Lanczos works in a metric.
     hvp : str
@@ -66,6 +68,7 @@ class CapturedOracle(AutogradOracle):
         *,
         limit: int,
         reorthogonalise: bool,
+        joint: bool,
         scaled: bool,
         hvp: Any,
         exact: bool,
@@ -77,12 +80,15 @@ class CapturedOracle(AutogradOracle):
         self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
-        self._limit, self._how = limit, {"limit": limit, "reorthogonalise": reorthogonalise}
+        self._limit, self._how, self._joint = limit, {"limit": limit, "reorthogonalise": reorthogonalise}, joint
         self._point, self._first = self.leaves.read(), self.leaves.read()
         self._scale = torch.ones_like(self._point) if scaled else None
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._started: Any = None  # the vector from which Lanczos was launched
+        self._answered: tuple[Any, list[float]] = (
+            None,
+            [],
+        )  # the last gradient, and what was read with it
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -127,42 +133,53 @@ class CapturedOracle(AutogradOracle):
     def _record(self) -> None:
         """Record a gradient, a value on each sample that needs one, and Lanczos."""
         record = self._recorder.record
-        self._gradient_recording = record(self._gradient_body)
+        self._gradient_recording = record(self._joint_body if self._joint else self._gradient_body)
         self._check_gradient()
         for sample in {self._inputs.samples[0], self._inputs.samples[2]}:
             self._value_recordings[sample] = record(partial(self._value_body, sample))
-        self._first.copy_(self._gradient_recording.outputs[1])
-        self._lanczos_recording = record(self._lanczos_body)
+        if not self._joint:
+            self._first.copy_(self._gradient_recording.outputs[1])
+            self._lanczos_recording = record(self._lanczos_body)
 
-    def _gradient_body(self) -> list[Tensor]:
+    def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
+        """Return f and ‖g‖ side by side, g, and the loss without decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
-        inner.begin(0, products=False)
+        inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
         self._trained = inner.training  # in the memory of the recording
         assert inner.raw_loss is not None
-        return [value, g, inner.raw_loss]
+        return [torch.stack([value, inner.space.length(g).double()]), g, inner.raw_loss]
+
+    def _joint_body(self) -> list[Tensor]:
+        """Return the same with the columns of T beside f and ‖g‖, and the rows of Q; they share one graph."""
+        read, g, raw = self._gradient_body(products=True)
+        rows, numbers = self._columns(g)
+        return [torch.cat([read, numbers[1:]]), g, raw, rows]
 
     def _value_body(self, sample: Sample) -> list[Tensor]:
         self.leaves.write(self._point)
         return [self.leaves.penalised(self._inner.forward(sample), self._point)]
 
     def _lanczos_body(self) -> list[Tensor]:
-        inner = self._inner
-        inner.bind(*self._inputs.samples)
-        operator = inner.hessian(self._point)
-        made: Any = inner.lanczos(operator, self._first, self._scale, **self._how)
+        self._inner.bind(*self._inputs.samples)
+        return self._columns(self._first)
+
+    def _columns(self, start: Tensor) -> list[Tensor]:
+        """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
+        operator = self._inner.hessian(self._point)
+        made: Any = self._inner.lanczos(operator, start, self._scale, **self._how)
         assert isinstance(made, Lanczos)
         for _ in range(self._limit):
             made.extend()
         operator.release()
         numbers = [made.length, *(number for column in made.columns for number in column)]
-        return [made.basis(self._limit), torch.stack([n.double() for n in numbers])]
+        return [made.basis(self._limit), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:
         """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
-        value, g, _ = self._gradient_recording.replay()
-        value, g = value.clone(), g.clone()
+        read, g, *_ = self._gradient_recording.replay()
+        value, g = read[0].clone(), g.clone()
         eager, slope = self._inner.unread_gradient(self._point)
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         tolerance = _TOLERANCE[self.leaves.dtype]
@@ -184,7 +201,7 @@ class CapturedOracle(AutogradOracle):
     def fill(self, batches: Sequence[Any], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
         self.bind(*self._inputs.samples)
-        self._started = None
+        self._answered = (None, [])
         self._inputs.fill(batches)
         self.meter = meter
 
@@ -202,13 +219,15 @@ class CapturedOracle(AutogradOracle):
         if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
             return super().gradient(x)
         self._at(x)
-        value, g, raw = self._gradient_recording.replay()
+        read, g, raw, *_ = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
-        g = g.clone()
-        if self._products and self._scale is None:  # Lanczos will start there, and is launched before anybody waits
-            self._start_lanczos(g)
-        return self.remember(x, value, g)
+        self._answered = (g.clone(), read.tolist())
+        return self.remember(x, self._answered[1][0], self._answered[0])
+
+    def gradient_norm(self, g: Vector) -> float:
+        known, read = self._answered
+        return read[1] if known is g else super().gradient_norm(g)
 
     def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
         recording = self._value_recordings.get(sample)
@@ -224,21 +243,21 @@ class CapturedOracle(AutogradOracle):
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
         if not usual or (scale is None) is not (self._scale is None):
             return super().lanczos(operator, start, scale, **how)
-        if self._started is not start:
+        if self._joint:
+            known, read = self._answered
+            if known is not start:
+                return super().lanczos(operator, start, scale, **how)
+            numbers, rows = read[1:], self._gradient_recording.outputs[3]
+        else:
             self._at(operator.x)  # type: ignore[attr-defined]
+            self._first.copy_(start)  # type: ignore[arg-type]
             if self._scale is not None:
                 self._scale.copy_(scale)  # type: ignore[arg-type]
-            self._start_lanczos(start)
-        self._started = None
-        rows, numbers = self._lanczos_recording.outputs
-        return Replayed(numbers.tolist(), rows, self.space)
-
-    def _start_lanczos(self, start: Any) -> None:
-        self._first.copy_(start)
-        self._lanczos_recording.replay()
-        self._started = start
+            rows, unread = self._lanczos_recording.replay()
+            numbers = unread.tolist()
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
+        return Replayed(numbers, rows, self.space)
 
 
 class Replayed:
