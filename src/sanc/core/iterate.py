@@ -67,8 +67,6 @@ class Iterate:
         The cubic point of the iteration before, where momentum needs it.
     g : vector
         The gradient on S_g.
-    trial, trial_norm : vector and float
-        The last trial point of a cubic step, and its length.
     operator : Operator or None
         B on S_B.
     krylov, spectrum : Krylov and Spectrum, or None
@@ -92,8 +90,6 @@ class Iterate:
     start: Vector | None = None
     previous: Vector | None = None
     g: Vector = field(init=False)
-    trial: Vector | None = None
-    trial_norm: float = math.nan
     operator: Operator | None = None
     krylov: Krylov | None = None
     spectrum: cubic.Spectrum | None = None
@@ -111,7 +107,7 @@ class Iterate:
     def measure(self) -> None:
         """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
         self.record.value, self.g = self.oracle.gradient(self.x)
-        self.record.grad_norm = self.oracle.gradient_norm(self.g)
+        self.record.grad_norm = self.oracle.norm(self.g)
 
     @property
     def finite(self) -> bool:
@@ -145,13 +141,11 @@ class Iterate:
         assert self.krylov is not None
         (s,) = self.krylov.combine(step.u)
         self.release()
-        self.trial = s + self.x
-        self.trial_norm = self.space.norm(self.trial)
-        return self.trial
+        return s + self.x
 
     def vanishes(self, step: cubic.CubicStep) -> bool:
-        """Whether a step is lost in the rounding of the trial point."""
-        return step.norm <= self.space.eps * self.trial_norm < math.inf
+        """Whether a step is lost in the rounding of x."""
+        return step.norm <= self.space.eps * self.oracle.norm(self.x) < math.inf
 
     def release(self) -> None:
         """Let go of what products need."""
@@ -170,8 +164,7 @@ class Iterate:
         """F at a trial point on S_f; NaN where the point itself is not finite."""
         value = self.oracle.value(point)
         self.record.trials += 1
-        norm = self.trial_norm if point is self.trial else self.space.norm(point)
-        return value if math.isfinite(norm) else math.nan
+        return value if math.isfinite(self.oracle.norm(point)) else math.nan
 
     def stay(self, note: str = "") -> Vector:
         """End the iteration at x; with samples, d = 0 says something only if g is 0."""

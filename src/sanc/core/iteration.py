@@ -124,11 +124,11 @@ class Iteration:
             if self.method.uses_krylov:
                 self.model.build(at)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most Ritz pair λ1, v
             for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
-                trial = at.trial_point(step)  # s = Qu
                 if at.vanishes(step):
                     at.judge.forget()
                     at.record.note = "the cubic step vanishes in the rounding of x"
                     break
+                trial = at.trial_point(step)  # s = Qu
                 point = self.acceptance.judge(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1
                 if point is not None:
                     return point

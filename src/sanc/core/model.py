@@ -157,7 +157,7 @@ class KrylovSpace:
         if radius is None:
             return math.inf
         at.guessed = at.record.iteration == 0
-        return max(radius * max(1.0, 0.1 * at.space.norm(at.x)), LONGER * at.reach)
+        return max(radius * max(1.0, 0.1 * at.oracle.norm(at.x)), LONGER * at.reach)
 
     def _bounded(self, at: Iterate) -> cubic.CubicStep:
         """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.

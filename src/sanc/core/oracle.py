@@ -118,9 +118,9 @@ class Oracle(ABC):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
 
-    def gradient_norm(self, g: Vector) -> float:
-        """‖g‖ of a gradient that it answered; an oracle that has read it along spares the host a wait."""
-        return self.space.norm(g)
+    def norm(self, v: Vector) -> float:
+        """‖v‖ of a point that it was asked at, or a gradient that it answered; who read it along spares a wait."""
+        return self.space.norm(v)
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:

@@ -85,10 +85,8 @@ class CapturedOracle(AutogradOracle):
         self._scale = torch.ones_like(self._point) if scaled else None
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._answered: tuple[Any, list[float]] = (
-            None,
-            [],
-        )  # the last gradient, and what was read with it
+        self._answered: tuple[Any, list[float]] = (None, [])  # the last gradient, and what was read with it
+        self._norms: list[tuple[Any, float]] = []  # of the points and the gradient of this step
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -142,24 +140,27 @@ class CapturedOracle(AutogradOracle):
             self._lanczos_recording = record(self._lanczos_body)
 
     def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
-        """Return f and ‖g‖ side by side, g, and the loss without decay."""
+        """Return f, ‖x‖ and ‖g‖ side by side, g, and the loss without decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
         self._trained = inner.training  # in the memory of the recording
         assert inner.raw_loss is not None
-        return [torch.stack([value, inner.space.length(g).double()]), g, inner.raw_loss]
+        norms = torch.stack([inner.space.length(self._point), inner.space.length(g)])
+        return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
 
     def _joint_body(self) -> list[Tensor]:
-        """Return the same with the columns of T beside f and ‖g‖, and the rows of Q; they share one graph."""
+        """Return the same with the columns of T after ‖g‖, and the rows of Q; they share one graph."""
         read, g, raw = self._gradient_body(products=True)
         rows, numbers = self._columns(g)
         return [torch.cat([read, numbers[1:]]), g, raw, rows]
 
     def _value_body(self, sample: Sample) -> list[Tensor]:
+        """Return f and ‖x‖ side by side."""
         self.leaves.write(self._point)
-        return [self.leaves.penalised(self._inner.forward(sample), self._point)]
+        value = self.leaves.penalised(self._inner.forward(sample), self._point)
+        return [torch.stack([value, self.space.length(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
         self._inner.bind(*self._inputs.samples)
@@ -201,7 +202,7 @@ class CapturedOracle(AutogradOracle):
     def fill(self, batches: Sequence[Any], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
         self.bind(*self._inputs.samples)
-        self._answered = (None, [])
+        self._answered, self._norms = (None, []), []
         self._inputs.fill(batches)
         self.meter = meter
 
@@ -222,19 +223,26 @@ class CapturedOracle(AutogradOracle):
         read, g, raw, *_ = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
-        self._answered = (g.clone(), read.tolist())
-        return self.remember(x, self._answered[1][0], self._answered[0])
+        g = g.clone()
+        value, x_norm, *numbers = read.tolist()
+        self._answered = (g, numbers)
+        self._norms += [(x, x_norm), (g, numbers[0])]
+        return self.remember(x, value, g)
 
-    def gradient_norm(self, g: Vector) -> float:
-        known, read = self._answered
-        return read[1] if known is g else super().gradient_norm(g)
+    def norm(self, v: Vector) -> float:
+        for known, norm in self._norms:
+            if known is v:
+                return norm
+        return super().norm(v)
 
     def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
         recording = self._value_recordings.get(sample)
         if recording is None:
             return super().evaluate(x, sample, graph=graph)
         self._at(x)
-        (value,) = recording.replay()
+        (read,) = recording.replay()
+        value, norm = read.tolist()
+        self._norms.append((x, norm))
         self.meter.count_value(sample.size)
         return float(value)
 
@@ -244,10 +252,10 @@ class CapturedOracle(AutogradOracle):
         if not usual or (scale is None) is not (self._scale is None):
             return super().lanczos(operator, start, scale, **how)
         if self._joint:
-            known, read = self._answered
+            known, numbers = self._answered
             if known is not start:
                 return super().lanczos(operator, start, scale, **how)
-            numbers, rows = read[1:], self._gradient_recording.outputs[3]
+            rows = self._gradient_recording.outputs[3]
         else:
             self._at(operator.x)  # type: ignore[attr-defined]
             self._first.copy_(start)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ class MinibatchIteration:
         refresh = self._due()
         oracle.begin(state.iteration, products=refresh)
         record.value, g = oracle.gradient(x)
-        record.grad_norm = oracle.gradient_norm(g)
+        record.grad_norm = oracle.norm(g)
         oracle.meter.paper_calls += oracle.sizes[0]
         if not (math.isfinite(record.value) and math.isfinite(record.grad_norm)):
             what = "gradient" if math.isfinite(record.value) else "loss"
