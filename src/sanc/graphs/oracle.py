@@ -85,8 +85,6 @@ class CapturedOracle(AutogradOracle):
         self._scale = torch.ones_like(self._point) if scaled else None
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._answered: tuple[Any, list[float]] = (None, [])  # the last gradient, and what was read with it
-        self._norms: list[tuple[Any, float]] = []  # of the points and the gradient of this step
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -202,9 +200,13 @@ class CapturedOracle(AutogradOracle):
     def fill(self, batches: Sequence[Any], meter: Meter) -> None:
         """Begin a step: copy its batches in, and count with this meter."""
         self.bind(*self._inputs.samples)
-        self._answered, self._norms = (None, []), []
         self._inputs.fill(batches)
         self.meter = meter
+
+    def unbind(self) -> None:
+        super().unbind()
+        self._answered: tuple[Any, list[float]] = (None, [])  # the last gradient, and what was read with it
+        self._norms: list[tuple[Any, float]] = []  # of the points and the gradient of this step
 
     def _at(self, x: Any) -> None:
         """Let the recordings speak of x; each of them writes it into the leaves."""
