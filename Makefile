@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?=
+TESTS ?= tests
 OLDEST ?= .venv-oldest
 OLDEST_PYTHON ?= python3.11
 BIN := $(VENV)/bin
