@@ -509,6 +509,7 @@ def test_steps_leak_no_memory(hvp, count):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit < 50e6
 
 
+@pytest.mark.slow
 def test_sigma_recovers_from_anything():
     """A converged loss rejects for ever and a thousand NaN batches do too: neither may end the run for good."""
     w = nn.Parameter(torch.ones(3))

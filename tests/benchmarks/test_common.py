@@ -74,6 +74,7 @@ def test_quick(capsys):
     assert row.split("|")[2].strip() == str(len(deterministic.QUICK))
 
 
+@pytest.mark.slow
 def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
     assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ablation.json").read_text())

@@ -84,6 +84,7 @@ def test_a_step_without_a_basis_repeats_the_step_with_one():
     torch.testing.assert_close(finals[0], finals[1], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     assert memory.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -115,6 +116,7 @@ def test_growth_is_compared_with_the_calls_that_are_named():
     assert all(torch.allclose(a, b) for a, b in zip(products, wanted, strict=True))
 
 
+@pytest.mark.slow
 def test_the_command_that_draws_growth(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert scaling.main(["--quick", "--out", str(tmp_path)]) == 0

@@ -19,6 +19,7 @@ from benchmarks import networks, stochastic
 # ---------------------------------------------------------------------- logistic regression
 
 
+@pytest.mark.slow
 def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stochastic.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "breast_cancer" in capsys.readouterr().out
@@ -82,6 +83,7 @@ def test_stochastic_names_missing_data(
 # ---------------------------------------------------------------------- networks
 
 
+@pytest.mark.slow
 def test_networks_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert networks.main(["--quick", "--steps", "30", "--out", str(tmp_path)]) == 0
     assert "| digits | robust" in capsys.readouterr().out

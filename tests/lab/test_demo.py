@@ -50,6 +50,7 @@ def test_every_method_lowers_the_loss_within_its_budget(made):
         assert all(b >= a for a, b in pairwise(run.columns["seconds"]))
 
 
+@pytest.mark.slow
 def test_one_that_was_finished_is_made_anew_with_the_same_losses(made, scheduler, capsys):
     out, _ = made
     before = losses(out)

@@ -54,6 +54,7 @@ def test_a_sheet_shows_the_means_over_three_axes_twice(tmp_path):
     assert "w1a" in words and "a subtitle" in words and "one run of each method" in words
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(tmp_path):
     write_run(tmp_path, "fig9-a", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4)], figure="fig9")
     kept = []

@@ -293,6 +293,7 @@ runs.execute(RunSpec(panel, "sanc", 0), Path(sys.argv[1]), checkpoint_every=0.05
 """
 
 
+@pytest.mark.slow
 def test_kill_9_and_the_same_trace(tmp_path):
     """A process is killed at a random moment after its first checkpoint; the run then goes on in this one."""
     calls = 200_000

@@ -312,6 +312,7 @@ def test_the_page_draws_without_errors_or_requests(browser, written):
     assert "NaN" not in browser.run("document.body.innerHTML.replace(/<script[^]*?<\\/script>/g, '')")
 
 
+@pytest.mark.slow
 def test_axes_and_methods_switch_by_address_and_by_hand(browser, written):
     browser.open(written.as_uri())
     before = heights(browser)
@@ -352,6 +353,7 @@ def test_every_chart_is_drawn_on_every_axis(browser, written):
     assert browser.faults()[0] == [] and browser.data()["errors"] == "0"
 
 
+@pytest.mark.slow
 def test_pointer_and_keys_read_values_and_zoom(browser, written):
     browser.open(written.as_uri())
     browser.run("document.documentElement.style.scrollBehavior = 'auto'")
@@ -408,6 +410,7 @@ def test_colours_follow_the_system_and_the_button(browser, written, dark):
     [(375, True), (320, False)],
     ids=["375-dark", "320-light"],
 )
+@pytest.mark.slow
 def test_a_narrow_screen_does_not_scroll_sideways(browser, written, width, dark):
     browser.open(written.as_uri(), width=width, height=812, dark=dark)
     browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
