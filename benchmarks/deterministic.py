@@ -31,8 +31,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_CANCELLATION", "TRUE")  # GALAHAD's sparse solver wants both
-os.environ.setdefault("OMP_PROC_BIND", "TRUE")
+if __name__ == "__main__":  # before OpenMP starts; whoever only imports this is not bound to one core
+    os.environ.setdefault("OMP_CANCELLATION", "TRUE")  # GALAHAD's sparse solver wants both
+    os.environ.setdefault("OMP_PROC_BIND", "TRUE")
 
 import numpy as np
 import scipy.optimize
