@@ -87,11 +87,6 @@ class Buffers:
             if (id(module), name) not in self._saved:
                 self._saved[id(module), name] = (module, name, buffer, buffer.detach().clone())
 
-    @property
-    def some(self) -> bool:
-        """Whether there were any."""
-        return bool(self._saved)
-
     def put_back(self) -> None:
         """Restore everything that was remembered."""
         for module, name, buffer, content in self._saved.values():

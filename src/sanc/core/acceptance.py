@@ -17,15 +17,11 @@ from sanc.core.space import Vector
 class Acceptance(Protocol):
     """Judges a trial point, moves σ, and returns the next point, or None where the step is rejected."""
 
-    tests: bool
-
     def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None: ...
 
 
 class ByRatio:
     """Take a step where f falls by at least η1 of what the model promised."""
-
-    tests = True
 
     def __init__(self, settings: Settings) -> None:
         self._rounding = robust.Rounding(settings) if settings.rounding_guard else None
@@ -51,8 +47,6 @@ class ByRatio:
 
 class Always:
     """Take every step at whose end f is finite; σ keeps its fixed value."""
-
-    tests = False
 
     def __init__(self, settings: Settings) -> None:
         self._momentum = settings.momentum

@@ -63,15 +63,11 @@ def choose(
 class OnRejection(Protocol):
     """Ends an iteration whose cubic step failed, or that had none."""
 
-    needs_krylov: bool
-
     def point(self, at: Iterate, *, only: bool) -> Vector: ...
 
 
 class Stay:
     """Keep x; σ has grown."""
-
-    needs_krylov = False
 
     def __init__(self, settings: Settings) -> None:
         pass
@@ -87,8 +83,6 @@ class Escape:
     `only` says in its methods that the method has no model, so that this is its step, not its way out: it may not stay,
     and σ measures nothing but how often a step was not finite.
     """
-
-    needs_krylov = True
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -145,8 +139,6 @@ class Escape:
 
 class GradientStep(Escape):
     """Step along the gradient with a fixed step size: SGD."""
-
-    needs_krylov = False
 
     def point(self, at: Iterate, *, only: bool) -> Vector:
         """Return x − lr·g."""

@@ -61,7 +61,7 @@ class Iteration:
         self.method = method
         self.settings = settings
         self.acceptance = method.acceptance(settings)
-        tested = settings if self.acceptance.tests else replace(settings, resolves=0, first_radius=None)
+        tested = settings if method.tested else replace(settings, resolves=0, first_radius=None)
         self.model = method.model(tested, goal)
         self.on_rejection = method.on_rejection(settings)
         self.state = State(seed=seed, sigma=settings.sigma0)

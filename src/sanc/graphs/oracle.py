@@ -189,10 +189,6 @@ class CapturedOracle(AutogradOracle):
 
     # ------------------------------------------------------------------ answering
 
-    def takes(self, batches: Sequence[Any]) -> bool:
-        """Whether a step on these batches is plainly one of those recorded."""
-        return self._inputs.take(batches)
-
     def fits(self, leaves: Leaves) -> bool:
         """Whether the recordings still speak of these leaves."""
         return leaves.matches(self.leaves) and leaves.decays == self.leaves.decays and _places(leaves) == self._places

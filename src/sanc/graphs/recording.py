@@ -142,7 +142,6 @@ class Inputs:
         first = batches[0]
         assert first is not None
         self._tensors = [None if batch is None else [t.detach().clone() for t in batch.tensors] for batch in batches]
-        self._losses = [None if batch is None else identity(batch.loss) for batch in batches]
         self._described = [None if batch is None else described(batch.loss) for batch in batches]  # so that ids stay
         samples: list[Sample] = []
         for name, batch, tensors in zip(("closure", "hessian", "objective"), batches, self._tensors, strict=True):
@@ -151,22 +150,6 @@ class Inputs:
             else:
                 samples.append(Sample(name, [(1.0, Batch(batch.loss, *tensors))], len(batch), None))
         self.samples = samples
-
-    def take(self, batches: Sequence[Any]) -> bool:
-        """Whether these batches fit into the same memory, and have the same loss functions."""
-        for batch, tensors, loss in zip(batches, self._tensors, self._losses, strict=True):
-            if (batch is None) is not (tensors is None):
-                return False
-            if batch is None or tensors is None:
-                continue
-            if type(batch) is not Batch or identity(batch.loss) != loss:
-                return False
-            for new, old in zip(batch.tensors, tensors, strict=False):
-                if new.shape != old.shape or new.dtype != old.dtype or new.device != old.device:
-                    return False
-            if len(batch.tensors) != len(tensors):
-                return False
-        return True
 
     def fill(self, batches: Sequence[Batch | None], roles: Sequence[int] = (0, 1, 2)) -> None:
         """Copy a step's batches in."""
