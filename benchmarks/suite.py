@@ -1,0 +1,350 @@
+"""The tasks of `benchmarks.networks`: network, loss, data, batch size, steps, penalty and precision.
+
+There are two halves, fixed before anything was tuned. Numbers of the optimisers may be chosen on the tasks of the first
+half ("chosen"). The tasks of the second half ("unseen") are for measuring only.
+
+A loss is a function of the network and of the tensors of a batch, and is a mean over the rows. The first half is mostly
+ordinary. The second has mixed precision, noise inside the loss, wrong labels, features of very different scales,
+targets that are not scaled, and small and large batches. Initial weights and the order of the batches are functions of
+the seed alone. The data are those of `benchmarks.suite_data`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from benchmarks import suite_data as data
+from sanc.lab import models
+
+LOOK = 4096
+"""Most training rows on which the full training loss is evaluated."""
+
+# ---------------------------------------------------------------------- networks
+
+
+def stack(widths: Sequence[int], act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers with an activation between them."""
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Add(nn.Module):
+    """x + f(x), and an activation after it where there is one."""
+
+    def __init__(self, *inner: nn.Module, after: nn.Module | None = None, way: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner, self.after, self.way = nn.Sequential(*inner), after or nn.Identity(), way or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.way(x) + self.inner(x))
+
+
+def _conv(a: int, b: int, side: int = 3, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(a, b, side, stride, side // 2, bias=False), nn.BatchNorm2d(b)]
+
+
+def resnet() -> nn.Module:
+    """Three residual blocks of 16, 32 and 64 channels."""
+    layers: list[nn.Module] = [*_conv(3, 16), nn.ReLU()]
+    for a, b in ((16, 16), (16, 32), (32, 64)):
+        way = nn.Sequential(*_conv(a, b, 1, b // a)) if a != b else None
+        layers.append(Add(*_conv(a, b, 3, b // a), nn.ReLU(), *_conv(b, b), after=nn.ReLU(), way=way))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Attention(nn.Module):
+    """Self-attention, written out."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        q, k, v = self.into(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(rows, length, width))
+
+
+def _block(width: int, heads: int, causal: bool) -> list[nn.Module]:
+    wide = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+    return [Add(nn.LayerNorm(width), Attention(width, heads, causal)), Add(*wide)]
+
+
+class Place(nn.Module):
+    """Add a learned vector for each place of a sequence."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(0.02 * torch.randn(length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.vectors
+
+
+def chars() -> nn.Module:
+    """Two causal blocks of width 128."""
+    blocks = [layer for _ in range(2) for layer in _block(128, 4, causal=True)]
+    return nn.Sequential(
+        nn.Embedding(data.SYMBOLS, 128),
+        Place(data.CONTEXT, 128),
+        *blocks,
+        nn.LayerNorm(128),
+        nn.Linear(128, data.SYMBOLS),
+    )
+
+
+class Mean(nn.Module):
+    """Mean over one dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class Patches(nn.Module):
+    """Cut images of 32 × 32 into 64 patches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(x), 64, 48)
+
+
+def vit() -> nn.Module:
+    """Three blocks of width 96 on patches of 4 × 4."""
+    blocks = [layer for _ in range(3) for layer in _block(96, 4, causal=False)]
+    return nn.Sequential(
+        Patches(), nn.Linear(48, 96), Place(64, 96), *blocks, nn.LayerNorm(96), Mean(), nn.Linear(96, 10)
+    )
+
+
+class Factors(nn.Module):
+    """Dot products of vectors of users and items, with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(1000, 16), nn.Embedding(500, 16)
+        self.offsets = nn.ModuleList([nn.Embedding(1000, 1), nn.Embedding(500, 1)])
+        self.level = nn.Parameter(torch.zeros(()))
+        for part in (self.users, self.items, *self.offsets):
+            nn.init.normal_(part.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = (self.users(x[:, 0]) * self.items(x[:, 1])).sum(1)
+        return product + self.offsets[0](x[:, 0])[:, 0] + self.offsets[1](x[:, 1])[:, 0] + self.level
+
+
+class Recurrent(nn.Module):
+    """A tanh cell that reads an image row by row."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.into, self.again = nn.Linear(28, width), nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.into(x[:, 0])
+        state = torch.tanh(given[:, 0])
+        for place in range(1, given.shape[1]):
+            state = torch.tanh(given[:, place] + self.again(state))
+        return self.out(state)
+
+
+class Coder(nn.Module):
+    """The two halves of a variational autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = stack((784, 400, 40)), stack((20, 400, 784))
+
+
+def plain_cnn() -> nn.Module:
+    """Two convolutions and two linear layers, ReLU."""
+    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32 * 49, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def residual() -> nn.Module:
+    """Three residual blocks of width 128."""
+    blocks = [Add(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128)) for _ in range(3)]
+    return nn.Sequential(nn.Linear(54, 128), *blocks, nn.ReLU(), nn.Linear(128, 2))
+
+
+# ---------------------------------------------------------------------- losses
+
+
+def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy; of sequences over all places."""
+    scores = model(x)
+    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), y.reshape(-1))
+
+
+def regress(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Half the squared error, summed over the targets of a row."""
+    error = model(x).reshape(y.shape) - y
+    return 0.5 * error.square().sum() / len(y)
+
+
+def reconstruct(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+    """Binary cross entropy, summed over pixels."""
+    return F.binary_cross_entropy_with_logits(model(x), x, reduction="sum") / len(x)
+
+
+def evidence(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+    """Negative evidence lower bound; the noise is drawn here."""
+    assert isinstance(model, Coder)
+    mean, spread = model.encode(x).chunk(2, 1)
+    code = mean + torch.randn(mean.shape, device=mean.device) * (0.5 * spread).exp()
+    distance = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum()
+    return (F.binary_cross_entropy_with_logits(model.decode(code), x, reduction="sum") + distance) / len(x)
+
+
+def poisson(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+    """Squared residual of −Δu = f on the unit square, u = 0 on its rim; u = sin πx sin 2πy + ½ sin 4πx sin πy."""
+    with torch.enable_grad():  # the network is differentiated even where only a value is asked for
+        x = x.detach().requires_grad_()
+        rim = 16 * x[:, 0] * (1 - x[:, 0]) * x[:, 1] * (1 - x[:, 1])
+        u = rim * model(2 * x - 1)[:, 0]
+        (slopes,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        curvature = x.new_zeros(len(x))
+        for i in range(2):
+            (second,) = torch.autograd.grad(slopes[:, i].sum(), x, create_graph=True)
+            curvature = curvature + second[:, i]
+        a, b = (math.pi * x.detach()).unbind(1)
+        right = 5 * (a.sin() * (2 * b).sin()) + 8.5 * ((4 * a).sin() * b.sin())
+        return (curvature / math.pi**2 + right).square().mean()
+
+
+# ---------------------------------------------------------------------- the tasks
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network to be trained; steps and batch are those of a first-order method."""
+
+    name: str
+    half: str
+    arrays: Callable[[Path | None], data.Arrays]
+    network: Callable[[], nn.Module]
+    loss: Callable[..., Tensor]
+    batch: int
+    steps: int = 1200
+    decay: float = 0.0
+    autocast: bool = False
+    xavier: bool = False
+    """Initialised as in the paper."""
+
+
+class Problem:
+    """A task with its data on a device."""
+
+    def __init__(self, task: Task, folder: Path | None, device: torch.device | str) -> None:
+        arrays = task.arrays(folder)
+        self.task, self.device = task, torch.device(device)
+        self.note = str(arrays["note"]) if "note" in arrays else ""
+        x, y, held_x, held_y = (self._tensor(arrays[key]) for key in ("x", "y", "held_x", "held_y"))
+        self.train, self.held = (x, y), (held_x[:LOOK], held_y[:LOOK])
+        rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[:LOOK]).to(self.device)
+        self.seen = (x[rows], y[rows])
+        self.size = min(task.batch, len(x))
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(np.array(array, np.float32 if array.dtype.kind == "f" else np.int64)).to(self.device)
+
+    def model(self, seed: int) -> nn.Module:
+        """Return the network with the weights of a seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.task.network()
+        if self.task.xavier:
+            models.initialise(model, seed)
+        return model.to(self.device).train()
+
+    def loss(self, model: nn.Module, *, penalty: bool = True) -> Callable[..., Tensor]:
+        """Return the loss of a model as a function of a batch, the penalty ½·decay·‖W‖² on the weights included."""
+        task, kind = self.task, self.device.type
+        weights = [p for p in model.parameters() if p.ndim > 1] if task.decay and penalty else []
+
+        def loss(*tensors: Tensor) -> Tensor:
+            with torch.autocast(kind, torch.bfloat16) if task.autocast else nullcontext():
+                value = task.loss(model, *tensors)
+            for p in weights:
+                value = value + 0.5 * task.decay * p.square().sum()
+            return value
+
+        return loss
+
+    def batches(self, seed: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield batches of shuffled epochs without end."""
+        rng = np.random.default_rng((seed, 9))
+        while True:
+            order = torch.from_numpy(rng.permutation(len(self.train[0]))).to(self.device)
+            for start in range(0, len(order) - self.size + 1, self.size):
+                yield tuple(t[order[start : start + self.size]] for t in self.train)
+
+    def evaluate(self, model: nn.Module) -> tuple[float, float, float | None]:
+        """Return the training loss with the penalty, the held-out loss without it, and the held-out accuracy."""
+        model.eval()
+        right = 0.0
+        classes = self.task.loss is classify
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)  # the noise of a loss is the same in every evaluation
+            ends = []
+            for tensors, penalty in ((self.seen, True), (self.held, False)):
+                loss, total = self.loss(model, penalty=penalty), torch.zeros((), device=self.device)
+                for part in zip(*(t.split(1024) for t in tensors), strict=True):
+                    total += loss(*part).detach().float() * len(part[0])
+                    if classes and not penalty:
+                        right += float((model(part[0]).argmax(-1) == part[1]).float().mean()) * len(part[0])
+                ends.append(float(total) / len(tensors[0]))
+        model.train()
+        return ends[0], ends[1], right / len(self.held[0]) if classes else None
+
+
+_DECAY = 0.01
+"""The paper's penalty, 0.005 ‖W‖²."""
+_TASKS = (
+    Task("resnet", "chosen", data.images("cifar10"), resnet, classify, 128, 1000),
+    Task("chars", "chosen", lambda folder: data.raw("text", folder), chars, classify, 64, 1000),
+    Task("tabular", "chosen", data.standard("covtype"), lambda: stack((54, 256, 256, 128, 2)), classify, 512, 1500),
+    Task("autoencoder", "chosen", data.images("mnist", flat=True),
+         lambda: stack((784, 400, 200, 100, 30, 100, 200, 400, 784)), reconstruct, 128),
+    Task("small-batch", "chosen", data.digits, lambda: stack((64, 64, 64, 10), nn.SiLU), classify, 16, 1500),
+    Task("factorisation", "chosen", data.ratings, Factors, regress, 256, 1500),
+    Task("pinn", "chosen", data.points, lambda: stack((2, 64, 64, 64, 1), nn.Tanh), poisson, 256),
+    Task("mnist-cnn", "chosen", data.images("mnist"), lambda: models.cnn(1, 28, 10), classify, 128, decay=_DECAY,
+         xavier=True),
+    Task("vit", "unseen", data.images("cifar10"), vit, classify, 128, 1000, autocast=True),
+    Task("vae", "unseen", data.images("mnist", flat=True), Coder, evidence, 128),
+    Task("rnn", "unseen", data.images("mnist"), Recurrent, classify, 64, 1000),
+    Task("deep-linear", "unseen", data.linear_map, lambda: stack((32,) * 8 + (16,), nn.Identity), regress, 64),
+    Task("noisy-labels", "unseen", data.noisy, plain_cnn, classify, 64),
+    Task("bad-scale", "unseen", data.bad_scale, lambda: stack((28, 128, 128, 2)), classify, 256, 1500),
+    Task("sets", "unseen", data.sets, lambda: nn.Sequential(stack((2, 64, 64, 64), nn.GELU), Mean(),
+         stack((64, 64, 5), nn.GELU)), classify, 32, 1500),
+    Task("segment", "unseen", lambda folder: data.raw("segment", folder), lambda: models.mlp(19, 7), classify, 128,
+         decay=_DECAY, xavier=True),
+    Task("cifar-cnn", "unseen", data.images("cifar10"), lambda: models.cnn(3, 32, 10), classify, 128, decay=_DECAY,
+         xavier=True),
+    Task("diabetes", "unseen", lambda folder: data.raw("diabetes", folder), lambda: stack((10, 32, 32, 1), nn.GELU),
+         regress, 8, decay=1e-4),
+    Task("big-batch", "unseen", data.standard("covtype"), residual, classify, 2048, 1000, decay=1e-4),
+)  # fmt: skip
+TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
+HALVES = ("unseen", "chosen")
