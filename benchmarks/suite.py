@@ -140,7 +140,7 @@ class Factors(nn.Module):
         super().__init__()
         self.users, self.items = nn.Embedding(1000, 16), nn.Embedding(500, 16)
         self.offsets = nn.ModuleList([nn.Embedding(1000, 1), nn.Embedding(500, 1)])
-        self.level = nn.Parameter(torch.zeros(()))
+        self.level = nn.Parameter(torch.zeros(1))
         for part in (self.users, self.items, *self.offsets):
             nn.init.normal_(part.weight, std=0.1)
 

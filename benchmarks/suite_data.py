@@ -146,7 +146,7 @@ def export(folder: Path, source: Path | None = None) -> None:
 def images(name: str, flat: bool = False) -> Callable[[Path | None], Arrays]:
     def make(folder: Path | None) -> Arrays:
         arrays = dict(raw(name, folder))
-        shape = (-1,) if flat else (1, 28, 28) if name == "mnist" else (3, 32, 32)
+        shape = (784,) if flat else (1, 28, 28) if name == "mnist" else (3, 32, 32)
         for key in ("x", "held_x"):
             arrays[key] = np.divide(arrays[key], 255, dtype=np.float32).reshape(-1, *shape)
         return arrays
