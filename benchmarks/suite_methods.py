@@ -1,0 +1,248 @@
+"""The methods of `benchmarks.networks`, and one run with one of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sanc
+from benchmarks.suite import TASKS, Problem
+from benchmarks.timing import synchronise
+
+VARIANTS: dict[str, dict[str, Any]] = {"sanc": {}, "robust01": {}}
+"""Options of `sanc.SANC` by the name of a method; add entries here for an ablation."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The default rate of a method, the rates that are tried, whether with a cosine decay too, and its package."""
+
+    default: float | None = None
+    rates: tuple[float, ...] = ()
+    cosine: bool = False
+    package: str = "torch"
+
+
+_LOW = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+PEERS: dict[str, Peer] = {
+    "adamw": Peer(1e-3, _LOW, True),
+    "schedulefree": Peer(2.5e-3, (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), package="schedulefree"),
+    "prodigy": Peer(1.0, (1.0,), True, "prodigyopt"),
+    "soap": Peer(3e-3, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), True, "pytorch_optimizer"),
+    "muon": Peer(1e-3, _LOW, True),
+    "sgd": Peer(1e-3, (3e-3, 1e-2, 3e-2, 1e-1, 3e-1), True),
+    "lbfgs": Peer(),
+    "paper": Peer(),
+}
+METHODS = ("sanc", *PEERS)
+"""What is run where nothing else is said; the most important first."""
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run."""
+
+    task: str
+    method: str
+    lr: float | None
+    cosine: bool
+    seed: int
+    steps: int
+
+    def __str__(self) -> str:
+        rate = "" if self.lr is None else f"/{self.lr:g}{' cosine' if self.cosine else ''}"
+        return f"{self.task}/{self.method}{rate}/seed {self.seed}"
+
+
+def spec_of(run: Run) -> Spec:
+    """Return the specification of a finished run."""
+    return Spec(*(run[name] for name in Spec.__dataclass_fields__))
+
+
+# ---------------------------------------------------------------------- the methods
+
+
+@dataclass
+class Stepper:
+    """A method under way: `step` makes a step, `spent` says what all of them cost."""
+
+    step: Callable[[], None]
+    spent: Callable[[], float]
+    optimizers: list[Any]
+
+
+def units(calls: Any) -> float:
+    """Return component evaluations in units of a gradient."""
+    return float(calls.gradient + 0.5 * calls.value + 2.0 * calls.product)
+
+
+def _optimizers(method: str, model: nn.Module, lr: float | None) -> list[torch.optim.Optimizer]:
+    weights = list(model.parameters())
+    if method == "adamw":
+        return [torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)]
+    if method == "sgd":
+        return [torch.optim.SGD(weights, lr=lr, momentum=0.9)]
+    if method == "schedulefree":
+        from schedulefree import AdamWScheduleFree
+
+        return [AdamWScheduleFree(weights, lr=lr, weight_decay=0.0)]
+    if method == "prodigy":
+        from prodigyopt import Prodigy
+
+        return [Prodigy(weights, lr=lr, weight_decay=0.0)]
+    if method == "soap":
+        from pytorch_optimizer import SOAP
+
+        return [SOAP(weights, lr=lr, weight_decay=0.0)]
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    others = [p for p in weights if all(p is not matrix for matrix in matrices)]
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr, weight_decay=0.0)]
+    if matrices:
+        made.append(torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
+def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
+    """Build a method for a model."""
+    loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
+    if spec.method in VARIANTS or spec.method == "paper":
+        options = VARIANTS.get(spec.method, {"preset": "paper"})
+        opt = sanc.SANC(model.parameters(), seed=spec.seed, **options)
+
+        def sanc_step() -> None:
+            first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))
+            opt.step(first, **dict(zip(("hessian", "objective"), more, strict=False)))
+
+        return Stepper(sanc_step, lambda: 0.0 if opt.record is None else units(opt.record.calls), [opt])
+    spent = 0
+    if spec.method == "lbfgs":
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=5, history_size=10, line_search_fn="strong_wolfe")
+
+        def lbfgs_step() -> None:
+            tensors = next(batches)
+
+            def closure() -> Tensor:
+                nonlocal spent
+                spent += size
+                lbfgs.zero_grad()
+                value = loss(*tensors)
+                value.backward()
+                return value
+
+            lbfgs.step(closure)
+
+        return Stepper(lbfgs_step, lambda: spent, [lbfgs])
+    optimizers = _optimizers(spec.method, model, spec.lr)
+
+    def factor(step: int) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / spec.steps))) if spec.cosine else 1.0
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
+
+    def step() -> None:
+        nonlocal spent
+        spent += size
+        model.zero_grad()
+        loss(*next(batches)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+
+    return Stepper(step, lambda: spent, optimizers)
+
+
+def averaged(optimizer: Any, problem: Problem, model: nn.Module) -> None:
+    """Go to the averaged weights, and measure the running statistics of BatchNorm there on 20 batches."""
+    optimizer.eval()
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if norms:
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean
+        with torch.no_grad():
+            for tensors, _ in zip(problem.batches(0), range(20), strict=False):
+                model(tensors[0])
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+# ---------------------------------------------------------------------- one run
+
+
+def train(spec: Spec, problem: Problem) -> dict[str, Any]:
+    """Make a run."""
+    torch.manual_seed(spec.seed)
+    model = problem.model(spec.seed)
+    mover = stepper(spec, problem, model)
+    budget = spec.steps * problem.size
+    every = max(1, min(50, spec.steps // 8)) * problem.size
+    curve: dict[str, list[Any]] = {"evaluations": [], "train": [], "held": [], "accuracy": []}
+    steps, paces, ended = 0, [], "budget"
+
+    def look() -> None:
+        if spec.method == "schedulefree":
+            averaged(mover.optimizers[0], problem, model)
+        values = (mover.spent(), *problem.evaluate(model))
+        if spec.method == "schedulefree":
+            mover.optimizers[0].train()
+        for name, value in zip(curve, values, strict=True):
+            curve[name].append(value)
+
+    look()
+    while mover.spent() < budget:
+        mark, before = min(budget, curve["evaluations"][-1] + every), steps
+        synchronise(problem.device)
+        clock = time.perf_counter()
+        while mover.spent() < mark:
+            mover.step()
+            steps += 1
+        synchronise(problem.device)
+        paces.append((time.perf_counter() - clock) / (steps - before))
+        look()
+        if not math.isfinite(curve["train"][-1]):
+            ended = "diverged"
+            break
+    run = asdict(spec) | {"batch": problem.size, "ended": ended, "made": steps, "curve": curve, "note": problem.note}
+    run["pace"] = statistics.median(paces)
+    if isinstance(mover.optimizers[0], sanc.SANC):
+        record = mover.optimizers[0].record
+        assert record is not None
+        run["calls"] = {kind: getattr(record.calls, kind) for kind in ("value", "gradient", "product")}
+    return run
+
+
+@cache
+def problem_of(task: str, folder: Path | None, device: str) -> Problem:
+    """Load a task once in a process."""
+    return Problem(TASKS[task], folder, device)
+
+
+def prepare(threads: int) -> None:
+    """Set a process up: full float32, so many threads."""
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def work(spec: Spec, folder: Path | None, device: str) -> dict[str, Any]:
+    """Make a run, in a process of its own or not; say what went wrong instead of raising it."""
+    try:
+        problem = problem_of(spec.task, folder, device)
+    except (sanc.SancError, OSError, ImportError) as trouble:
+        return asdict(spec) | {"missing": f"{trouble}"}
+    try:
+        return train(spec, problem)
+    except (RuntimeError, ValueError, TypeError, ArithmeticError) as trouble:
+        return asdict(spec) | {"ended": "error", "error": f"{type(trouble).__name__}: {trouble}"[:300]}
