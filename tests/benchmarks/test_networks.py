@@ -1,0 +1,234 @@
+"""The benchmark of networks: its tasks can be trained, and it counts, chooses and goes on as it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sanc
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from benchmarks import networks, suite, suite_data, suite_methods, suite_tables
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random sets of the right shapes, as `--export` would write the real ones."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    kinds: dict[str, tuple[tuple[int, ...], Any, int]] = {
+        "cifar10": ((3072,), np.uint8, 10), "mnist": ((784,), np.uint8, 10), "covtype": ((54,), np.int16, 2),
+        "higgs": ((28,), np.float32, 2), "segment": ((19,), np.float32, 7), "text": ((64,), np.uint8, 96),
+    }  # fmt: skip
+    for name, (shape, kind, classes) in kinds.items():
+        arrays = {}
+        for key, rows in (("", 24), ("held_", 12)):
+            x = rng.normal(size=(rows, *shape)) if kind == np.float32 else rng.integers(0, 96, (rows, *shape))
+            arrays[f"{key}x"] = x.astype(kind)
+            arrays[f"{key}y"] = rng.integers(0, classes, (rows, 64) if name == "text" else rows).astype(np.uint8)
+        np.savez(folder / f"{name}.npz", **arrays)
+    return folder
+
+
+def small(name: str, folder: Path, batch: int = 4) -> suite.Problem:
+    task = dataclasses.replace(suite.TASKS[name], batch=batch)
+    problem = suite.Problem(task, folder, CPU)
+    problem.seen, problem.held = (tuple(t[:8] for t in tensors) for tensors in (problem.seen, problem.held))
+    return problem
+
+
+def test_there_are_two_halves() -> None:
+    halves = [{name for name, task in suite.TASKS.items() if task.half == half} for half in suite.HALVES]
+    assert len(suite.TASKS) >= 18 and all(len(half) >= 7 for half in halves)
+    assert not halves[0] & halves[1] and len(halves[0] | halves[1]) == len(suite.TASKS)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("name", list(suite.TASKS))
+def test_every_task_can_be_trained(name: str, stand_ins: Path) -> None:
+    problem = small(name, stand_ins)
+    model, again = problem.model(3), problem.model(3)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    first = next(problem.batches(0))
+    assert all(torch.equal(a, b) for a, b in zip(first, next(problem.batches(0)), strict=True))
+    loss = problem.loss(model)(*first)
+    loss.backward()
+    assert loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    model.zero_grad()
+    train, held, accuracy = problem.evaluate(model)
+    assert math.isfinite(train) and math.isfinite(held) and model.training
+    assert problem.evaluate(model) == (train, held, accuracy)  # with the same noise, and BatchNorm left alone
+    assert (accuracy is None) == (problem.task.loss is not suite.classify)
+
+
+def test_the_penalty_is_part_of_the_training_loss(stand_ins: Path) -> None:
+    problem = small("segment", stand_ins)
+    model, batch = problem.model(0), next(problem.batches(0))
+    penalty = sum(0.005 * float(p.detach().square().sum()) for p in model.parameters() if p.ndim > 1)
+    with torch.no_grad():
+        both = [float(problem.loss(model, penalty=with_it)(*batch)) for with_it in (True, False)]
+    assert both[0] - both[1] == pytest.approx(penalty, rel=1e-4)
+
+
+def test_generated_higgs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
+    arrays = suite_data.SOURCES["higgs"](tmp_path)
+    assert "generated" in str(arrays["note"]) and arrays["x"].shape == (30_000, 28)
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "adamw", "lbfgs", "paper"]
+    arguments += ["--steps-scale", "0.02", "--out", str(tmp_path)]
+    assert networks.main(arguments) == 0
+    assert "sanc ends lower" in capsys.readouterr().out
+    runs = networks.read([tmp_path])
+    assert len(runs) == 2 * 3 + 2 + 2  # AdamW: the default, with cosine, and the default of seed 1
+    starts = {round(run["curve"]["train"][0], 5) for run in runs if run["seed"] == 0}
+    assert len(starts) == 1  # the same weights for everyone
+    for run in runs:
+        assert run["curve"]["evaluations"][-1] >= 30 * 16 and run["ended"] == "budget"
+        calls = run.get("calls")
+        if calls:
+            units = calls["gradient"] + 0.5 * calls["value"] + 2 * calls["product"]
+            assert run["curve"]["evaluations"][-1] == units
+    for name in ("table.md", "profile.png", "curves.png"):
+        assert (tmp_path / name).stat().st_size > 500
+    # what is there is not run again, and a table of it is the same
+    table = (tmp_path / "table.md").read_text()
+    assert networks.main(arguments) == 0
+    assert "to go" not in capsys.readouterr().out and len(networks.read([tmp_path])) == len(runs)
+    assert networks.main(["--plot", str(tmp_path)]) == 0
+    assert (tmp_path / "table.md").read_text() == table
+
+
+def test_no_run_starts_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--methods", "adamw", "sanc", "--minutes", "0", "--out", str(tmp_path)]
+    assert networks.main(arguments) == 1
+    assert "small-batch/adamw (2)" in capsys.readouterr().out
+
+
+def test_missing_data_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
+    arguments = ["--tasks", "segment", "--methods", "sanc", "--data-dir", str(tmp_path), "--device", "cpu"]
+    assert networks.main(arguments) == 1
+    assert "segment is left out" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path: Path) -> None:
+    arguments = ["--quick", "--tasks", "small-batch", "deep-linear", "--methods", "sanc", "--jobs", "2"]
+    assert networks.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert len(networks.read([tmp_path])) == 4
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("method", [m for m in suite_methods.PEERS if m not in ("lbfgs", "paper")])
+def test_peers_train(method: str, stand_ins: Path) -> None:
+    peer = suite_methods.PEERS[method]
+    pytest.importorskip(peer.package)
+    if method == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    problem = small("small-batch", stand_ins, 16)
+    run = suite_methods.train(suite_methods.Spec("small-batch", method, peer.default, peer.cosine, 0, 5), problem)
+    assert run["made"] == 5 and run["curve"]["evaluations"][-1] == 80
+    assert math.isfinite(run["curve"]["train"][-1])
+
+
+def test_statistics_of_batch_norm_are_those_of_the_averaged_weights(stand_ins: Path) -> None:
+    """And its momentum is as before."""
+
+    class Still:
+        def eval(self) -> None:
+            pass
+
+    problem = small("resnet", stand_ins)
+    model = problem.model(0)
+    suite_methods.averaged(Still(), problem, model)
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert all(int(norm.num_batches_tracked) == 20 and norm.momentum == 0.1 for norm in norms)
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def made(
+    method: str, lr: float | None, seed: int, losses: list[float], task: str = "vae", **more: Any
+) -> dict[str, Any]:
+    curve = {"evaluations": [128 * k for k in range(len(losses))], "train": losses, "held": [2 * x for x in losses],
+             "accuracy": [None] * len(losses)}  # fmt: skip
+    run = {"task": task, "method": method, "lr": lr, "cosine": False, "seed": seed, "steps": 2, "batch": 128}
+    return run | {"ended": "budget", "made": 2, "pace": 0.001, "note": "", "curve": curve} | more
+
+
+RUNS = [
+    made("adamw", 0.01, 0, [3.0, 2.0, 0.8]),
+    made("adamw", 0.01, 1, [3.0, 2.0, 1.0]),
+    made("adamw", 0.001, 0, [3.0, 0.5, 0.9]),  # best on the way counts for nothing
+    made("adamw", 0.001, 1, [3.0, 2.5, 2.0]),
+    made("sanc", None, 0, [3.0, 0.9, 0.5]),
+    made("sanc", None, 1, [3.0, 1.5, 3.0]),
+    made("soap", 0.003, 0, [3.0, math.nan, math.nan]),
+    {"task": "vae", "method": "lbfgs", "lr": None, "cosine": False, "seed": 0, "steps": 2, "error": "ValueError: no"},
+]
+
+
+def test_targets_and_ratios() -> None:
+    assert suite_tables.target_of(RUNS, "vae") == 1.0  # the upper median
+    rows = {row["method"]: row for row in suite_tables.summary(RUNS)}
+    assert rows["adamw tuned"]["lr"] == 0.01 and rows["adamw default"]["lr"] == 0.001
+    assert rows["adamw tuned"]["ratio"] == 1.0 and rows["sanc"]["ratio"] == math.inf
+    assert (rows["sanc"]["lowest"], rows["sanc"]["final"], rows["sanc"]["failed"]) == (0.5, 3.0, 1)
+    assert rows["soap tuned"]["final"] == math.inf and rows["soap tuned"]["failed"] == 1
+    assert rows["lbfgs"]["failed"] == 1
+    assert suite_tables.compare(list(rows.values()), "sanc", "adamw tuned", "final") == [3.0]
+    text = suite_tables.report([networks.plain(run) for run in RUNS], None)
+    assert "ValueError: no" in text and "∞" in text
+
+
+def test_profiles(tmp_path: Path) -> None:
+    runs = [run for run in RUNS if run["method"] != "lbfgs"]
+    runs += [made("adamw", 0.001, 0, [3.0, 2.0, 1.0], "rnn"), made("sanc", None, 0, [3.0, 0.9, 0.8], "rnn")]
+    rows = suite_tables.summary(runs)
+    assert [row["ratio"] for row in rows if row["task"] == "rnn" and row["method"] == "sanc"] == [0.5]
+    text = suite_tables.report(runs, tmp_path)
+    assert "sanc" in text and (tmp_path / "profile.png").stat().st_size > 1000
+    with pytest.raises(SystemExit, match="different lengths"):
+        suite_tables.report([*runs, made("sanc", None, 2, [1.0], steps=3)], None)
+
+
+def test_the_other_seeds_follow_the_choice() -> None:
+    """The other seeds wait for the whole first one, and get the default and the best."""
+    options = networks.argparse.Namespace(
+        methods=["schedulefree"], tasks=["vae"], steps_scale=1.0, seeds=2, quick=False
+    )
+    first = list(networks.wanted(options, []))
+    assert len(first) == 5 and {spec.seed for spec in first} == {0}
+    runs = [dataclasses.asdict(spec) | {"curve": {"train": [spec.lr]}} for spec in first]
+    later = [spec for spec in networks.wanted(options, runs) if spec not in first]
+    assert [(spec.lr, spec.seed) for spec in later] == [(0.0025, 1), (0.001, 1)]
+
+
+def test_units() -> None:
+    assert suite_methods.units(sanc.Calls(value=10, gradient=3, product=2)) == 3 + 5 + 4
+
+
+def test_export_round_trip(tmp_path: Path, stand_ins: Path) -> None:
+    suite_data.export(tmp_path, stand_ins)
+    assert {path.stem for path in tmp_path.glob("*.npz")} == set(suite_data.SOURCES)
+    for key, array in suite_data.raw("covtype", stand_ins).items():
+        with np.load(tmp_path / "covtype.npz") as written:
+            assert np.array_equal(written[key], array)
