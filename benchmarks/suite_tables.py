@@ -215,7 +215,8 @@ def profile_picture(rows: Sequence[Run], path: Path) -> None:
                       **looks(name))  # fmt: skip
         axes.set(xscale="log", xlim=(1.0, 10.0), ylim=(0.0, 1.02), xlabel="τ × fewest evaluations to the target",
                  ylabel="share of tasks", title=f"{half}: {len(solved)} tasks")  # fmt: skip
-        axes.legend(fontsize=7)
+        if curves:
+            axes.legend(fontsize=7)
     figure.savefig(path, dpi=110)
 
 

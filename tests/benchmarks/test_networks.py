@@ -53,7 +53,10 @@ def test_there_are_two_halves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("name", list(suite.TASKS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if task.autocast else name for name, task in suite.TASKS.items()],
+)
 def test_every_task_can_be_trained(name: str, stand_ins: Path) -> None:
     problem = small(name, stand_ins)
     model, again = problem.model(3), problem.model(3)
@@ -89,16 +92,16 @@ def test_generated_higgs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "adamw", "lbfgs", "paper"]
-    arguments += ["--steps-scale", "0.02", "--out", str(tmp_path)]
+    arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "adamw", "lbfgs"]
+    arguments += ["--steps-scale", "0.01", "--out", str(tmp_path)]
     assert networks.main(arguments) == 0
     assert "sanc ends lower" in capsys.readouterr().out
     runs = networks.read([tmp_path])
-    assert len(runs) == 2 * 3 + 2 + 2  # AdamW: the default, with cosine, and the default of seed 1
+    assert len(runs) - 2 * 2 in (3, 4)  # AdamW: with and without cosine, then the default and the better one
     starts = {round(run["curve"]["train"][0], 5) for run in runs if run["seed"] == 0}
     assert len(starts) == 1  # the same weights for everyone
     for run in runs:
-        assert run["curve"]["evaluations"][-1] >= 30 * 16 and run["ended"] == "budget"
+        assert run["curve"]["evaluations"][-1] >= 15 * 16 and run["ended"] == "budget"
         calls = run.get("calls")
         if calls:
             units = calls["gradient"] + 0.5 * calls["value"] + 2 * calls["product"]
@@ -149,8 +152,6 @@ def test_peers_train(method: str, stand_ins: Path) -> None:
 
 
 def test_statistics_of_batch_norm_are_those_of_the_averaged_weights(stand_ins: Path) -> None:
-    """And its momentum is as before."""
-
     class Still:
         def eval(self) -> None:
             pass
