@@ -91,6 +91,7 @@ def test_generated_higgs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "adamw", "lbfgs"]
     arguments += ["--steps-scale", "0.01", "--out", str(tmp_path)]
@@ -114,6 +115,21 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "to go" not in capsys.readouterr().out and len(networks.read([tmp_path])) == len(runs)
     assert networks.main(["--plot", str(tmp_path)]) == 0
     assert (tmp_path / "table.md").read_text() == table
+
+
+def test_what_is_there_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite_tables, "profile_picture", lambda *_: None)
+    monkeypatch.setattr(suite_tables, "curve_picture", lambda *_: None)
+    arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "--steps-scale", "0.01"]
+    for seeds, new in (("1", "seed 0"), ("2", "seed 1")):
+        assert networks.main([*arguments, "--seeds", seeds, "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert said.count("to go") == 1 and new in said
+    assert [run["seed"] for run in networks.read([tmp_path])] == [0, 1]
+    (row,) = suite_tables.summary(networks.read([tmp_path]))
+    assert f"| small-batch | sanc   | –    |      – |           ∞ | {suite_tables.show(row['final']):>10s} |" in said
 
 
 def test_no_run_starts_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
