@@ -228,7 +228,7 @@ def curve_picture(runs: Sequence[Run], path: Path) -> None:
     tasks = [task for task in tasks if any(run["task"] == task for run in runs)]
     lines = -(-len(tasks) // 4)
     figure = Figure(figsize=(14.0, 2.9 * lines + 0.6), layout="constrained")
-    panels, seen = figure.subplots(lines, 4, squeeze=False).flat, {}
+    panels, seen = list(figure.subplots(lines, 4, squeeze=False).flat), {}
     for axes, task in zip(panels, tasks, strict=False):
         for name, some in entrants(runs, task).items():
             run = sorted(some, key=final)[len(some) // 2]
@@ -238,9 +238,11 @@ def curve_picture(runs: Sequence[Run], path: Path) -> None:
         if math.isfinite(target):
             axes.axhline(target, color="grey", lw=0.8, ls=":")
         axes.set_yscale("log")
+        starts = [run["curve"]["train"][0] for run in runs if run["task"] == task and "curve" in run]
+        axes.set_ylim(top=2.0 * max(starts, default=1.0))
         axes.set_title(f"{task} ({TASKS[task].half})", fontsize=9)
         axes.tick_params(labelsize=7)
-    for axes in list(panels)[len(tasks) :]:
+    for axes in panels[len(tasks) :]:
         axes.set_visible(False)
     figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncol=10, fontsize=8, frameon=False)
     figure.savefig(path, dpi=100)
