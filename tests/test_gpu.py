@@ -310,7 +310,7 @@ def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
 
 
 @pytest.mark.parametrize(
-    "options", [{"preset": "authors"}, {"refresh": 0}, {"cls": sanc.SCR}, {"cls": sanc.CRM}], ids=str
+    "options", [{"preset": "authors"}, {"minibatch": None}, {"cls": sanc.SCR}, {"cls": sanc.CRM}], ids=str
 )
 def test_graphs_of_the_rest_of_the_family(options):
     """Rejections, re-solved steps and escapes take part; the judge on the host is the same."""

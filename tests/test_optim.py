@@ -441,7 +441,7 @@ def test_a_rejected_step_leaves_every_parameter_bit_identical(preset):
 def test_an_exception_in_a_closure_leaves_everything_as_it_was():
     model, x, y = make()
     good = loss_of(model, x, y)
-    opt = sanc.SANC(model.parameters(), preset="robust", refresh=0, seed=0)
+    opt = sanc.SANC(model.parameters(), preset="robust", minibatch=None, seed=0)
     opt.step(good)
     before, rng = snapshot(model, opt), torch.get_rng_state()
     for fail_at in range(3):
@@ -585,7 +585,7 @@ def test_a_loss_that_differentiates_inside():
         (ddu,) = torch.autograd.grad(du.sum(), s, create_graph=True)
         return ((ddu + u) ** 2).mean() + (u[0] - 1).square().sum() + du[0].square().sum()
 
-    opt = sanc.SANC(net.parameters(), preset="robust", refresh=0, krylov_dim=10, seed=0)
+    opt = sanc.SANC(net.parameters(), preset="robust", minibatch=None, krylov_dim=10, seed=0)
     start = float(opt.step(loss))
     for _ in range(30):
         end = float(opt.step(loss))

@@ -25,8 +25,7 @@ from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.graphs.capture import Capture
-from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.model import KRYLOV_DIM
+from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
@@ -351,7 +350,7 @@ class CubicOptimizer(Optimizer):
                         "the step and return the loss on it, so that values can be compared; check=False turns this "
                         "test off."
                     )
-            if isinstance(self._iterates, MinibatchIteration):
+            if isinstance(self._iterates, MinibatchIteration) and not self._iterates.state.noisy:
                 operator = oracle.hessian(x)
                 operator(torch.ones_like(x))
                 operator.release()
@@ -370,6 +369,9 @@ class CubicOptimizer(Optimizer):
             for name, vector in self._iterates.vectors().items():
                 for p, part in zip(self._known.tensors, self._known.split(vector), strict=True):
                     self.state[p][name] = part
+            if isinstance(self._iterates, MinibatchIteration):
+                for p, parts in zip(self._known.tensors, self._iterates.tensors(), strict=False):
+                    self.state[p]["metric"] = parts
         packed = super().state_dict()
         self.state.clear()  # the iteration has them
         return packed | {
@@ -397,7 +399,7 @@ class CubicOptimizer(Optimizer):
         if set(engine["numbers"]) != set(self._iterates.numbers()):
             raise ArgumentError(
                 "state_dict is of another iteration than this optimiser's, or of another version: construct it with "
-                "the same preset and with refresh = 0, or not 0, as in the run that was saved."
+                "the same preset and the same minibatch as in the run that was saved."
             )
         require_mode(engine["hvp"])
         for name, value in engine["settings"].items():
@@ -415,12 +417,15 @@ class CubicOptimizer(Optimizer):
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         self._known = Leaves(saved, [0.0] * len(saved)) if saved else None
-        vectors = {}
+        vectors, metric = {}, [self.state[p].pop("metric") for p in saved if "metric" in self.state[p]]
         if self._known is not None:
             names = set.intersection(*(set(self.state[p]) for p in saved))
             vectors = {name: self._known.join([self.state[p][name] for p in saved]) for name in names}
         self.state.clear()
-        self._iterates.restore(engine["numbers"], vectors)
+        if isinstance(self._iterates, MinibatchIteration):
+            self._iterates.restore(engine["numbers"], vectors, metric)
+        else:
+            self._iterates.restore(engine["numbers"], vectors)
         self._meter = Meter(**engine["meter"])
         self._record = None
 

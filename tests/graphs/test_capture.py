@@ -93,7 +93,7 @@ def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
 
 
 @pytest.mark.parametrize(
-    "options", [{"preset": "authors"}, {"refresh": 0}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}], ids=str
+    "options", [{"preset": "authors"}, {"minibatch": None}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}], ids=str
 )
 def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
     """Re-solved, checked and extrapolated steps are decided by the same judge, whoever answers."""
@@ -108,16 +108,17 @@ def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
 
 
 @pytest.mark.parametrize("three", [False, True])
-@pytest.mark.parametrize("metric", [0.5, 0.0])
+@pytest.mark.parametrize("metric", ["kronecker", "diagonal", "none"])
 def test_a_recorded_step_of_robust_is_the_eager_one(three, metric):
     data = batches(90)
     runs = []
     for captured in (False, True):
         model = network()
-        runs.append((model, *train(model, data, captured, three=three, metric=metric, refresh=20)))
+        runs.append((model, *train(model, data, captured, three=three, metric=metric, noise=3.0)))
     (eager, _, losses, records, _), (model, _, again, recorded, replayed) = runs
     assert replayed == [False] + [True] * 89
-    assert sum(record.krylov_dim > 0 for record, done in zip(recorded, replayed, strict=True) if done) >= 3
+    assert sum(record.krylov_dim > 0 for record, done in zip(recorded, replayed, strict=True) if done) >= 2
+    assert sum(record.branch is sanc.Branch.UNTESTED for record in recorded) >= 50
     assert again == pytest.approx(losses, rel=1e-7)
     for a, b in zip(records, recorded, strict=True):
         same(a, b, rel=1e-5)
@@ -146,7 +147,8 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(preset):
     kept = copy.deepcopy(held)
     go_on(model, opt, data[50:])
     for a, b in zip(held["state"].values(), kept["state"].values(), strict=True):
-        assert all(torch.equal(a[name], b[name]) for name in b)  # a state that is held does not move
+        for one, other in ((a, b), (a.pop("metric", {}), b.pop("metric", {}))):
+            assert all(torch.equal(one[name], other[name]) for name in other if name != "metric")  # it does not move
     file.seek(0)
     weights, state = torch.load(file)
     other = network()
@@ -346,15 +348,18 @@ def test_every_exact_product_can_be_recorded(preset, hvp):
     assert runs[1] == pytest.approx(runs[0], rel=1e-7)
 
 
-@pytest.mark.parametrize("bad", range(56, 60))  # after judged and other steps
+@pytest.mark.parametrize("bad", [1, 57])  # among judged and among averaged steps
 def test_a_bad_batch_teaches_nothing(bad):
     data = batches(75)
-    data[bad] = (data[bad][0] * math.nan, data[bad][1])
-    runs = [train(network(), data, captured, check_every=4) for captured in (False, True)]
+    spoilt = [*data[:bad], (data[bad][0] * math.nan, data[bad][1]), *data[bad:]]
+    kinds = ((spoilt, False), (spoilt, True), (data, True))
+    runs = [train(network(), rows, captured, noise=3.0) for rows, captured in kinds]
     assert runs[1][3][-1]
     for a, b in zip(runs[0][2], runs[1][2], strict=True):
         same(a, b, rel=1e-5)
-    assert "back to the last safe point" in runs[1][2][bad].note
+    assert "not finite" in runs[1][2][bad].note
+    if bad > 50:
+        assert runs[1][1][bad + 1 :] == pytest.approx(runs[2][1][bad:], rel=1e-12)  # as if it had not been
 
 
 def test_more_kinds_of_batches_than_are_recorded():

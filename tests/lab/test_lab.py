@@ -210,7 +210,7 @@ def test_which_runs_have_an_objective_sample_is_decided_by_their_options():
         ("paper", {}, False),
         ("paper", {"refresh": 50}, True),
         ("robust", {}, True),
-        ("robust", {"refresh": 0}, False),
+        ("robust", {"minibatch": None}, False),
     ):
         spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
         assert spec.on_samples is on_samples

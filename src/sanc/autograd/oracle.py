@@ -88,6 +88,10 @@ class AutogradOracle(Oracle):
         g, h, f = self.samples
         return g.size, h.size, f.size
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(tensor.shape) for tensor in self.leaves.tensors]
+
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self._products = products
 

@@ -61,7 +61,7 @@ class Method:
         return self.has_model or self.escapes
 
     def on_samples(self, settings: Settings) -> bool:
-        """Whether, with samples, one Krylov space is to serve many steps."""
+        """Whether, with samples, steps are made as `Settings.minibatch` says."""
         return settings.minibatch is not None and self.tested and not self.exact
 
 
@@ -156,9 +156,8 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
             raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}.")
     if merged.get("lanczos") == "regenerate":
         merged.setdefault("reorthogonalise", False)
-        merged.setdefault("refresh", 0)
     mine = {name: merged.pop(name) for name in on_samples & merged.keys()}
     if mine:
-        tuned = replace(merged.get("minibatch") or base.minibatch or MinibatchSettings(refresh=0), **mine)
-        merged["minibatch"] = tuned if tuned.refresh else None
+        given = merged.get("minibatch", base.minibatch)
+        merged["minibatch"] = replace(given or MinibatchSettings(), **mine)
     return replace(base, **merged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,11 @@ class Oracle(ABC):
         """Components in the gradient, Hessian and objective samples."""
         return 1, 1, 1
 
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Shapes of the tensors that a vector is made of, in their order."""
+        return [(self.space.dim,)]
+
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most have nothing to draw
         """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
 
@@ -126,11 +131,13 @@ class Oracle(ABC):
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""
 
-    def lanczos(self, operator: Operator, start: Vector, scale: Vector | None = None, **how: Any) -> Columns:
-        """Start Lanczos on M^(−1/2) B M^(−1/2) at `start`, `scale` being the diagonal of M^(−1/2)."""
-        if scale is None:
-            return Lanczos(operator, start, self.space, **how)
-        return Lanczos(lambda v: operator(v * scale) * scale, start, self.space, **how)
+    def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
+        """Start Lanczos at `start`."""
+        return Lanczos(operator, start, self.space, **how)
+
+    def repeat(self, work: Any, *tensors: Any) -> list[Any]:
+        """Do vector work that is the same in every step: return ``work(*tensors)``, as fresh tensors."""
+        return list(work(*tensors))
 
 
 class Recent:

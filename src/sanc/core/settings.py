@@ -21,46 +21,61 @@ AUTHORS_FLOAT32_FLOOR = 1e-20
 
 @dataclass(frozen=True, kw_only=True)
 class MinibatchSettings:
-    """The numbers of the iteration on samples, in which one Krylov space serves many steps.
+    """The numbers of the iteration on samples: metric, average, scale of a step, and when curvature is used.
 
     Attributes
     ----------
-    refresh : int
-        Steps that share one Krylov space.
-    averaging : float
-        Memory of the moving average of gradients, 0 for none.
-    metric : float
-        The norm is that of a diagonal M, the root of the gradient's mean square to this power: 0 is Euclid's, 1 Adam's.
-    metric_averaging : float
-        Memory of the mean square.
-    margin : float
-        Where σ rests between the steps that are best for the next value (0) and the longest that do no harm (1).
-    sigma_rate : float
-        How fast σ follows the slopes, at most this much of the step's length in one step.
-    check_every : int
-        How often a step is judged by its value; 0 for only where it has to be.
+    metric : {"kronecker", "diagonal", "none"}
+        The norm in which steps are measured, learnt from gradients: in the eigenbases of a matrix's Kronecker factors,
+        per coordinate, or by one number.
+    memory : float
+        Memory of the means that the metric is made of.
+    renew : int
+        Steps after which the eigenbases are renewed.
+    largest_side : int
+        A longer side of a matrix keeps its coordinates, which saves memory and time.
+    scale : float
+        Length of a step in the metric, about the change of each coordinate.
+    distance : float
+        The scale is this times a lower bound of the distance to a solution where that is larger, at most three times
+        `scale`; 0: not.
     warm_up : int
-        Most steps of the first phase, in which nothing is averaged and every step is judged; as many steps after it are
-        judged too.
+        Steps over which the scale grows to its value.
+    slow_down : int
+        The scale falls as 1/√(1 + steps/slow_down); 0: not.
+    averaging : float
+        The gradient is taken this much nearer to the average than to the last point; 0: nothing is averaged.
+    weighting : float
+        The k-th point has the weight k to this power in the average.
+    curvature : bool
+        Whether Hessian products are used: in judged steps as long as batches agree, and where the loss stands still.
+    noise : float
+        Batches agree as long as they tell the last step's gain apart by no more than this share of it.
     """
 
-    refresh: int = 50
+    metric: Literal["kronecker", "diagonal", "none"] = "kronecker"
+    memory: float = 0.95
+    renew: int = 50
+    largest_side: int = 1024
+    scale: float = 0.01
+    distance: float = 2.0
+    warm_up: int = 20
+    slow_down: int = 300
     averaging: float = 0.9
-    metric: float = 0.5
-    metric_averaging: float = 0.999
-    margin: float = 0.1
-    sigma_rate: float = 0.1
-    check_every: int = 8
-    warm_up: int = 10
+    weighting: float = 2.0
+    curvature: bool = True
+    noise: float = 0.3
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("averaging", "metric_averaging"):
+        for name in ("memory", "averaging"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "pass a number in [0, 1)")
-        for name in ("metric", "margin", "sigma_rate"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "pass a number from 0 to 1")
-        for name in ("refresh", "check_every", "warm_up"):
+        _require(0 < self.scale < math.inf, "scale", self.scale, "pass a positive finite number")
+        for name in ("distance", "weighting", "noise"):
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "pass a finite number ≥ 0")
+        for name in ("warm_up", "slow_down", "largest_side"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
+        _require(self.renew >= 1, "renew", self.renew, "pass an integer ≥ 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +87,7 @@ class Settings:
     sigma0 : float
         The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value.
     sigma_floor, sigma_ceiling : float or None
-        Bounds of σ. A floor of None is the machine precision of the parameters' type. With `minibatch`, σ is
-        1e8 at most.
+        Bounds of σ. A floor of None is the machine precision of the parameters' type.
     eta1, eta2 : float
         A step with ρ ≥ η1 is taken; with ρ > η2 it also lowers σ.
     gamma : float
@@ -98,8 +112,7 @@ class Settings:
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, √‖g‖, ‖s‖)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`.
     lanczos : {"store", "regenerate"}
-        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is. A basis that is not
-        kept serves one step only: `minibatch` is then None unless given, which is an error.
+        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
     reorthogonalise : bool
         Orthogonalise each new Lanczos vector against all earlier ones; needs lanczos="store".
     L1, L2 : float
@@ -125,8 +138,8 @@ class Settings:
         buffer of one batch, as the authors' program does. The latter keeps what stands together in the file together
         in a sample, which is a source of noise of its own.
     minibatch : MinibatchSettings or None
-        How steps on samples are made: one Krylov space for many of them. None builds one in every step, as the paper
-        does. Its fields may be given beside these, and ``refresh=0`` is None.
+        How steps on samples are made once batches differ by more than a step gains. None takes every sample for the
+        objective and builds a Krylov space in every step, as the paper does. Its fields may be given beside these.
     momentum : float
         Largest momentum coefficient of `CRM`.
     lr : float
@@ -186,9 +199,6 @@ class Settings:
         _require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
         _require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
                  'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
-        if self.minibatch is not None:
-            _require(self.lanczos == "store", "refresh", self.minibatch.refresh,
-                     'pass 0, or use lanczos="store", since a basis that is not kept serves one step only')  # fmt: skip
         floor = self.sigma_floor or 0.0
         _require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
 

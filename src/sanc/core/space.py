@@ -83,6 +83,14 @@ class Space(ABC):
     # Vectors.
 
     @abstractmethod
+    def tensor(self, v: Vector) -> torch.Tensor:
+        """Return a vector as a tensor on the same memory."""
+
+    @abstractmethod
+    def vector(self, tensor: torch.Tensor) -> Vector:
+        """Undo `tensor`."""
+
+    @abstractmethod
     def zeros(self) -> Vector:
         """Return a new zero vector."""
 
@@ -136,6 +144,12 @@ class NumpySpace(Space):
         for number in numbers:
             read.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
         return read
+
+    def tensor(self, v: Any) -> torch.Tensor:
+        return torch.from_numpy(v)
+
+    def vector(self, tensor: torch.Tensor) -> Vector:
+        return tensor.numpy()
 
     def zeros(self) -> Vector:
         return np.zeros(self.dim, self.dtype)
@@ -202,6 +216,12 @@ class TorchSpace(Space):
         parts = [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in numbers]
         read: list[float] = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist()
         return read
+
+    def tensor(self, v: Any) -> torch.Tensor:
+        return v  # type: ignore[no-any-return]
+
+    def vector(self, tensor: torch.Tensor) -> Vector:
+        return tensor
 
     def zeros(self) -> Vector:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)

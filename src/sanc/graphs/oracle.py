@@ -51,8 +51,6 @@ class CapturedOracle(AutogradOracle):
         Whether its vectors are orthogonalised against all earlier ones.
     joint : bool
         Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
-    scaled : bool
-        Whether Lanczos works in a metric.
     hvp : str
         How products are made.
     exact : bool
@@ -69,7 +67,6 @@ class CapturedOracle(AutogradOracle):
         limit: int,
         reorthogonalise: bool,
         joint: bool,
-        scaled: bool,
         hvp: Any,
         exact: bool,
         recorder: Recorder,
@@ -82,9 +79,9 @@ class CapturedOracle(AutogradOracle):
         self._recorder = recorder
         self._limit, self._how, self._joint = limit, {"limit": limit, "reorthogonalise": reorthogonalise}, joint
         self._point, self._first = self.leaves.read(), self.leaves.read()
-        self._scale = torch.ones_like(self._point) if scaled else None
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
+        self._work: tuple[Any, list[Any], Recording] | None = None  # the vector work that was recorded
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -167,7 +164,7 @@ class CapturedOracle(AutogradOracle):
     def _columns(self, start: Tensor) -> list[Tensor]:
         """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
         operator = self._inner.hessian(self._point)
-        made: Any = self._inner.lanczos(operator, start, self._scale, **self._how)
+        made: Any = self._inner.lanczos(operator, start, **self._how)
         assert isinstance(made, Lanczos)
         for _ in range(self._limit):
             made.extend()
@@ -244,26 +241,44 @@ class CapturedOracle(AutogradOracle):
         self.meter.count_value(sample.size)
         return float(value)
 
-    def lanczos(self, operator: Operator, start: Vector, scale: Vector | None = None, **how: Any) -> Columns:
+    def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
         plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        if not usual or (scale is None) is not (self._scale is None):
-            return super().lanczos(operator, start, scale, **how)
+        if not usual:
+            return super().lanczos(operator, start, **how)
         if self._joint:
             known, numbers = self._answered
             if known is not start:
-                return super().lanczos(operator, start, scale, **how)
+                return super().lanczos(operator, start, **how)
             rows = self._gradient_recording.outputs[3]
         else:
             self._at(operator.x)  # type: ignore[attr-defined]
             self._first.copy_(start)  # type: ignore[arg-type]
-            if self._scale is not None:
-                self._scale.copy_(scale)  # type: ignore[arg-type]
             rows, unread = self._lanczos_recording.replay()
             numbers = unread.tolist()
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
         return Replayed(numbers, rows, self.space)
+
+    def repeat(self, work: Any, *tensors: Any) -> list[Any]:
+        if self._work is None or self._work[0] is not work:
+            self._work = (work, *self._record_work(work, tensors))
+        _, inputs, recording = self._work
+        with torch.no_grad():
+            for old, new in zip(inputs, tensors, strict=True):
+                if old is not None:
+                    old.copy_(new)
+        return [output.clone() for output in recording.replay()]
+
+    def _record_work(self, work: Any, tensors: Sequence[Any]) -> tuple[list[Any], Recording]:
+        """Record vector work on copies of its tensors; what it changes in place is put back."""
+        inputs = [None if tensor is None else tensor.clone() for tensor in tensors]
+        before = [tensor.clone() for tensor in work.tensors()]
+        try:
+            return inputs, self._recorder.record(lambda: work(*inputs))
+        finally:
+            for tensor, content in zip(work.tensors(), before, strict=True):
+                tensor.copy_(content)
 
 
 class Replayed:

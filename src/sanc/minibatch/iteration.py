@@ -1,46 +1,49 @@
 """The iteration for mini-batches.
 
-With samples, a Krylov space in every step costs more than it earns, a step that is confined to it throws most of the
-gradient away, and the ratio of two noisy numbers says little. This iteration keeps the idea, a cubic model in a Krylov
-space that is judged and whose negative curvature is not wasted, and changes what noise asks for:
+As long as the next batch agrees with what a step gained on its own, a batch is as good as the objective: steps are
+those of `sanc.core.iteration`, cubic, judged, with escapes along negative curvature. Where batches differ more than
+that, the ratio of two noisy numbers says little, and Hessian products earn less than they cost. From there on
 
-* the space is built once in `refresh` steps; outside of it the model has no curvature, so the step is not confined;
-* the gradient is a moving average, and the norm that of a diagonal metric, a power of the gradient's mean square;
-* σ follows the slope that the *next* batch, which knows nothing of them, sees along the last steps;
-* now and then a step is judged on its own batch, with that batch's own gradient on both sides of the ratio;
-* where the loss jumps the run goes back to the last safe point.
+* the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from the gradients (`sanc.minibatch.metric`),
+* with σ such that the step has a length that is natural in M (`sanc.minibatch.scale`),
+* and the parameters are a running average of the points it leads to (`sanc.minibatch.averaging`).
 
-A run begins with a few steps that need none of this: as long as a step gains more than two batches differ, it is judged
-on its batch alone, σ is interpolated, and a Krylov space is built wherever it earns its products.
+Where the loss stands still, a Krylov space is built and negative curvature that it shows is followed, by one judged
+step; where the loss has risen far the run goes back to a safe point with a shorter scale (`sanc.minibatch.watch`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sanc.core.cubic import Spectrum
+from torch import Tensor
+
 from sanc.core.family import Method
 from sanc.core.iterate import Draws
-from sanc.core.judge import Judge, ratio, shown
-from sanc.core.krylov import NonFiniteProductError
+from sanc.core.iteration import Iteration
+from sanc.core.judge import Judge
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.errors import NonFiniteStartError
 from sanc.minibatch import watch
-from sanc.minibatch.model import Model, Step, learn_gradient, learn_metric
+from sanc.minibatch.averaging import AveragedStep
+from sanc.minibatch.metric import Metric
+from sanc.minibatch.scale import learn_distance, scale, weight
 from sanc.minibatch.state import State
 
-_CURVATURE_MEMORY = 0.8
-_BOOST = 1.5
-_CEILING = 1e8  # of σ: what lies above is noise
-_RETRIES = 2  # of a judged step after the first phase
-_HALVINGS = 10
+KRYLOV_DIM = 5
+"""Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
+
+_EARLY = (1, 5, 10, 20, 35)
+"""Steps after which the eigenbases are renewed beside those that `renew` says: at first they know little."""
+_OUTLIER = 5.0
+"""A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
 
 
 class MinibatchIteration:
@@ -49,7 +52,7 @@ class MinibatchIteration:
     Parameters
     ----------
     method : Method
-        SANC; or SCR, which stays where its cubic step was rejected.
+        SANC; or SCR, which does not look for negative curvature where the loss stands still.
     settings : Settings
         Numbers and rules; `minibatch` is not None.
     seed : int
@@ -67,215 +70,193 @@ class MinibatchIteration:
 
     def __init__(self, method: Method, settings: Settings, seed: int) -> None:
         assert settings.minibatch is not None
-        self.method = method
-        self.settings = settings
-        self.own = settings.minibatch
-        self.state = State(seed=seed, sigma=settings.sigma0)
+        self.method, self.settings, self.own = method, settings, settings.minibatch
+        judged = replace(settings, krylov_dim=settings.krylov_dim or KRYLOV_DIM)
+        self.judged = Iteration(method, judged, seed)
+        self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
-        self._last: Vector | None = None  # where the last iteration ended
+        self._work: AveragedStep | None = None
+        self._saved: Sequence[Mapping[str, Tensor]] = ()
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
-        clock, before = time.perf_counter(), self.state
-        self.state = replace(before)  # whoever holds the one before can go back to it
+        clock, before, judged = time.perf_counter(), self.state, self.judged.state
+        self.state = state = replace(before)  # whoever holds the one before can go back to it
         self.went_back = False
-        record = Record(before.iteration, sigma=before.sigma)
-        judge = Judge(self.settings, oracle.space.eps, before.sigma, _CEILING)
         try:
-            point = self._advance(x, oracle, judge, record)
+            point, record = self._advance(x, oracle)
         except BaseException:
-            self.state = before
+            self.state, self.judged.state = before, judged
             raise
-        self.state.sigma = judge.sigma
-        self.state.iteration += 1
-        self.state.seconds += time.perf_counter() - clock
-        self._last = point
-        record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), self.state.seconds, oracle.hvp
+        state.iteration += 1
+        state.seconds += time.perf_counter() - clock
+        record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), state.seconds, oracle.hvp
         return point, record
 
-    def _advance(self, x: Vector, oracle: Oracle, judge: Judge, record: Record) -> Vector:
-        state, own, space = self.state, self.own, oracle.space
-        refresh = self._due()
-        oracle.begin(state.iteration, products=refresh)
-        record.value, g = oracle.gradient(x)
-        record.grad_norm = oracle.norm(g)
-        oracle.meter.paper_calls += oracle.sizes[0]
-        if not (math.isfinite(record.value) and math.isfinite(record.grad_norm)):
-            what = "gradient" if math.isfinite(record.value) else "loss"
-            record.note = f"the {what} of the gradient sample is not finite"
-            if state.iteration == 0:
-                raise NonFiniteStartError(
-                    f"{record.note} at the starting point (loss {record.value!r}, gradient norm {record.grad_norm!r})."
-                    " Start where the loss is finite, and check the data and the initial weights."
-                )
-            return self._go_back(x, oracle, judge, record)
-        if watch.jumped(state, record.value) and self._worse_than_before(x, oracle, record):
-            record.note = "the loss jumped"
-            return self._go_back(x, oracle, judge, record)
-        ready = not state.first_phase and (state.scale is not None or not own.metric)
-        watch.settle(state, record.value, own)
-        watch.follow_slopes(state, g, own, space, judge)
-        watch.watch_loss(state, x, record.value)
-        learn_gradient(state, g, own)
-        if refresh or not ready:
-            learn_metric(state, own, space)
-        state.sigma = judge.sigma
-        model = Model(state, g, own, space)
-        draws = Draws(state.seed, state.iteration)
-        if refresh or record.grad_norm == 0.0:
-            try:
-                model.build(x, oracle, self.settings, draws, record)
-            except NonFiniteProductError as problem:
-                record.note = str(problem)
-        return self._move(x, g, oracle, judge, model, draws, record)
+    def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        state, own = self.state, self.own
+        looks = state.noisy and self.method.escapes and own.curvature and watch.stands_still(state)
+        oracle.begin(state.iteration, products=not state.noisy or looks)
+        if looks:
+            found = self._follow_curvature(x, oracle)
+            if found is not None:
+                return found
+        if not state.noisy:
+            value, _ = oracle.gradient(x)
+            if not watch.disagrees(state, value, own, oracle.space.eps):
+                return self._judged_step(x, oracle)
+            state.noisy = True
+        return self._averaged_step(x, oracle)
 
-    def _due(self) -> bool:
-        """Whether a new Krylov space is due."""
-        state, refresh = self.state, self.own.refresh
-        k, last = state.iteration, state.refreshed
-        if state.first_phase:
-            return k >= 1 and (last < 0 or state.worth or k - last >= refresh)
-        return last <= state.settled or k - last >= refresh
+    # ------------------------------------------------------------------ steps that are judged on their batch
+
+    def _judged_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+        """Make an iteration as if the batch were the objective, and remember what it gained."""
+        state = self.state
+        self.judged.state = replace(self.judged.state, iteration=state.iteration)
+        point, record = self.judged.iterate(x, oracle, start)
+        moved = point is not x
+        state.reached = record.trial_value if moved else record.value
+        state.gained = record.value - record.trial_value if moved else 0.0
+        return point, record
+
+    def _follow_curvature(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+        """Make a judged step from a random start of Lanczos, if negative curvature is what it follows."""
+        state, before = self.state, self.judged.state
+        start = Draws(state.seed, state.iteration).start(oracle.space)
+        point, record = self._judged_step(x, oracle, start)
+        if point is not x and record.curvature_share > 0.5:
+            record.note = "the loss stood still: a step along negative curvature"
+            state.offset = None
+            return point, record
+        self.judged.state = before
+        return None
+
+    # ------------------------------------------------------------------ averaged steps in the metric
+
+    def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        """Take the gradient between z and x, step from z, and average."""
+        state, own, space = self.state, self.own, oracle.space
+        record = Record(state.iteration)
+        offset = state.offset
+        between = x if offset is None else x + offset * (1.0 - own.averaging)
+        value, g = oracle.gradient(between)
+        record.value, record.grad_norm = value, oracle.norm(g)
+        oracle.meter.paper_calls += oracle.sizes[0]
+        if not (math.isfinite(value) and math.isfinite(record.grad_norm)):
+            return self._not_finite(x, oracle, record), record
+        state.broken = 0
+        watch.watch_loss(state, x, value)
+        if watch.goes_wrong(state):
+            state.mean, state.shrink = state.best, 0.5 * state.shrink
+            record.note = "the loss rose"
+            return self._go_back(x, oracle, record), record
+        return self._step(x, space.zeros() if offset is None else offset, g, oracle, record), record
+
+    def _step(self, x: Vector, offset: Vector, g: Vector, oracle: Oracle, record: Record) -> Vector:
+        state, own, space = self.state, self.own, oracle.space
+        if state.steps == 0:
+            state.unit = record.grad_norm or 1.0
+            if own.distance:
+                state.start, state.drift = x, space.zeros()
+        length = record.grad_norm / state.unit
+        usual = math.sqrt(state.size)
+        cut = _OUTLIER * usual / length if state.steps > watch.YOUNG and length > _OUTLIER * usual else 1.0
+        if cut < 1.0:
+            record.note = "the gradient is an outlier and was cut"
+        learn = max(1.0 - own.memory, 1.0 / (state.steps + 1))
+        state.size += learn * ((cut * length) ** 2 - state.size)
+        eta, late = scale(state, own), float(state.steps + 1) ** own.weighting
+        share = late / (state.weights + late) if own.averaging else 1.0
+        gradient = space.tensor(g)
+        work = self._prepared(gradient, oracle, 1.0 / state.unit)
+        numbers = gradient.new_tensor([cut / state.unit, learn, eta, share, weight(state)])
+        bound_from = [None if v is None else space.tensor(v) for v in (state.start, state.drift)]
+        point, moved, read, *drift = oracle.repeat(
+            work, space.tensor(x), space.tensor(offset), gradient, numbers, *bound_from
+        )
+        dual, away, *bound = read.tolist()
+        if bound:
+            state.drift = space.vector(drift[0])
+            learn_distance(state, *bound)
+        state.offset, state.weights = space.vector(moved), state.weights + late
+        state.steps += 1
+        if state.steps in _EARLY or state.steps % own.renew == 0:
+            work.metric.renew()
+        judge = Judge(self.settings, space.eps, self.judged.state.sigma)
+        dual = max(dual, 0.0) * state.unit / cut  # gᵀM⁻¹g of the gradient as it came
+        if dual > 0.0:
+            judge.move(1.0 / (eta * eta * math.sqrt(dual)))  # σ‖s‖_M = 1/η with ‖s‖_M = η √(gᵀM⁻¹g)
+        record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
+        record.branch, record.step_norm = Branch.UNTESTED, share * math.sqrt(max(away, 0.0))
+        return space.vector(point)
+
+    def _prepared(self, g: Tensor, oracle: Oracle, factor: float) -> AveragedStep:
+        """Return the vector work, with a metric that has seen a first gradient, or that of a resumed run."""
+        if self._work is None:
+            metric = Metric(oracle.shapes, self.own.metric, g, self.own.largest_side)
+            if self._saved:
+                metric.restore(self._saved)
+                self._saved = ()
+            else:
+                metric.begin(g * factor)
+            self._work = AveragedStep(metric)
+        return self._work
 
     # ------------------------------------------------------------------ going back
 
-    def _worse_than_before(self, x: Vector, oracle: Oracle, record: Record) -> bool:
-        """Whether it is the last steps that made the loss of this batch high, and not the batch.
-
-        The same batch tells, at the last safe point. Where somebody else moved the parameters there is none any more.
-        """
+    def _not_finite(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
+        """Stay: the batch may be to blame; where it is not the only one, go back."""
         state = self.state
-        if self._last is not None and oracle.space.norm(self._last - x) > 0.0:
-            state.safe = x
-            return False
-        if state.safe is None or state.safe is x:
-            return False
-        record.trials += 1
-        return record.value - oracle.trial(state.safe) > 0.5 * (record.value - state.best)
-
-    def _go_back(self, x: Vector, oracle: Oracle, judge: Judge, record: Record) -> Vector:
-        """Return to the last safe point with a larger σ; what the batch said of the bad point is not learnt."""
-        state = self.state
-        if state.safe is None or oracle.space.norm(state.safe - x) == 0.0:  # it was no step of ours
+        what = "gradient" if math.isfinite(record.value) else "loss"
+        record.note = f"the {what} of the gradient sample is not finite"
+        if state.iteration == 0:
+            raise NonFiniteStartError(
+                f"{record.note} at the starting point (loss {record.value!r}, gradient norm {record.grad_norm!r})."
+                " Start where the loss is finite, and check the data and the initial weights."
+            )
+        state.broken += 1
+        if state.broken < 2:
             return x
-        judge.reject(times=2)
-        state.path, state.reached = None, math.nan
+        state.shrink *= 0.5
+        return self._go_back(x, oracle, record)
+
+    def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
+        """Return to the last safe point; what the batch said of the bad one is not learnt."""
+        state = self.state
+        state.offset = None
+        if state.safe is None or state.safe is x:
+            return x
         record.step_norm = oracle.space.norm(state.safe - x)
         record.note += ": back to the last safe point"
         self.went_back = True
         return state.safe
 
-    # ------------------------------------------------------------------ the step
-
-    def _move(
-        self, x: Vector, g: Vector, oracle: Oracle, judge: Judge, model: Model, draws: Draws, record: Record
-    ) -> Vector:
-        """Take the step of the model, judged where a judgement is due."""
-        state, s, space = self.state, self.settings, oracle.space
-        eigen = model.spectrum()
-        negative = model.fresh and eigen.leftmost < 0.0
-        often = self.own.check_every
-        judged = state.first_phase or negative or self._young() or (often > 0 and state.iteration % often == 0)
-        for attempt in range(1 + (0 if not judged else s.resolves if state.first_phase else _RETRIES)):
-            state.sigma = record.sigma = judge.sigma
-            step = model.solve(eigen, draws)
-            if step is None:
-                record.note = "the model has its minimum here"
-                break
-            record.model_decrease, record.curvature_share = step.decrease, step.curvature_share
-            point = x + step.vector
-            record.branch = Branch.UNTESTED
-            if judged and not self._judge(step, point, g, oracle, judge, record, first=attempt == 0):
-                record.branch = Branch.STAYED
-                continue
-            length = space.norm(step.vector)
-            if not math.isfinite(length):
-                record.branch, record.note = Branch.STAYED, "the step is not finite"
-                judge.reject(times=2)
-                break
-            record.step_norm = length
-            if not state.first_phase:
-                state.path = step.vector if state.path is None else state.path * self.own.averaging + step.vector
-            return point
-        state.path, state.reached = None, math.nan
-        if negative and self.method.escapes:
-            return self._escape(x, g, oracle, judge.sigma, eigen, record)
-        return x
-
-    def _young(self) -> bool:
-        """Whether noise took over only a few steps ago, so that σ may still be far from where it belongs."""
-        state = self.state
-        return not state.first_phase and state.iteration < state.settled + self.own.warm_up
-
-    def _judge(
-        self, step: Step, point: Vector, g: Vector, oracle: Oracle, judge: Judge, record: Record, *, first: bool
-    ) -> bool:
-        """Compare what the batch gained with what its own gradient and the curvature of the model promise."""
-        s, space, state = self.settings, oracle.space, self.state
-        value = oracle.trial(point)
-        slope, length = space.read([space.inner(g, step.vector), space.inner(step.vector, step.vector)])
-        promised, actual = -slope - 0.5 * step.bend, record.value - value
-        record.trials += 1
-        record.trial_value, record.model_decrease, record.rho = value, promised, ratio(actual, promised)
-        finite = math.isfinite(value) and space.finite(point)
-        cube = step.norm * step.norm * step.norm
-        kappa = math.inf if not finite else judge.sigma if cube == 0.0 else shown(0.0, actual, promised, cube)
-        rejected = not finite or (actual < 0.0 and (slope < 0.0 or step.curvature_share > 0.5))
-        rejected = rejected or (state.first_phase and promised > 0.0 and actual < s.eta1 * promised)
-        if rejected:
-            grown = s.gamma * judge.sigma
-            judge.move(min(max(kappa, grown), 100.0 * judge.sigma) if state.first_phase else grown)
-            if not finite:
-                record.note = "the trial value is not finite"
-            return False
-        record.branch = Branch.VERY_SUCCESSFUL if record.rho > s.eta2 else Branch.SUCCESSFUL
-        if step.curvature_share > 0.5:
-            record.branch = Branch.CURVATURE
-        seen = -2.0 * (actual + slope) / length if length > 0.0 else math.nan
-        if not state.first_phase and not math.isnan(state.curvature):
-            seen = _CURVATURE_MEMORY * state.curvature + (1 - _CURVATURE_MEMORY) * seen
-        if state.first_phase:
-            judge.move(min(max(kappa, 0.1 * judge.sigma), 10.0 * judge.sigma))
-        elif self._young() and first and actual > s.eta2 * promised > 0.0 and state.lean < -0.5:
-            judge.move(judge.sigma / _BOOST)
-        state.curvature, state.gained = seen, actual
-        state.reached = value if state.first_phase else math.nan
-        return True
-
-    def _escape(self, x: Vector, g: Vector, oracle: Oracle, sigma: float, eigen: Spectrum, record: Record) -> Vector:
-        """Step along the left-most Ritz vector, downhill, half as far until the batch's loss falls."""
-        state, space = self.state, oracle.space
-        v = space.combine(state.basis, eigen.leftmost_vector[:-1])
-        if state.scale is not None:
-            v = v * state.scale
-        d = v * (math.copysign(1.0, -space.dot(g, v)) * -eigen.leftmost / sigma)
-        for _ in range(_HALVINGS):
-            point = x + d
-            value = oracle.trial(point)
-            record.trials += 1
-            if -math.inf < value < record.value and space.finite(point):
-                record.branch, record.step_norm, record.trial_value = Branch.CURVATURE, space.norm(d), value
-                record.curvature_share, record.note = 1.0, ""
-                return point
-            d = d * 0.5
-        record.note = "the curvature step does not lower the loss"
-        return x
-
     # ------------------------------------------------------------------ saving and restoring
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return self.state.numbers()
+        return self.state.numbers() | {"judged": self.judged.numbers()}
 
     def vectors(self) -> dict[str, Any]:
-        """Return the vectors of the state, and the basis as a block of rows."""
+        """Return the vectors of the state."""
         return self.state.vectors()
 
-    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
-        """Go on from what `numbers` and `vectors` returned."""
-        self.state, self._last = State.of(numbers, vectors), None
+    def tensors(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the metric: for every parameter the tensors it is made of."""
+        return self._saved if self._work is None else self._work.metric.state()
+
+    def restore(
+        self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Sequence[Mapping[str, Tensor]] = ()
+    ) -> None:
+        """Go on from what `numbers`, `vectors` and `tensors` returned."""
+        self.state = State.of(numbers, vectors)
+        self.judged.restore(numbers["judged"], {})
+        self._work, self._saved = None, tensors
 
     def forget(self) -> None:
-        """Begin anew with vectors of another length; σ and the counts stay."""
+        """Begin anew with vectors of another length; the counts stay."""
         state = self.state
-        self.state, self._last = State(state.seed, state.iteration, state.sigma, state.seconds), None
+        self.state = State(state.seed, state.iteration, state.seconds, state.noisy)
+        self.judged.forget()
+        self._work, self._saved = None, ()

@@ -7,64 +7,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
+from sanc.core.space import Vector
 
-from sanc.core.space import Floats, Vector
+VECTORS = ("offset", "safe", "start", "drift")
 
 
 @dataclass(slots=True)
 class State:
-    """All of it: numbers, and vectors, which are never changed in place."""
+    """All of it but the metric: numbers, and vectors, which are never changed in place."""
 
     seed: int
     iteration: int = 0
-    sigma: float = 1.0
     seconds: float = 0.0
-    settled: int = -1  # iteration at which noise took over; −1 before
-    averaged: int = 0  # gradients in the mean
-    squared: int = 0  # gradients in the mean square
-    refreshed: int = -1  # iteration of the last Krylov space; −1 before the first
-    worth: bool = False  # whether that space earned its products
-    gained: float = math.nan  # decrease of the last step on its own batch …
+    noisy: bool = False  # whether batches differ by more than a step gains
+    gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
-    missed: float = 0.0  # how often the next batch said otherwise
-    slope: float = 0.0
-    slope_square: float = 0.0
-    slopes: int = 0
-    lean: float = 0.0  # from −1, steps should be longer, to 1, they should be shorter
-    curvature: float = math.nan  # along recent steps, as values showed it
-    loss: float = math.nan
-    loss_variance: float = 0.0
-    best: float = math.nan  # lowest mean loss, slowly forgotten
-    momentum: Vector | None = None  # moving average of the gradients, before its bias is taken out
-    square: Vector | None = None  # the same of their squares
-    scale: Vector | None = None  # M^(−1/2)
-    path: Vector | None = None  # the last steps, weighted like the gradients in the mean
+    steps: int = 0  # averaged steps
+    weights: float = 0.0  # sum of the weights in the average
+    unit: float = 1.0  # norm of the first gradient, in which all are measured
+    size: float = 1.0  # mean square of the gradients' norms
+    shrink: float = 1.0  # of the scale, after a run went wrong
+    broken: int = 0  # steps in a row whose loss or gradient was not finite
+    distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric
+    along: float = 0.0  # what that bound is made of, beside `drift`
+    mean: float = math.nan  # of the loss …
+    variance: float = 0.0  # … and its variance
+    best: float = math.nan  # the lowest mean, slowly forgotten
+    looked: float = math.nan  # the mean when progress was last looked at …
+    look_at: int = 100  # … and the step at which it is looked at again
+    offset: Vector | None = None  # z − x: from the average to where steps are made
     safe: Vector | None = None  # a point to go back to
-    basis: Any = None  # Q of the last Krylov space, in the coordinates of the metric
-    ritz: Floats | None = None
-    ritz_vectors: Floats | None = None
-
-    @property
-    def first_phase(self) -> bool:
-        """Whether steps still gain more than two batches differ."""
-        return self.settled < 0
+    start: Vector | None = None  # where averaging began
+    drift: Vector | None = None  # weighted sum of the directions
 
     def numbers(self) -> dict[str, Any]:
         """Return the part that is plain numbers."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in VECTORS}
-        return plain | {name: None if plain[name] is None else plain[name].tolist() for name in _SMALL}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in VECTORS}
 
     def vectors(self) -> dict[str, Any]:
-        """Return the vectors, and the basis as a block of rows."""
+        """Return the vectors."""
         return {name: getattr(self, name) for name in VECTORS if getattr(self, name) is not None}
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> State:
         """Put together what `numbers` and `vectors` returned."""
-        small = {name: None if numbers[name] is None else np.array(numbers[name], np.float64) for name in _SMALL}
-        return cls(**{**numbers, **small, **vectors})
-
-
-VECTORS = ("momentum", "square", "scale", "path", "safe", "basis")
-_SMALL = ("ritz", "ritz_vectors")
+        return cls(**{name: value for name, value in {**numbers, **vectors}.items() if name in cls.__slots__})

@@ -1,0 +1,53 @@
+"""A step in the metric, and the running average of the points it leads to: what a step on samples does to vectors.
+
+Steps are made on z, the gradient is taken at y between z and the average x, and x is what is handed out (schedule-free
+learning, Defazio et al. 2024): noise averages out without the step having to die.
+
+    y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
+
+Only x and the offset z − x are kept, so that whoever moves the parameters from outside moves both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sanc.minibatch.metric import Metric
+from sanc.minibatch.scale import MEMORY
+
+
+class AveragedStep:
+    """The vector work of one step, with no decision in it, so that it can be recorded.
+
+    Parameters
+    ----------
+    metric : Metric
+        M, which learns from every gradient.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+
+    def tensors(self) -> list[Tensor]:
+        """Return what it changes in place."""
+        return self.metric.tensors()
+
+    def __call__(
+        self, x: Tensor, offset: Tensor, g: Tensor, numbers: Tensor, start: Tensor | None, drift: Tensor | None
+    ) -> list[Tensor]:
+        """Return the new x, the new offset, what the host reads, and the new drift where there was one.
+
+        `numbers` are the factor of g, the weight of g in the metric, η, c and λ. What is read: gᵀM⁻¹g (in units of the
+        factor), ‖z − x‖², and for the distance ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        """
+        factor, weight, eta, share, trust = numbers.unbind()
+        g = g * factor
+        direction = self.metric.direction(g, weight)
+        away = offset - eta * direction
+        new = [x + share * away, (1.0 - share) * away]
+        read = [torch.dot(g, direction), torch.dot(away, away)]
+        if start is not None and drift is not None:
+            new.append(MEMORY * drift + trust * direction)
+            read += [torch.dot(direction, start - x - offset), new[2].abs().sum()]
+        return [*new[:2], torch.stack(read), *new[2:]]

@@ -1,0 +1,148 @@
+"""The metric of steps on samples against dense float64 computations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sanc.minibatch.metric import Metric
+
+SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (4, 3), (), (1, 6), (7, 2)]
+LIKE = torch.zeros(1, dtype=torch.float64)
+
+
+def gradients(count, seed=0):
+    size = sum(int(np.prod(shape)) for shape in SHAPES)
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((count, size)) * np.linspace(0.1, 3, size))
+
+
+def pieces(vector):
+    return [part.reshape(shape) for part, shape in zip(
+        torch.split(vector, [int(np.prod(shape)) for shape in SHAPES]), SHAPES, strict=True
+    )]  # fmt: skip
+
+
+def learnt(kind, gs, weights, renew_after=(), largest_side=1024):
+    metric = Metric(SHAPES, kind, LIKE, largest_side)
+    for k, (g, weight) in enumerate(zip(gs, weights, strict=True)):
+        direction = metric.direction(g, weight)
+        if k in renew_after:
+            metric.renew()
+    return metric, direction
+
+
+@pytest.mark.parametrize("renew_after", [(), (0,), (0, 1, 2)])
+def test_the_direction_is_the_dense_one(renew_after):
+    """M = Q diag(√V) Qᵀ with Q = Q_L ⊗ Q_R, written out as a matrix, for each parameter."""
+    gs, weights = gradients(4), [1.0, 0.5, 0.25, 0.3]
+    metric, direction = learnt("kronecker", gs, weights, renew_after)
+    for parts, g, found, shape in zip(metric.state(), pieces(gs[-1]), pieces(direction), SHAPES, strict=True):
+        g = g.numpy().ravel()
+        if "left" not in parts:
+            Q = np.eye(len(g))
+        else:
+            Q = np.kron(parts["left_basis"].numpy(), parts["right_basis"].numpy())
+            assert np.allclose(Q.T @ Q, np.eye(len(g)), atol=1e-12)
+            assert len(parts["left_basis"]) == shape[0]
+        M = Q @ np.diag(np.sqrt(parts["square"].numpy().ravel())) @ Q.T
+        assert np.allclose(M @ found.numpy().ravel(), g, rtol=1e-4, atol=1e-5)
+
+
+def test_means_are_weighted_as_asked():
+    """The factors and, where no basis was turned, the squares, from their definitions."""
+    gs, weights = gradients(5), [1.0, 0.5, 0.2, 0.2, 0.1]
+    metric, _ = learnt("kronecker", gs, weights)
+    share = np.array([w * np.prod([1 - v for v in weights[k + 1 :]]) for k, w in enumerate(weights)])
+    assert share.sum() == pytest.approx(1.0)
+    for place, parts in enumerate(metric.state()):
+        blocks = np.stack([pieces(g)[place].reshape(1 if not SHAPES[place] else SHAPES[place][0], -1) for g in gs])
+        square = np.einsum("k,kij->ij", share, blocks**2)
+        assert np.allclose(parts["square"].numpy().ravel(), square.ravel())
+        if "left" in parts:
+            assert np.allclose(parts["left"], np.einsum("k,kij,klj->il", share, blocks, blocks))
+            assert np.allclose(parts["right"], np.einsum("k,kij,kil->jl", share, blocks, blocks))
+
+
+def test_renewing_finds_the_eigenvectors_of_the_factors():
+    gs = gradients(40)
+    metric, _ = learnt("kronecker", gs, [max(0.05, 1 / (k + 1)) for k in range(40)])
+    for _ in range(3000):
+        metric.renew()
+    for parts in metric.state():
+        for side in ("left", "right"):
+            if side in parts:
+                turned = parts[f"{side}_basis"].mT @ parts[side] @ parts[f"{side}_basis"]
+                assert np.allclose(turned, torch.diag(torch.linalg.eigvalsh(parts[side]).flip(0)), atol=1e-8)
+
+
+def test_renewing_carries_the_second_moments_over():
+    """A covariance that is diagonal in the old basis keeps its trace, and its diagonal in the new one is what is held."""
+    metric, _ = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3])
+    before = metric.state()
+    metric.renew()
+    for old, new in zip(before, metric.state(), strict=True):
+        if "left" in old:
+            Q_old = np.kron(old["left_basis"], old["right_basis"])
+            Q_new = np.kron(new["left_basis"], new["right_basis"])
+            covariance = Q_old @ np.diag(old["square"].numpy().ravel()) @ Q_old.T
+            assert np.allclose(np.diag(Q_new.T @ covariance @ Q_new), new["square"].numpy().ravel())
+
+
+def test_what_a_factor_says_nothing_about_keeps_its_basis():
+    """One gradient of rank 1: rounding decides nothing."""
+    metric = Metric([(6, 5)], "kronecker", LIKE, 1024)
+    u, v = torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(1.0, 6.0, dtype=torch.float64)
+    g = torch.outer(u, v).reshape(-1)
+    metric.begin(g)
+    other = Metric([(6, 5)], "kronecker", LIKE, 1024)
+    other.begin(g * (1 + 1e-13 * torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))))
+    for name, a in metric.state()[0].items():
+        assert torch.allclose(a, other.state()[0][name], rtol=0, atol=1e-6 * float(a.abs().max()))
+
+
+def test_a_diagonal_metric_is_adams_and_none_is_one_number():
+    gs = gradients(2)
+    _, direction = learnt("diagonal", gs, [1.0, 0.5])
+    assert torch.allclose(direction, gs[1] / (0.5 * gs[0] ** 2 + 0.5 * gs[1] ** 2).sqrt(), rtol=1e-4)
+    _, direction = learnt("none", gs, [1.0, 0.5])
+    assert torch.allclose(direction, gs[1] / (0.5 * gs[0].square().mean() + 0.5 * gs[1].square().mean()).sqrt(), rtol=1e-4)
+
+
+def test_a_long_side_keeps_its_coordinates():
+    metric, direction = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3], (0, 1), largest_side=3)
+    states = metric.state()
+    assert not states[0]["left_basis"].numel() and states[0]["right_basis"].shape == (3, 3)
+    assert states[2]["left_basis"].shape == (2, 2) and not states[2]["right_basis"].numel()  # 2 × 12
+    parts, g, found = states[0], pieces(gradients(3)[2])[0], pieces(direction)[0]
+    turned = g @ parts["right_basis"]
+    assert torch.allclose(found, turned / parts["square"].sqrt() @ parts["right_basis"].mT, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-140, 1e-12, 1.0, 1e12, 1e140])
+@pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
+def test_the_direction_has_no_units(kind, size):
+    gs, weights = gradients(4), [1.0, 0.5, 0.3, 0.3]
+    _, expected = learnt(kind, gs, weights, (0, 2))
+    _, found = learnt(kind, gs * size, weights, (0, 2))
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
+def test_a_restored_metric_goes_on_bit_for_bit(kind):
+    gs = gradients(6)
+    metric, _ = learnt(kind, gs[:4], [1.0, 0.5, 0.3, 0.3], (1,))
+    other = Metric(SHAPES, kind, LIKE, 1024)
+    other.restore(metric.state())
+    for g in gs[4:]:
+        for one in (metric, other):
+            one.renew()
+        assert torch.equal(metric.direction(g, 0.2), other.direction(g, 0.2))
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
+def test_a_zero_gradient_has_no_direction(kind):
+    metric = Metric(SHAPES, kind, LIKE, 1024)
+    zero = torch.zeros_like(gradients(1)[0])
+    metric.begin(zero)
+    assert torch.equal(metric.direction(zero, 0.5), zero)
