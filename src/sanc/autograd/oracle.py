@@ -71,8 +71,8 @@ class AutogradOracle(Oracle):
         """Let go of the samples, of every graph and of every point that is remembered."""
         self._samples = None
         self._loaded: Tensor | None = None
-        self._values: dict[Sample, Recent] = {}
-        self._gradients = Recent(1)
+        self._values: dict[Sample, Recent[float]] = {}
+        self._gradients: Recent[tuple[float, Any]] = Recent(1)
         self._graph: tuple[Tensor, Grads] | None = None
         self.raw_loss: Tensor | None = None
         self.training: Buffers | None = None
@@ -115,15 +115,13 @@ class AutogradOracle(Oracle):
     # ------------------------------------------------------------------ values
 
     def value(self, x: Any) -> float:
-        return self._known_or_evaluated(x, self.samples[2])
+        return self._value(x, self.samples[2])
 
     def trial(self, x: Any) -> float:
-        return self._known_or_evaluated(x, self.samples[0])
+        return self._value(x, self.samples[0])
 
-    def _known_or_evaluated(self, x: Any, sample: Sample) -> float:
-        recent = self._values.setdefault(sample, Recent())
-        known: float | None = recent.get(x)
-        return float(recent.put(x, self.evaluate(x, sample))) if known is None else known
+    def _value(self, x: Any, sample: Sample) -> float:
+        return self._values.setdefault(sample, Recent()).answer(x, lambda x: self.evaluate(x, sample))
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
@@ -151,19 +149,14 @@ class AutogradOracle(Oracle):
     # ------------------------------------------------------------------ gradients
 
     def gradient(self, x: Any) -> tuple[float, Any]:
-        known: tuple[float, Any] | None = self._gradients.get(x)
-        if known is not None:
-            return known
-        return self.remember(x, *self.unread_gradient(x))
+        return self._gradients.answer(x, self._gradient)
 
-    def remember(self, x: Any, value: Any, g: Any) -> tuple[float, Any]:
-        """Read the value that came with a gradient, and remember both."""
-        known = (float(value), g)
-        self._values.setdefault(self.samples[0], Recent()).put(x, known[0])
-        self._gradients.put(x, known)
-        return known
+    def _gradient(self, x: Any) -> tuple[float, Any]:
+        """Read the value that comes with a gradient, and remember it."""
+        unread, g = self.unread_gradient(x)
+        return self._values.setdefault(self.samples[0], Recent()).put(x, float(unread)), g
 
-    def unread_gradient(self, x: Any) -> tuple[Tensor, Tensor]:
+    def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
         """F and ∇f on the gradient sample; the value not yet read."""
         sample, hessian, _ = self.samples
         twice = self.hvp in ("auto", "double-backward")

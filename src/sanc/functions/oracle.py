@@ -54,8 +54,8 @@ class CallableOracle(Oracle):
             self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
-        self._values = Recent()
-        self._gradients = Recent(1)
+        self._values: Recent[float] = Recent()
+        self._gradients: Recent[Vector] = Recent(1)
 
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
@@ -79,26 +79,23 @@ class CallableOracle(Oracle):
         return copy.reshape(self.shape)
 
     def value(self, x: Vector) -> float:
-        known: float | None = self._values.get(x)
-        if known is not None:
-            return known
+        return self._values.answer(x, self._evaluate)
+
+    def _evaluate(self, x: Vector) -> float:
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
             answer, g = answer
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
-        return float(self._values.put(x, _scalar(answer)))
+        return _scalar(answer)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value = self.value(x)
-        if x not in self._gradients:
-            if self.jac is True:
-                self._values.clear()
-                value = self.value(x)
-            else:
-                self._gradients.put(x, self.slope(x))
-        return value, self._gradients.get(x)
+        if self.jac is True and x not in self._gradients:  # the value is known from before, its gradient no longer
+            self._values.clear()
+            value = self.value(x)
+        return value, self._gradients.answer(x, self.slope)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         return x in self._values, x in self._gradients
