@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Closure = Callable[[], Tensor]
+Grads = Sequence[Tensor | None]
+"""A tensor for each leaf; None where the loss does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +60,7 @@ class Leaves:
         same = len(self.tensors) == len(other.tensors) and (self.dtype, self.device) == (other.dtype, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
-    def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
+    def flatten(self, tensors: Grads) -> Tensor:
         """Join per-leaf tensors into one new vector, out of any graph; a missing one is zero."""
         pieces = [
             leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, self.dtype)

@@ -41,24 +41,14 @@ class CapturedOracle(AutogradOracle):
 
     Parameters
     ----------
-    leaves : Leaves
-        The leaves.
     batches : sequence of (Batch or None)
         Batches like those that will come, for gradient, Hessian and objective; None where it is the gradient's.
-    limit : int
-        Dimension of a Krylov space.
-    reorthogonalise : bool
-        Whether its vectors are orthogonalised against all earlier ones.
+    limit, reorthogonalise
+        How Lanczos works, that is recorded: its iterations, and whether it orthogonalises against all earlier vectors.
     joint : bool
         Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
     scaled : bool
         Whether Lanczos works in a metric.
-    hvp : str
-        How products are made.
-    exact : bool
-        Whether the batch is the whole objective in every iteration.
-    recorder : Recorder
-        Makes the recordings.
     """
 
     def __init__(
@@ -107,9 +97,7 @@ class CapturedOracle(AutogradOracle):
                     with own_randomness(leaves.device):
                         self._look_at_loss()
                     self._record()
-            except (RuntimeError, NotImplementedError) as problem:
-                if isinstance(problem, NotRecordableError):
-                    raise
+            except RuntimeError as problem:
                 text = str(problem).strip().split("\n")[0]
                 raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
             finally:
