@@ -15,38 +15,18 @@ Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays.
+    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays."""
 
-    Attributes
-    ----------
-    name : str
-        The argument it came from, for messages.
-    parts : sequence of (float, callable)
-        Weights and closures; more than one when the sample is cut into micro-batches.
-    size : int
-        Components in it.
-    seed : int or None
-        What its random draws are a function of; None for a function that draws nothing.
-    """
-
-    name: str
-    parts: Sequence[tuple[float, Closure]]
-    size: int
-    seed: int | None
+    name: str  # the argument it came from, for messages
+    parts: Sequence[
+        tuple[float, Closure]
+    ]  # weights and closures; one of weight 1, or as many as there are micro-batches
+    size: int  # components in it
+    seed: int | None  # what its random draws are a function of; None for a function that draws nothing
 
 
 class Leaves:
-    """How a flat vector lies in leaf tensors, and the weight decay of each stretch.
-
-    Attributes
-    ----------
-    tensors : list of Tensor
-        The leaves.
-    decays : list of float
-        Weight decay of each.
-    dim : int
-        Length of the flat vector.
-    """
+    """How a flat vector lies in leaf tensors, and the weight decay of each of these."""
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float]) -> None:
         self.tensors = list(tensors)

@@ -42,10 +42,6 @@ class Iteration:
 
     Parameters
     ----------
-    method : Method
-        Model, acceptance and what to do on rejection.
-    settings : Settings
-        Numbers and rules.
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
     goal : float
