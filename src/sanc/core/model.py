@@ -41,12 +41,10 @@ class Model(ABC):
         """2.3: propose steps, the next one where the last was rejected."""
 
     def build(self, at: Iterate) -> None:
-        """Start at the gradient; where that vanishes, at the direction given or at random."""
-        s, start, linear = self._settings, at.start, None
+        """2.2 and 2.4: start Lanczos at the gradient; where that vanishes, at the direction given or at random."""
+        s, start = self._settings, at.start
         if start is None and at.record.grad_norm == 0.0:
             start = at.draws.start(at.space)
-        if start is not None:
-            linear = at.g
         at.operator = at.oracle.hessian(at.x)
         at.krylov = Krylov(
             at.oracle.lanczos(
@@ -55,7 +53,7 @@ class Model(ABC):
                 limit=s.krylov_dim,
                 store=s.lanczos == "store",
                 reorthogonalise=s.reorthogonalise,
-                linear=linear,
+                linear=None if start is None else at.g,
             )
         )
         at.longest = self._bound(at)

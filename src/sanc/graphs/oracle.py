@@ -232,12 +232,10 @@ class CapturedOracle(AutogradOracle):
     def lanczos(self, operator: Operator, start: Vector, scale: Vector | None = None, **how: Any) -> Columns:
         plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        if not usual or (scale is None) is not (self._scale is None):
+        known, numbers = self._answered
+        if not usual or (scale is None) is not (self._scale is None) or (self._joint and known is not start):
             return super().lanczos(operator, start, scale, **how)
         if self._joint:
-            known, numbers = self._answered
-            if known is not start:
-                return super().lanczos(operator, start, scale, **how)
             rows = self._gradient_recording.outputs[3]
         else:
             self._at(operator.x)  # type: ignore[attr-defined]
