@@ -14,7 +14,7 @@ import sanc
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = ["sanc.autograd.batches", "sanc.sums.linear", "sanc.theory"]
+MODULES = ["sanc.autograd.batches", "sanc.sums.losses", "sanc.theory"]
 
 
 def blocks(page):

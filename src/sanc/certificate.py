@@ -63,7 +63,12 @@ def certificate(
     >>> print(sanc.certificate(lambda x: x[0] ** 2 - x[1] ** 2, torch.zeros(2)).saddle)
     True
     """
-    _check(eps, eps_curvature, confidence, max_products, seed)
+    require_number("eps", eps)
+    require_number("eps_curvature", eps_curvature)
+    if not isinstance(confidence, Real) or not 0 < float(confidence) < 1:
+        raise ArgumentError(f"confidence = {confidence!r} cannot be used: pass a probability between 0 and 1.")
+    require_integer("max_products", max_products, 1)
+    require_integer("seed", seed, 0)
     require_mode(hvp)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     return probe(
@@ -76,12 +81,3 @@ def certificate(
         seed=seed,
         thorough=True,
     )[0]
-
-
-def _check(eps: Any, eps_curvature: Any, confidence: Any, max_products: Any, seed: Any) -> None:
-    require_number("eps", eps)
-    require_number("eps_curvature", eps_curvature)
-    if not isinstance(confidence, Real) or not 0 < float(confidence) < 1:
-        raise ArgumentError(f"confidence = {confidence!r} cannot be used: pass a probability between 0 and 1.")
-    require_integer("max_products", max_products, 1)
-    require_integer("seed", seed, 0)

@@ -12,10 +12,8 @@ import numpy as np
 from scipy.optimize import OptimizeResult
 
 from sanc.autograd.products import HvpMode, require_mode
-from sanc.core.curvature import probe
 from sanc.core.family import Method, find_method, make_settings
 from sanc.core.iteration import Iteration
-from sanc.core.oracle import Oracle
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
@@ -158,16 +156,24 @@ def minimize(
     )
     if resume is not None and not isinstance(resume, Mapping):
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
-    limits = _limits(oracle, tol, curvature_tol, max_iter, max_calls, max_time, certify, max_products)
-    run = Run(
-        oracle=oracle,
-        iterates=(
-            MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, limits.tol)
-        ),
-        limits=limits,
-        x=x,
-        seed=seed,
+    if tol is None:
+        tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
+    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
+    for name, value in numbers.items():
+        require_number(name, value)
+    require_integer("max_iter", max_iter, 0)
+    require_integer("max_products", max_products, 1)
+    limits = Limits(
+        tol=tol,
+        curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
+        max_iter=max_iter,
+        max_calls=math.inf if max_calls is None else max_calls,
+        max_time=math.inf if max_time is None else max_time,
+        certify=certify,
+        max_products=max_products,
     )
+    iterates = MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, tol)
+    run = Run(oracle, iterates, limits, x, seed)
     if resume is not None:
         run.resume(resume)
     status = run.go(_reporter(callback, restore, disp))
@@ -220,34 +226,6 @@ def _sizes(
     return g, h, f
 
 
-def _limits(
-    oracle: Oracle,
-    tol: float | None,
-    curvature_tol: float | None,
-    max_iter: int,
-    max_calls: float | None,
-    max_time: float | None,
-    certify: bool,
-    max_products: int | None,
-) -> Limits:
-    if tol is None:
-        tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
-    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
-    for name, value in numbers.items():
-        require_number(name, value)
-    require_integer("max_iter", max_iter, 0)
-    require_integer("max_products", max_products, 1)
-    return Limits(
-        tol=tol,
-        curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
-        max_iter=max_iter,
-        max_calls=math.inf if max_calls is None else max_calls,
-        max_time=math.inf if max_time is None else max_time,
-        certify=certify,
-        max_products=max_products,
-    )
-
-
 def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
     """Print a line and call the caller back; true means stop."""
     by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
@@ -279,21 +257,13 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
 
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
     oracle, meter = run.oracle, run.oracle.meter
-    counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
+    counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}  # as they are now
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
-    ended_elsewhere = status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER)
-    if ended_elsewhere:
+    if status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER):  # which have one of this point
         run.certificate = None
         if run.limits.certify and status is not Status.NOT_FINITE:
-            run.certificate, _ = probe(
-                whole,
-                run.x,
-                eps=run.limits.tol,
-                eps_curvature=run.limits.curvature_tol,
-                max_products=run.limits.max_products,
-                seed=run.seed,
-            )
+            run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
     return OptimizeResult(
         x=restore(run.x),
         fun=value,

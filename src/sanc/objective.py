@@ -47,7 +47,12 @@ def build_oracle(
         args = (args,)
     is_tensor = isinstance(x0, Tensor)
     start = _point(x0, name)
-    shape = start.shape
+
+    def restore(v: Any) -> Any:
+        if isinstance(v, np.ndarray):
+            return v.reshape(start.shape).copy()
+        copy = v.detach().reshape(start.shape).clone()
+        return copy if is_tensor else copy.cpu().numpy()
 
     if isinstance(fun, FiniteSum):
         for label, given in (("jac", jac), ("hess", hess), ("hessp", hessp)):
@@ -56,8 +61,7 @@ def build_oracle(
         values = start.detach().cpu().numpy() if is_tensor else start
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
-        flat: Any = np.array(values, fun.dtype).reshape(-1)
-        return SumOracle(fun, sizes, seed, sampling, grow=grow), flat, lambda v: v.reshape(shape).copy()
+        return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(values, fun.dtype).reshape(-1), restore
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")
@@ -69,20 +73,11 @@ def build_oracle(
             raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
         leaf = start if is_tensor else torch.from_numpy(np.array(start))
         oracle = _torch_oracle(_torch_only(fun), leaf, args, hvp)
-        flat = oracle.start()
-        if is_tensor:
-            return oracle, flat, lambda v: v.detach().clone().reshape(shape)
-        return oracle, flat, lambda v: v.detach().cpu().numpy().copy().reshape(shape)
+        return oracle, oracle.start(), restore
     if jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {jac!r:.60} cannot be called: pass a function, or True if fun returns (f, g).")
-    if is_tensor:
-        flat = start.detach().clone().reshape(-1)
-    else:
-        flat = np.array(start).reshape(-1)
-    called = CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args)
-    if is_tensor:
-        return called, flat, lambda v: v.reshape(shape).clone()
-    return called, flat, lambda v: v.reshape(shape).copy()
+    flat = start.detach().clone().reshape(-1) if is_tensor else np.array(start).reshape(-1)
+    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
 
 
 def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:

@@ -9,42 +9,24 @@ import torch
 from torch import Tensor
 
 Closure = Callable[[], Tensor]
+Grads = Sequence[Tensor | None]
+"""A tensor for each leaf; None where the loss does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays.
+    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays."""
 
-    Attributes
-    ----------
-    name : str
-        The argument it came from, for messages.
-    parts : sequence of (float, callable)
-        Weights and closures; more than one when the sample is cut into micro-batches.
-    size : int
-        Components in it.
-    seed : int or None
-        What its random draws are a function of; None for a function that draws nothing.
-    """
-
-    name: str
-    parts: Sequence[tuple[float, Closure]]
-    size: int
-    seed: int | None
+    name: str  # the argument it came from, for messages
+    parts: Sequence[
+        tuple[float, Closure]
+    ]  # weights and closures; one of weight 1, or as many as there are micro-batches
+    size: int  # components in it
+    seed: int | None  # what its random draws are a function of; None for a function that draws nothing
 
 
 class Leaves:
-    """How a flat vector lies in leaf tensors, and the weight decay of each stretch.
-
-    Attributes
-    ----------
-    tensors : list of Tensor
-        The leaves.
-    decays : list of float
-        Weight decay of each.
-    dim : int
-        Length of the flat vector.
-    """
+    """How a flat vector lies in leaf tensors, and the weight decay of each of these."""
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float]) -> None:
         self.tensors = list(tensors)
@@ -58,7 +40,7 @@ class Leaves:
         same = len(self.tensors) == len(other.tensors) and (self.dtype, self.device) == (other.dtype, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
-    def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
+    def flatten(self, tensors: Grads) -> Tensor:
         """Join per-leaf tensors into one new vector, out of any graph; a missing one is zero."""
         pieces = [
             leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, self.dtype)

@@ -7,41 +7,26 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sanc.autograd import internals
-from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import Buffers, seed_all, still_buffers
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
 
-Grads = Sequence[Tensor | None]
-
 
 class AutogradOracle(Oracle):
     """f, g and Hv of closures over leaf tensors.
 
-    Parameters
-    ----------
-    leaves : Leaves
-        The leaves.
-    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
-        How products are made.
-    meter : Meter, optional
-        Where calls are counted.
-    exact : bool
-        Whether the samples are the whole objective in every iteration.
-
     Attributes
     ----------
-    hvp : str
-        How products are made.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     training : Buffers or None
@@ -71,8 +56,8 @@ class AutogradOracle(Oracle):
         """Let go of the samples, of every graph and of every point that is remembered."""
         self._samples = None
         self._loaded: Tensor | None = None
-        self._values: dict[Sample, Recent] = {}
-        self._gradients = Recent(1)
+        self._values: dict[Sample, Recent[float]] = {}
+        self._gradients: Recent[tuple[float, Any]] = Recent(1)
         self._graph: tuple[Tensor, Grads] | None = None
         self.raw_loss: Tensor | None = None
         self.training: Buffers | None = None
@@ -119,76 +104,66 @@ class AutogradOracle(Oracle):
     # ------------------------------------------------------------------ values
 
     def value(self, x: Any) -> float:
-        return self._known_or_evaluated(x, self.samples[2])
+        return self._value(x, self.samples[2])
 
     def trial(self, x: Any) -> float:
-        return self._known_or_evaluated(x, self.samples[0])
+        return self._value(x, self.samples[0])
 
-    def _known_or_evaluated(self, x: Any, sample: Sample) -> float:
-        recent = self._values.setdefault(sample, Recent())
-        known: float | None = recent.get(x)
-        return float(recent.put(x, self.evaluate(x, sample))) if known is None else known
+    def _value(self, x: Any, sample: Sample) -> float:
+        return self._values.setdefault(sample, Recent()).answer(x, lambda x: self.evaluate(x, sample))
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
         self.load(x)
         try:
-            total = self.forward(sample, graph=graph or self._differentiates)
+            total = self.forward(sample, graph=graph)
         except RuntimeError as problem:
             if graph or self._differentiates or "does not require grad" not in str(problem):
                 raise
             self._differentiates = True  # a gradient penalty, a physics-informed loss
-            total = self.forward(sample, graph=True)
+            total = self.forward(sample)
         self.meter.count_value(sample.size)
         return float(self.leaves.penalised(total, x))
 
-    def forward(self, sample: Sample, *, graph: bool | None = None) -> Tensor:
+    def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
         total: Any = 0.0
-        with still_buffers(), torch.set_grad_enabled(self._differentiates if graph is None else graph):
+        with still_buffers(), torch.set_grad_enabled(graph or self._differentiates):
             self._rewind(sample)
             for weight, closure in sample.parts:
-                total = total + weight * self._call(closure, sample, graph=False).detach().double()
+                total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
         assert isinstance(total, Tensor)
         return total
 
     # ------------------------------------------------------------------ gradients
 
     def gradient(self, x: Any) -> tuple[float, Any]:
-        known: tuple[float, Any] | None = self._gradients.get(x)
-        if known is not None:
-            return known
-        return self.remember(x, *self.unread_gradient(x))
+        return self._gradients.answer(x, self._gradient)
 
-    def remember(self, x: Any, value: Any, g: Any) -> tuple[float, Any]:
-        """Read the value that came with a gradient, and remember both."""
-        known = (float(value), g)
-        self._values.setdefault(self.samples[0], Recent()).put(x, known[0])
-        self._gradients.put(x, known)
-        return known
+    def _gradient(self, x: Any) -> tuple[float, Any]:
+        """Read the value that comes with a gradient, and remember it."""
+        unread, g = self.unread_gradient(x)
+        return self._values.setdefault(self.samples[0], Recent()).put(x, float(unread)), g
 
-    def unread_gradient(self, x: Any) -> tuple[Tensor, Tensor]:
+    def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
         """F and ∇f on the gradient sample; the value not yet read."""
         sample, hessian, _ = self.samples
         twice = self.hvp in ("auto", "double-backward")
         keep = self._products and sample is hessian and twice and len(sample.parts) == 1
         self.load(x)
+        buffers: Buffers = still_buffers()
         if self.training is None:  # the pass that counts as training: buffers move, as in a plain forward pass
-            with Buffers() as self.training:
-                loss, g = self._sum_or_fall_back(x, sample, keep)
+            buffers = self.training = Buffers()
+        with buffers:
+            try:
+                loss, g = self._sum(x, sample, keep)
+            except SecondDerivativeError as problem:
+                self.fall_back(problem)
+                loss, g = self._sum(x, sample, False)
+        if self.raw_loss is None:
             self.raw_loss = loss
-        else:
-            with still_buffers():
-                loss, g = self._sum_or_fall_back(x, sample, keep)
         self.meter.count_gradient(sample.size)
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
-
-    def _sum_or_fall_back(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
-        try:
-            return self._sum(x, sample, keep)
-        except SecondDerivativeError as problem:
-            self.fall_back(problem)
-            return self._sum(x, sample, False)
 
     def fall_back(self, problem: SecondDerivativeError) -> None:
         """Where hvp is "auto", make differences of gradients from now on, and say so; elsewhere it is an error."""
@@ -230,7 +205,7 @@ class AutogradOracle(Oracle):
         """Weight, loss and per-leaf gradients of each part of a sample, at whatever the leaves hold."""
         self._rewind(sample)
         for weight, closure in sample.parts:
-            loss = self._call(closure, sample)
+            loss = self._loss(closure, sample.name)
             if create_graph and not self._inspected:
                 name = internals.once_differentiable(loss)
                 if name:
@@ -252,14 +227,30 @@ class AutogradOracle(Oracle):
         if sample.seed is not None:
             seed_all(sample.seed, self.leaves.device)
 
-    def _call(self, closure: Callable[[], Tensor], sample: Sample, *, graph: bool = True) -> Tensor:
-        """Run a closure and reject what is no loss, or one that has called backward() already."""
+    def _loss(self, closure: Closure, name: str, *, graph: bool = True) -> Tensor:
+        """Run a closure; reject what is no scalar that depends on the leaves, and a closure that called backward()."""
         loss = closure()
         if any(leaf.grad is not None for leaf in self.leaves.tensors):
             raise ArgumentError(
-                f"{sample.name} called backward(): only return the loss, the optimiser differentiates it itself."
+                f"{name} called backward(): only return the loss, the optimiser differentiates it itself."
             )
-        return check_loss(loss, sample.name, graph=graph)
+        if not isinstance(loss, Tensor):
+            raise ArgumentTypeError(
+                f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one "
+                "element, without .item()."
+            )
+        if loss.numel() != 1:
+            raise ArgumentError(
+                f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
+            )
+        if not loss.is_floating_point():
+            raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
+        if graph and not loss.requires_grad:
+            raise ArgumentError(
+                f"{name} returned a loss that does not depend on the parameters: compute it from the model inside the "
+                "closure, without torch.no_grad(), detach() or .data."
+            )
+        return loss.reshape(())
 
     # ------------------------------------------------------------------ products
 
@@ -267,26 +258,4 @@ class AutogradOracle(Oracle):
         return OPERATORS[self.hvp](self, x, self.samples[1])
 
     def knows(self, x: Any) -> tuple[bool, bool]:
-        objective = self._values.get(self.samples[2])
-        return objective is not None and x in objective, x in self._gradients
-
-
-def check_loss(loss: Any, name: str, *, graph: bool = True) -> Tensor:
-    """Reject what is not a scalar tensor that depends on the parameters."""
-    if not isinstance(loss, Tensor):
-        raise ArgumentTypeError(
-            f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one element, "
-            "without .item()."
-        )
-    if loss.numel() != 1:
-        raise ArgumentError(
-            f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
-        )
-    if not loss.is_floating_point():
-        raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
-    if graph and not loss.requires_grad:
-        raise ArgumentError(
-            f"{name} returned a loss that does not depend on the parameters: compute it from the model inside the "
-            "closure, without torch.no_grad(), detach() or .data."
-        )
-    return loss.reshape(())
+        return x in self._values.get(self.samples[2], ()), x in self._gradients

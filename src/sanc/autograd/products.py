@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.randomness import still_buffers
 from sanc.core.oracle import Meter, Operator, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
-HVP_MODES: tuple[HvpMode, ...] = ("auto", "double-backward", "forward-over-reverse", "finite-difference")
+HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
 
 
 def require_mode(hvp: object) -> None:
@@ -37,26 +37,14 @@ class Evaluates(Protocol):
     meter: Meter
 
     def load(self, x: Any) -> None: ...
-    def passes(
-        self, sample: Sample, *, create_graph: bool = False
-    ) -> Iterator[tuple[float, Tensor, Sequence[Tensor | None]]]: ...
-    def take_graph(self, x: Any, sample: Sample) -> Sequence[Tensor | None] | None: ...
+    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]: ...
+    def take_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
     def fall_back(self, problem: SecondDerivativeError) -> None: ...
 
 
 class Hessian(Operator):
-    """The Hessian of a sample's loss at a point: a class around one product.
-
-    Parameters
-    ----------
-    oracle : Evaluates
-        Evaluates the loss.
-    x : vector
-        The point.
-    sample : Sample
-        The sample.
-    """
+    """The Hessian of a sample's loss at a point: a class around one product."""
 
     def __init__(self, oracle: Evaluates, x: Any, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
@@ -67,7 +55,7 @@ class Hessian(Operator):
             oracle.load(self.x)
             try:
                 result = self.product(v)
-            except (RuntimeError, NotImplementedError) as problem:
+            except RuntimeError as problem:
                 _explain(problem)
         oracle.meter.count_product(self.sample.size)
         return oracle.leaves.add_decay(result, v)
@@ -83,26 +71,23 @@ class Hessian(Operator):
 class DoubleBackward(Hessian):
     """Differentiate the gradient once more; its graph is built once and kept for all products."""
 
-    def __init__(self, oracle: Evaluates, x: Any, sample: Sample) -> None:
-        super().__init__(oracle, x, sample)
-        self._graph: Sequence[Tensor | None] | None = None
+    _graph: Grads | None = None
 
     def product(self, v: Tensor) -> Tensor:
-        oracle, parts = self.oracle, self.sample.parts
+        oracle = self.oracle
         with still_buffers():
-            if len(parts) == 1:
+            if len(self.sample.parts) == 1:
                 if self._graph is None:
                     self._graph = oracle.take_graph(self.x, self.sample)
                 if self._graph is None:
                     (self._graph,) = (grads for _, _, grads in oracle.passes(self.sample, create_graph=True))
-                product = self._again(self._graph, v, retain=True)
-                return product if parts[0][0] == 1.0 else product * parts[0][0]
+                return self._again(self._graph, v, retain=True)
             total = torch.zeros_like(v)
             for weight, _, grads in oracle.passes(self.sample, create_graph=True):  # one graph at a time
                 total.add_(self._again(grads, v, retain=False), alpha=weight)
         return total
 
-    def _again(self, grads: Sequence[Tensor | None], v: Tensor, *, retain: bool) -> Tensor:
+    def _again(self, grads: Grads, v: Tensor, *, retain: bool) -> Tensor:
         """Differentiate Σ gᵢᵀvᵢ; a gradient that has no graph is constant, and its Hessian is zero."""
         leaves = self.oracle.leaves
         pairs = zip(grads, leaves.split(v), strict=True)

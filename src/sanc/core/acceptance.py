@@ -24,7 +24,7 @@ class ByRatio:
     """Take a step where f falls by at least η1 of what the model promised."""
 
     def __init__(self, settings: Settings) -> None:
-        self._rounding = robust.Rounding(settings) if settings.rounding_guard else None
+        self._allows_rounding = settings.rounding_guard
         self._tries = 1 + settings.resolves
 
     def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None:
@@ -32,8 +32,8 @@ class ByRatio:
         record, before = at.record, at.value()
         record.trial_value = at.try_value(trial)
         actual, noise = before - record.trial_value, 0.0
-        if self._rounding is not None:
-            actual, noise = self._rounding.allow(at, actual, step.decrease, trial)
+        if self._allows_rounding:
+            actual, noise = robust.allow_rounding(at, actual, step.decrease, trial)
         record.rho = ratio(actual, step.decrease, noise)
         verdict = at.judge.try_step(actual, step.decrease, step.norm, record.grad_norm, noise)
         if not verdict.accepted:

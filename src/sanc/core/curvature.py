@@ -102,6 +102,7 @@ def probe(
     """
     space = oracle.space
     _, g = oracle.gradient(x)
+    known = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
     before = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
     operator = oracle.hessian(x)
@@ -119,11 +120,11 @@ def probe(
                 if done:
                     break
                 if thorough:
-                    known = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
-                    decided = known and not -eps_curvature <= eigen.leftmost < error - eps_curvature
+                    sharp = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
+                    decided = sharp and not -eps_curvature <= eigen.leftmost < error - eps_curvature
                 else:
-                    residual = krylov.residual * abs(float(eigen.leftmost_vector[-1]))
-                    found = eigen.leftmost + rounding < -eps_curvature and residual <= 0.1 * abs(eigen.leftmost)
+                    near = krylov.left_by(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
+                    found = near and eigen.leftmost + rounding < -eps_curvature
                     decided = found or eigen.leftmost - error >= -eps_curvature
                 if decided:
                     break
@@ -132,21 +133,17 @@ def probe(
         differenced = operator.error(v)
     except NonFiniteProductError:
         nothing = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        tolerances = {"eps_gradient": eps, "eps_curvature": eps_curvature}
-        spent = krylov.dim + 1
-        return Certificate(space.norm(g), **nothing, confidence=confidence, **tolerances, products=spent), start
+        return Certificate(**known, **nothing, confidence=confidence, products=krylov.dim + 1), start
     finally:
         operator.release()
         oracle.meter = before
     result = Certificate(
-        grad_norm=space.norm(g),
+        **known,
         lambda_min=eigen.leftmost,
         error_bound=error + differenced,
         rounding=rounding + differenced,
-        residual=krylov.residual * abs(float(eigen.leftmost_vector[-1])),
+        residual=krylov.left_by(eigen.leftmost_vector),
         confidence=sure,
-        eps_gradient=eps,
-        eps_curvature=eps_curvature,
         products=krylov.dim,
     )
     return result, v

@@ -33,20 +33,8 @@ def choose(
 
     The curvature step d = ±(2|λ1|/L2) v promises 2(−λ1)³/(3 L2²) − ε λ1²/(6 L2²), the gradient step d = −g/L1
     promises ‖g‖²/(4 L1) − ε_g²/L1. Curvature is never followed where λ1 ≥ 0 (D2): the paper's rule, without that guard,
-    would take a random uphill step as soon as ‖g‖ < 2 ε_g.
-
-    Parameters
-    ----------
-    ritz_value : float
-        Left-most Ritz value λ1; NaN where no Krylov space was built.
-    grad_norm : float
-        ‖g‖.
-    L1, L2 : float
-        Lipschitz constants of gradient and Hessian.
-    settings : Settings
-        ε, ε_g and the variants of the rule.
-    may_stay : bool
-        Whether staying is allowed at all; a method without a model has nothing but this step.
+    would take a random uphill step as soon as ‖g‖ < 2 ε_g. λ1, `ritz_value`, is NaN where no Krylov space was built.
+    Where a method has no model and so nothing but this step, it may not stay.
     """
     guard = -settings.epsilon if settings.curvature_guard == "epsilon" else 0.0
     if ritz_value < guard:
@@ -96,7 +84,7 @@ class Escape:
             assert at.krylov is not None
             assert at.spectrum is not None
             (v,) = at.krylov.combine(at.spectrum.leftmost_vector)
-            d = v * (direction.length * self._sign(at, v))
+            d = v * (direction.length * at.sign(lambda: at.space.dot(at.g, v), at.draws.escape_sign))
         elif direction.branch is Branch.GRADIENT:
             use_hessian_sample = s.fallback_sample == "hessian" and at.operator is not None
             d = (at.operator.gradient() if use_hessian_sample else at.g) * -direction.length  # type: ignore[union-attr]
@@ -111,13 +99,6 @@ class Escape:
         if not s.estimate_constants or at.spectrum is None:
             return s.L1, s.L2
         return float(np.max(np.abs(at.spectrum.values))) or s.L1, 2.0 * at.judge.sigma
-
-    def _sign(self, at: Iterate, v: Vector) -> float:
-        if self._settings.sign == "descent":
-            slope = at.space.dot(at.g, v)
-            if slope != 0.0:
-                return -math.copysign(1.0, slope)
-        return at.draws.escape_sign()
 
     def _checked(self, at: Iterate, d: Vector, branch: Branch, only: bool) -> Vector:
         """Take the step d if f is finite there, or lower where the settings ask for that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,58 +46,25 @@ class Draws:
 
 @dataclass(slots=True)
 class Iterate:
-    """The current point x and everything that this iteration has found out there.
+    """The current point x and everything that this iteration has found out there."""
 
-    Attributes
-    ----------
-    x : vector
-        The point; never changed.
-    oracle : Oracle
-        Answers f, g and Hv.
-    judge : Judge
-        Holds σ.
-    record : Record
-        What is told of this iteration.
-    draws : Draws
-        Its random draws.
-    reach : float
-        Length of the last step that was taken.
-    start : vector or None
-        Where to start Lanczos instead of at the gradient.
-    previous : vector or None
-        The cubic point of the iteration before, where momentum needs it.
-    g : vector
-        The gradient on S_g.
-    operator : Operator or None
-        B on S_B.
-    krylov, spectrum : Krylov and Spectrum, or None
-        The Krylov space, and the eigenpairs of its T.
-    longest : float
-        Of the steps to which negative curvature may lead.
-    guessed : bool
-        Whether σ says nothing about f yet: it is the first, or that of `longest`.
-    cubic_norm : float
-        Length of the last cubic step that was tried.
-    at_rest : bool
-        Whether the iteration stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7).
-    """
-
-    x: Vector
+    x: Vector  # never changed
     oracle: Oracle
-    judge: Judge
+    judge: Judge  # holds σ
     record: Record
     draws: Draws
-    reach: float = 0.0
-    start: Vector | None = None
-    previous: Vector | None = None
-    g: Vector = field(init=False)
-    operator: Operator | None = None
+    reach: float = 0.0  # length of the last step that was taken
+    start: Vector | None = None  # where to start Lanczos instead of at the gradient
+    previous: Vector | None = None  # the cubic point of the iteration before, where momentum needs it
+    one_sample: bool = False  # whether S_f is S_g
+    g: Vector = field(init=False)  # on S_g
+    operator: Operator | None = None  # B on S_B
     krylov: Krylov | None = None
-    spectrum: cubic.Spectrum | None = None
-    longest: float = math.inf
-    guessed: bool = False
-    cubic_norm: float = 0.0
-    at_rest: bool = False
+    spectrum: cubic.Spectrum | None = None  # of the T of that Krylov space
+    longest: float = math.inf  # of the steps to which negative curvature may lead
+    guessed: bool = False  # whether σ says nothing about f yet: it is the first, or that of `longest`
+    cubic_norm: float = 0.0  # length of the last cubic step that was tried
+    at_rest: bool = False  # whether it stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7)
     _solved: tuple[cubic.Spectrum, float, cubic.CubicStep] | None = None  # the last step, which is asked for twice
 
     @property
@@ -121,20 +89,18 @@ class Iterate:
         known = self._solved
         if known is not None and known[0] is self.spectrum and known[1] == sigma:
             return known[2]
-        step = cubic.solve(self.spectrum, self.krylov.linear, sigma)
+        eigen, linear = self.spectrum, self.krylov.linear
+        step = cubic.solve(eigen, linear, sigma)
         if step.hard:
-            step = cubic.solve(self.spectrum, self.krylov.linear, sigma, self._hard_sign())
-        self._solved = (self.spectrum, sigma, step)
+            sign = self.sign(lambda: float(eigen.leftmost_vector @ linear), self.draws.hard_sign)
+            step = cubic.solve(eigen, linear, sigma, sign)
+        self._solved = (eigen, sigma, step)
         return step
 
-    def _hard_sign(self) -> float:
-        if self.judge.settings.sign == "descent":
-            assert self.krylov is not None
-            assert self.spectrum is not None
-            slope = float(self.spectrum.leftmost_vector @ self.krylov.linear)
-            if slope != 0.0:
-                return -math.copysign(1.0, slope)
-        return self.draws.hard_sign()
+    def sign(self, slope: Callable[[], float], coin: Callable[[], float]) -> float:
+        """Choose between v and −v: downhill where the settings ask for that and v has a slope, else by the coin."""
+        along = slope() if self.judge.settings.sign == "descent" else 0.0
+        return coin() if along == 0.0 else -math.copysign(1.0, along)
 
     def trial_point(self, step: cubic.CubicStep) -> Vector:
         """Return x + Qu; products are done with for now."""
@@ -154,7 +120,7 @@ class Iterate:
 
     def value(self) -> float:
         """f(x) on S_f, asked for before the first trial."""
-        if self.record.trials == 0:
+        if self.record.trials == 0 and not self.one_sample:
             self.record.value = self.oracle.value(self.x)
             if not math.isfinite(self.record.value):
                 raise NonFiniteValueError("the loss of the objective sample is not finite")
@@ -162,7 +128,7 @@ class Iterate:
 
     def try_value(self, point: Vector) -> float:
         """F at a trial point on S_f; NaN where the point itself is not finite."""
-        value = self.oracle.value(point)
+        value = self.oracle.trial(point) if self.one_sample else self.oracle.value(point)
         self.record.trials += 1
         return value if math.isfinite(self.oracle.norm(point)) else math.nan
 

@@ -42,14 +42,12 @@ class Iteration:
 
     Parameters
     ----------
-    method : Method
-        Model, acceptance and what to do on rejection.
-    settings : Settings
-        Numbers and rules.
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
     goal : float
         ‖g‖ that the caller is content with: the model is not minimised far beyond it.
+    one_sample : bool
+        Whether steps are judged on the gradient sample.
 
     Attributes
     ----------
@@ -57,7 +55,9 @@ class Iteration:
         Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending (2.7).
     """
 
-    def __init__(self, method: Method, settings: Settings, seed: int, goal: float = 0.0) -> None:
+    def __init__(
+        self, method: Method, settings: Settings, seed: int, goal: float = 0.0, *, one_sample: bool = False
+    ) -> None:
         self.method = method
         self.settings = settings
         self.acceptance = method.acceptance(settings)
@@ -66,6 +66,7 @@ class Iteration:
         self.on_rejection = method.on_rejection(settings)
         self.state = State(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
+        self._one_sample = one_sample
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
@@ -90,7 +91,7 @@ class Iteration:
         judge = Judge(self.settings, oracle.space.eps, state.sigma)
         record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
         draws = Draws(state.seed, state.iteration)
-        at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous)
+        at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)
         oracle.begin(state.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(at)

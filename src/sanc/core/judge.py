@@ -80,18 +80,9 @@ def interpolated(
 
 
 class Judge:
-    """Holds σ and the rule by which it moves.
+    """Holds σ, which is at its start where none is given, and the rule by which it moves.
 
-    Parameters
-    ----------
-    settings : Settings
-        The rule and its numbers.
-    eps : float
-        Machine precision of the parameters' type.
-    sigma : float, optional
-        Where σ stands; by default at its start.
-    ceiling : float, optional
-        A bound on σ below that of the settings.
+    `eps` is the machine precision of the parameters' type, `ceiling` a bound on σ below that of the settings.
     """
 
     def __init__(self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf) -> None:

@@ -41,10 +41,6 @@ class Lanczos:
     ----------
     product : callable
         ``v -> B v``; the vector it returns is taken over and changed in place.
-    start : vector
-        First direction, not zero.
-    space : Space
-        The vectors' arithmetic.
     limit : int, optional
         Most iterations; by default the dimension of the space.
     store : bool
@@ -117,17 +113,14 @@ class Lanczos:
         if not self._store:
             self._previous, self._current = self._current, v / length
             return self._current, self._previous
-        if self._rows is None or j == len(self._rows):
-            self._enlarge(j)
+        if self._rows is None:
+            self._rows = self.space.rows(self._room)
+        elif j == len(self._rows):
+            rows = self.space.rows(min(2 * j, self.limit))
+            rows[:j] = self._rows
+            self._rows = rows
         self.space.divide(v, length, out=self._rows[j])
         return self._rows[j], self._rows[j - 1] if j else None
-
-    def _enlarge(self, j: int) -> None:
-        room = self._room if j == 0 else min(2 * j, self.limit)
-        rows = self.space.rows(room)
-        if j:
-            rows[:j] = self._rows
-        self._rows = rows
 
     def basis(self, dim: int) -> Any:
         """Return Q as a block of rows."""
@@ -157,12 +150,7 @@ class Lanczos:
 
 
 class Krylov:
-    """A growing Krylov space as the host knows it: T, and combinations of the vectors of Q.
-
-    Parameters
-    ----------
-    source : Columns
-        Makes the columns of T.
+    """A growing Krylov space as the host knows it: T, of the columns that a source makes, and combinations of Q.
 
     Attributes
     ----------
@@ -226,6 +214,10 @@ class Krylov:
         self.beta.append(beta)
         self._projections += projection
         return True
+
+    def left_by(self, u: Floats) -> float:
+        """β_j |u_j|: ‖∇m‖ where u is the cubic model's minimiser, ‖Bv − λv‖ where it is the vector of a Ritz pair."""
+        return self.residual * abs(float(u[-1]))
 
     def tridiagonal(self) -> tuple[Floats, Floats]:
         """Diagonal and off-diagonal of T."""

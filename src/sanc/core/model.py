@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 from sanc.core import cubic
 from sanc.core.iterate import Iterate
@@ -18,54 +18,8 @@ _ENOUGH = 0.5
 """Share of the gradient asked for below which ‖∇m‖ is not brought."""
 
 
-class Model(Protocol):
-    """Builds a Krylov space and proposes steps in it."""
-
-    def build(self, at: Iterate) -> None: ...
-    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]: ...
-
-
-class NoModel:
-    """No cubic step is proposed; the Krylov space, where one is wanted, shows negative curvature only."""
-
-    def __init__(self, settings: Settings, goal: float = 0.0) -> None:
-        self._space = KrylovSpace(settings, goal, solves=False)
-
-    def build(self, at: Iterate) -> None:
-        """2.2 and 2.4."""
-        self._space.build(at)
-
-    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
-        """Propose nothing."""
-        return iter(())
-
-
-class CubicModel:
-    """m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, minimised globally."""
-
-    def __init__(self, settings: Settings, goal: float = 0.0) -> None:
-        self._space = KrylovSpace(settings, goal)
-        self._tries = 1 + settings.resolves
-
-    def build(self, at: Iterate) -> None:
-        """2.2 and 2.4."""
-        self._space.build(at)
-
-    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
-        """2.3: the minimiser for the σ of the judge; when that rejected it, in the same space that of its new σ."""
-        for _ in range(self._tries):
-            step = at.solve(at.judge.sigma)
-            record = at.record
-            record.sigma, record.model_decrease, at.cubic_norm = at.judge.sigma, step.decrease, step.norm
-            record.curvature_share = step.curvature_share
-            if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-                record.note = "the model has its minimum here"
-                return
-            yield step
-
-
-class KrylovSpace:
-    """Grows a Krylov space until its stopping rule holds, it is invariant, or J iterations are made.
+class Model(ABC):
+    """Grows a Krylov space until its stopping rule holds, it is invariant, or J iterations are made; proposes steps.
 
     Parameters
     ----------
@@ -73,22 +27,24 @@ class KrylovSpace:
         J, the rule, and how Lanczos works.
     goal : float
         ‖g‖ that the caller is content with: the model is not minimised far beyond it.
-    solves : bool
-        Whether cubic steps will be asked of it, on which the rule then looks.
     """
 
-    def __init__(self, settings: Settings, goal: float, *, solves: bool = True) -> None:
+    solves: bool
+    """Whether cubic steps will be asked for, on which the rule then looks."""
+
+    def __init__(self, settings: Settings, goal: float = 0.0) -> None:
         self._settings = settings
         self._goal = goal
-        self._solves = solves
+
+    @abstractmethod
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
+        """2.3: propose steps, the next one where the last was rejected."""
 
     def build(self, at: Iterate) -> None:
-        """Start at the gradient; where that vanishes, at the direction given or at random."""
-        s, start, linear = self._settings, at.start, None
+        """2.2 and 2.4: start Lanczos at the gradient; where that vanishes, at the direction given or at random."""
+        s, start = self._settings, at.start
         if start is None and at.record.grad_norm == 0.0:
             start = at.draws.start(at.space)
-        if start is not None:
-            linear = at.g
         at.operator = at.oracle.hessian(at.x)
         at.krylov = Krylov(
             at.oracle.lanczos(
@@ -97,7 +53,7 @@ class KrylovSpace:
                 limit=s.krylov_dim,
                 store=s.lanczos == "store",
                 reorthogonalise=s.reorthogonalise,
-                linear=linear,
+                linear=None if start is None else at.g,
             )
         )
         at.longest = self._bound(at)
@@ -116,11 +72,11 @@ class KrylovSpace:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
                 tolerance = self._tolerance(at.record.grad_norm)
                 waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
-                if waits or (self._solves and krylov.least_slope(at.judge.sigma) > tolerance):
+                if waits or (self.solves and krylov.least_slope(at.judge.sigma) > tolerance):
                     continue
             at.spectrum = cubic.spectrum(*krylov.tridiagonal())
-            if last or self._ritz_residual(at, krylov) <= self._ritz_tolerance(at.record.grad_norm):
-                step = self._bounded(at) if self._solves else None
+            if last or krylov.left_by(at.spectrum.vectors[:, 0]) <= self._ritz_tolerance(at.record.grad_norm):
+                step = self._bounded(at) if self.solves else None
                 if last or step is None or self._enough(at, krylov, step):
                     return
                 if self._settings.krylov_stop == "forcing" and krylov.from_gradient:
@@ -139,17 +95,13 @@ class KrylovSpace:
         paper = self._settings.krylov_stop == "paper"
         return max(self._settings.epsilon, grad_norm) / 2 if paper else math.inf
 
-    def _ritz_residual(self, at: Iterate, krylov: Krylov) -> float:
-        assert at.spectrum is not None
-        return krylov.residual * abs(float(at.spectrum.vectors[-1, 0]))
-
     def _enough(self, at: Iterate, krylov: Krylov, step: cubic.CubicStep) -> bool:
         """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
         grad_norm = at.record.grad_norm
         tolerance = self._tolerance(grad_norm)
         if self._settings.krylov_stop == "forcing":
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self._goal))
-        return krylov.residual * abs(float(step.u[-1])) <= tolerance
+        return krylov.left_by(step.u) <= tolerance
 
     def _bound(self, at: Iterate) -> float:
         """Return the longest step to which negative curvature may lead from here."""
@@ -171,3 +123,30 @@ class KrylovSpace:
             at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
             step = at.solve(at.judge.sigma)
         return step
+
+
+class NoModel(Model):
+    """No cubic step is proposed; the Krylov space, where one is wanted, shows negative curvature only."""
+
+    solves = False
+
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
+        return iter(())
+
+
+class CubicModel(Model):
+    """m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, minimised globally."""
+
+    solves = True
+
+    def steps(self, at: Iterate) -> Iterator[cubic.CubicStep]:
+        """2.3: the minimiser for the σ of the judge; when that rejected it, in the same space that of its new σ."""
+        for _ in range(1 + self._settings.resolves):
+            step = at.solve(at.judge.sigma)
+            record = at.record
+            record.sigma, record.model_decrease, at.cubic_norm = at.judge.sigma, step.decrease, step.norm
+            record.curvature_share = step.curvature_share
+            if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
+                record.note = "the model has its minimum here"
+                return
+            yield step

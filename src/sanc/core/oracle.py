@@ -6,11 +6,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sanc.core.krylov import Columns, Lanczos
 from sanc.core.record import Calls
 from sanc.core.space import Space, Vector
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class Oracle(ABC):
         return list(work(*tensors))
 
 
-class Recent:
+class Recent(Generic[T]):
     """The last few answers, found again by the very vector they belong to; what is asked for stays longest.
 
     The value at the current point is asked for in every iteration, so rejected trials never push it out, and a run that
@@ -149,20 +151,20 @@ class Recent:
 
     def __init__(self, size: int = 3) -> None:
         self._size = size
-        self._entries: list[tuple[Callable[[], Any], Any]] = []
+        self._entries: list[tuple[Callable[[], Any], T]] = []
 
     def __contains__(self, x: Any) -> bool:
         return any(known() is x for known, _ in self._entries)
 
-    def get(self, x: Any) -> Any:
-        """Return the answer at `x`; None where it is not known."""
+    def answer(self, x: Any, ask: Callable[[Any], T]) -> T:
+        """Return the answer at `x`, asked for where it is not known."""
         for place, (known, answer) in enumerate(self._entries):
             if known() is x:
                 self._entries.append(self._entries.pop(place))
                 return answer
-        return None
+        return self.put(x, ask(x))
 
-    def put(self, x: Any, answer: Any) -> Any:
+    def put(self, x: Any, answer: T) -> T:
         """Remember an answer and return it."""
         self._entries = [*self._entries[1 - self._size :], (weakref.ref(x), answer)]
         return answer

@@ -12,7 +12,6 @@ import math
 from sanc.core.iterate import Iterate
 from sanc.core.judge import Verdict, ratio
 from sanc.core.record import Branch
-from sanc.core.settings import Settings
 from sanc.core.space import Vector
 
 _BETTER = 1.2
@@ -21,27 +20,22 @@ _HALVINGS = 40
 """Most halvings of an escape step before it is given up."""
 
 
-class Rounding:
-    """Grants f its rounding error, on both sides of the ratio, so that ρ tends to 1 where f barely moves."""
+def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) -> tuple[float, float]:
+    """Return the decrease that is believed, and the noise: the rounding error of f.
 
-    def __init__(self, settings: Settings) -> None:
-        self._eta1 = settings.eta1
-
-    def allow(self, at: Iterate, actual: float, predicted: float, trial: Vector) -> tuple[float, float]:
-        """Return the decrease that is believed, and the noise.
-
-        A value may carry the rounding error of terms far larger than itself, so that its own size says too little:
-        where values could be lost in that, a step that halves an exact gradient is as good as promised.
-        """
-        eps, value = at.space.eps, at.record.value
-        size = max(1.0, abs(value))
-        hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
-        if hidden and actual < self._eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
-            _, g = at.oracle.gradient(trial)
-            if at.space.norm(g) <= 0.5 * at.record.grad_norm:
-                at.record.note = "the values are lost in rounding and the gradient decided"
-                actual = predicted
-        return actual, 10.0 * eps * abs(value)
+    Granted on both sides of the ratio, it lets ρ tend to 1 where f barely moves. A value may carry the rounding error
+    of terms far larger than itself, so that its own size says too little: where values could be lost in that, a step
+    that halves an exact gradient is as good as promised.
+    """
+    eps, value = at.space.eps, at.record.value
+    size = max(1.0, abs(value))
+    hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
+    if hidden and actual < at.judge.settings.eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
+        _, g = at.oracle.gradient(trial)
+        if at.space.norm(g) <= 0.5 * at.record.grad_norm:
+            at.record.note = "the values are lost in rounding and the gradient decided"
+            actual = predicted
+    return actual, 10.0 * eps * abs(value)
 
 
 def farther(at: Iterate, point: Vector, tries: int) -> Vector:

@@ -20,7 +20,6 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 _PATIENCE = 10
 """Iterations without any progress that rounding allows before the run is called stalled."""
 
-
 _LOOK = 10
 """Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
 
@@ -184,13 +183,19 @@ class Run:
             return
         lower = record.grad_norm < 0.99 * self.best_gradient
         self.best_gradient = min(self.best_gradient, record.grad_norm)
+        moved = record.branch is not Branch.STAYED
         fell = record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
-        if lower or (record.branch is not Branch.STAYED and fell):
+        # With interpolated σ all re-solves and the checked escape failed where x stayed: only rounding is left.
+        tried_all = self.iterates.settings.sigma_rule == "interpolate"
+        if lower or (moved and fell):
             self.stalled = 0
-        elif record.branch is not Branch.STAYED or self.iterates.at_rest:
+        elif moved or self.iterates.at_rest or tried_all:
             self.stalled += 1
-        elif self.iterates.settings.sigma_rule == "interpolate":
-            self.stalled += 1  # all re-solves and the checked escape failed: only rounding is left
+
+    def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+        """Return the certificate of the current point, and the direction of its least curvature."""
+        eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
+        return probe(oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed)
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
@@ -198,14 +203,7 @@ class Run:
         if self.iteration and not self.limits.certify:
             look = max(_LOOK, self.oracle.meter.nhev // 10)
             most = look if most is None else min(most, look)
-        cert, v = probe(
-            self.oracle,
-            self.x,
-            eps=self.limits.tol,
-            eps_curvature=self.limits.curvature_tol,
-            max_products=most,
-            seed=self.seed + self.iteration,
-        )
+        cert, v = self.probe(self.oracle, most, self.seed + self.iteration)
         self.certificate = cert
         if cert.second_order:
             return Status.SECOND_ORDER, None

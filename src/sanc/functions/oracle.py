@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,9 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 class CallableOracle(Oracle):
     """A function with its gradient and, optionally, its Hessian, as callables on arrays or tensors.
 
-    Parameters
-    ----------
-    fun : callable
-        ``fun(x, *args)`` returns f, or (f, g) where `jac` is True.
-    x0 : ndarray or Tensor
-        Gives shape, type and device of the points.
-    jac : callable or True
-        ``jac(x, *args)`` returns the gradient.
-    hess : callable, optional
-        ``hess(x, *args)`` returns a matrix, sparse matrix or linear operator.
-    hessp : callable, optional
-        ``hessp(x, v, *args)`` returns a product. Without either, products are central differences of `jac`.
-    args : tuple
-        Further arguments of all of them.
+    ``fun(x, *args)`` returns f, or (f, g) where `jac` is True; ``hess(x, *args)`` a matrix, sparse matrix or linear
+    operator; ``hessp(x, v, *args)`` a product. Without either, products are central differences of gradients. `x0`
+    gives shape, type and device of the points.
     """
 
     exact = True
@@ -54,22 +44,22 @@ class CallableOracle(Oracle):
             self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
-        self._values = Recent()
-        self._gradients = Recent(1)
+        self._values: Recent[float] = Recent()
+        self._gradients: Recent[Vector] = Recent(1)
 
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
         flat: Vector
         if isinstance(self.space, TorchSpace):
             tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
-            flat, size = tensor.detach().reshape(-1).clone(), tensor.numel()
+            flat = tensor.detach().reshape(-1).clone()
         else:
             assert isinstance(self.space, NumpySpace)
-            array = np.array(answer.detach().cpu() if isinstance(answer, Tensor) else answer, self.space.dtype)
-            flat, size = array.reshape(-1), array.size
-        if size != self.space.dim:
+            answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
+            flat = np.array(answer, self.space.dtype).reshape(-1)
+        if len(flat) != self.space.dim:
             raise ArgumentError(
-                f"{name} returned {size} numbers: return one for each of the {self.space.dim} variables."
+                f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
             )
         return flat
 
@@ -79,26 +69,23 @@ class CallableOracle(Oracle):
         return copy.reshape(self.shape)
 
     def value(self, x: Vector) -> float:
-        known: float | None = self._values.get(x)
-        if known is not None:
-            return known
+        return self._values.answer(x, self._evaluate)
+
+    def _evaluate(self, x: Vector) -> float:
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
             answer, g = answer
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
-        return float(self._values.put(x, _scalar(answer)))
+        return _scalar(answer)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value = self.value(x)
-        if x not in self._gradients:
-            if self.jac is True:
-                self._values.clear()
-                value = self.value(x)
-            else:
-                self._gradients.put(x, self.slope(x))
-        return value, self._gradients.get(x)
+        if self.jac is True and x not in self._gradients:  # the value is known from before, its gradient no longer
+            self._values.clear()
+            value = self.value(x)
+        return value, self._gradients.answer(x, self.slope)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         return x in self._values, x in self._gradients
@@ -118,7 +105,6 @@ class CallableOracle(Oracle):
 class _CallableOperator(Operator):
     def __init__(self, oracle: CallableOracle, x: Vector) -> None:
         self.oracle, self.x = oracle, x
-        self._matrix: Any = None
 
     def __call__(self, v: Vector) -> Vector:
         o = self.oracle
@@ -126,17 +112,20 @@ class _CallableOperator(Operator):
         if o.hessp is not None:
             return o.vector(o.hessp(o.given(self.x), o.given(v), *o.args), "hessp")
         if o.hess is not None:
-            if self._matrix is None:
-                self._matrix = o.hess(o.given(self.x), *o.args)
-                if isinstance(o.space, TorchSpace):
-                    self._matrix = torch.as_tensor(self._matrix, dtype=o.space.dtype, device=o.space.device)
-                dim, shape = o.space.dim, tuple(getattr(self._matrix, "shape", ()))
-                if math.prod(shape) != dim * dim or not shape:
-                    raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
-                if shape != (dim, dim):
-                    self._matrix = self._matrix.reshape(dim, dim)
             return o.vector(self._matrix @ v, "hess")
         return self._difference(v, 1.0)
+
+    @cached_property
+    def _matrix(self) -> Any:
+        o, dim = self.oracle, self.oracle.space.dim
+        assert o.hess is not None
+        matrix = o.hess(o.given(self.x), *o.args)
+        if isinstance(o.space, TorchSpace):
+            matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
+        shape = tuple(getattr(matrix, "shape", ()))
+        if math.prod(shape) != dim * dim or not shape:
+            raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
+        return matrix if shape == (dim, dim) else matrix.reshape(dim, dim)
 
     def _difference(self, v: Vector, stretch: float) -> Vector:
         o = self.oracle

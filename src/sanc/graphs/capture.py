@@ -22,23 +22,10 @@ KINDS = 4
 
 
 class Capture:
-    """Decides for an optimiser whether a step is made by recordings, and keeps them.
-
-    Parameters
-    ----------
-    method : Method
-        The method.
-    settings : Settings
-        Its settings.
-
-    Attributes
-    ----------
-    reason : str
-        Why the last step was not replayed; empty where it was.
-    """
+    """Decides for an optimiser whether a step is made by recordings, and keeps them."""
 
     def __init__(self, method: Method, settings: Settings) -> None:
-        self.reason = "no step was made yet"
+        self.reason = "no step was made yet"  # why the last step was not replayed; empty where it was
         self._method, self._settings = method, settings
         self._refused = ""
         if not method.has_model:

@@ -41,22 +41,12 @@ class CapturedOracle(AutogradOracle):
 
     Parameters
     ----------
-    leaves : Leaves
-        The leaves.
     batches : sequence of (Batch or None)
         Batches like those that will come, for gradient, Hessian and objective; None where it is the gradient's.
-    limit : int
-        Dimension of a Krylov space.
-    reorthogonalise : bool
-        Whether its vectors are orthogonalised against all earlier ones.
+    limit, reorthogonalise
+        How Lanczos works, that is recorded: its iterations, and whether it orthogonalises against all earlier vectors.
     joint : bool
         Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
-    hvp : str
-        How products are made.
-    exact : bool
-        Whether the batch is the whole objective in every iteration.
-    recorder : Recorder
-        Makes the recordings.
     """
 
     def __init__(
@@ -104,9 +94,7 @@ class CapturedOracle(AutogradOracle):
                     with own_randomness(leaves.device):
                         self._look_at_loss()
                     self._record()
-            except (RuntimeError, NotImplementedError) as problem:
-                if isinstance(problem, NotRecordableError):
-                    raise
+            except RuntimeError as problem:
                 text = str(problem).strip().split("\n")[0]
                 raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
             finally:
@@ -208,12 +196,9 @@ class CapturedOracle(AutogradOracle):
         self._loaded = x
         torch.clear_autocast_cache()
 
-    def gradient(self, x: Any) -> tuple[float, Any]:
-        known: tuple[float, Any] | None = self._gradients.get(x)
-        if known is not None:
-            return known
+    def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
         if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
-            return super().gradient(x)
+            return super().unread_gradient(x)
         self._at(x)
         read, g, raw, *_ = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
@@ -222,7 +207,7 @@ class CapturedOracle(AutogradOracle):
         value, x_norm, *numbers = read.tolist()
         self._answered = (g, numbers)
         self._norms += [(x, x_norm), (g, numbers[0])]
-        return self.remember(x, value, g)
+        return value, g
 
     def norm(self, v: Vector) -> float:
         for known, norm in self._norms:
@@ -244,12 +229,10 @@ class CapturedOracle(AutogradOracle):
     def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
         plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        if not usual:
+        known, numbers = self._answered
+        if not usual or (self._joint and known is not start):
             return super().lanczos(operator, start, **how)
         if self._joint:
-            known, numbers = self._answered
-            if known is not start:
-                return super().lanczos(operator, start, **how)
             rows = self._gradient_recording.outputs[3]
         else:
             self._at(operator.x)  # type: ignore[attr-defined]

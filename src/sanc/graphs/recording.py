@@ -40,11 +40,6 @@ class Recorder:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
-    def synchronise(self) -> None:
-        """Wait for the device."""
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
-
     def record(self, body: Callable[[], Sequence[Tensor]]) -> Recording:
         """Run a function a few times, then record it."""
         if not self.cuda:
@@ -59,7 +54,7 @@ class Recorder:
             del results
             self._without_waiting(body)
         current.wait_stream(self._stream)
-        self.synchronise()
+        torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         gc.disable()  # what it would throw away now, such as an old graph, may not be thrown away while recording
@@ -86,7 +81,7 @@ class Recorder:
 
     def _recover(self) -> None:
         """Record nothing: after a recording that failed the random generators still take themselves for recorded."""
-        self.synchronise()
+        torch.cuda.synchronize(self.device)
         self._pool = torch.cuda.graph_pool_handle()  # the old one takes itself for recorded too
         scratch = torch.zeros(1, device=self.device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
@@ -130,34 +125,23 @@ def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
 
 
 class Inputs:
-    """The samples of a step in static memory.
-
-    Parameters
-    ----------
-    batches : sequence of (Batch or None)
-        For the gradient, the Hessian and the objective; None where it is the gradient's.
-    """
+    """The samples of a step in static memory: gradient, Hessian and objective; a None among these is the gradient's."""
 
     def __init__(self, batches: Sequence[Batch | None]) -> None:
-        first = batches[0]
-        assert first is not None
-        self._tensors = [None if batch is None else [t.detach().clone() for t in batch.tensors] for batch in batches]
-        self._described = [None if batch is None else described(batch.loss) for batch in batches]  # so that ids stay
-        samples: list[Sample] = []
-        for name, batch, tensors in zip(("closure", "hessian", "objective"), batches, self._tensors, strict=True):
-            if batch is None or tensors is None:
-                samples.append(samples[0])
-            else:
-                samples.append(Sample(name, [(1.0, Batch(batch.loss, *tensors))], len(batch), None))
-        self.samples = samples
+        self._described = [described(batch.loss) for batch in batches if batch is not None]  # so that ids stay
+        self._batches: list[Batch | None] = []
+        self.samples: list[Sample] = []
+        for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
+            own = None if batch is None else Batch(batch.loss, *(tensor.detach().clone() for tensor in batch.tensors))
+            self._batches.append(own)
+            self.samples.append(self.samples[0] if own is None else Sample(name, [(1.0, own)], len(own), None))
 
-    def fill(self, batches: Sequence[Batch | None], roles: Sequence[int] = (0, 1, 2)) -> None:
+    def fill(self, batches: Sequence[Batch | None]) -> None:
         """Copy a step's batches in."""
         with torch.no_grad():
-            for role in roles:
-                tensors, batch = self._tensors[role], batches[role]
-                if tensors is not None and batch is not None:
-                    for old, new in zip(tensors, batch.tensors, strict=True):
+            for own, batch in zip(self._batches, batches, strict=True):
+                if own is not None and batch is not None:
+                    for old, new in zip(own.tensors, batch.tensors, strict=True):
                         old.copy_(new, non_blocking=True)
 
 
@@ -171,12 +155,7 @@ def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
 
 def identity(function: Any) -> tuple[Any, ...]:
     """Tell functions apart as far as a recording can see: two lambdas of one line over the same objects are one."""
-    if hasattr(function, "__func__"):
-        return (id(function.__self__), *identity(function.__func__))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return (id(function),)
-    return (code, *map(id, described(function)))
+    return (getattr(function, "__code__", None), *map(id, described(function)))
 
 
 def described(function: Any) -> list[Any]:
@@ -195,9 +174,8 @@ def described(function: Any) -> list[Any]:
 
 def randomness(device: torch.device) -> tuple[Any, ...]:
     """Return the global random states, to see whether a loss draws from them."""
-    states: list[Any] = [random.getstate(), np.random.get_state()[1].tobytes()]  # type: ignore[index]  # noqa: NPY002
-    states.append(np.random.get_state()[2])  # type: ignore[index]  # noqa: NPY002
-    states.append(torch.default_generator.get_state().numpy().tobytes())
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    drawn = [torch.default_generator.get_state()]
     if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return tuple(states)
+        drawn.append(torch.cuda.get_rng_state(device))
+    return (random.getstate(), numpy[1].tobytes(), numpy[2], *(state.numpy().tobytes() for state in drawn))

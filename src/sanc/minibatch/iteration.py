@@ -72,7 +72,7 @@ class MinibatchIteration:
         assert settings.minibatch is not None
         self.method, self.settings, self.own = method, settings, settings.minibatch
         judged = replace(settings, krylov_dim=settings.krylov_dim or KRYLOV_DIM)
-        self.judged = Iteration(method, judged, seed)
+        self.judged = Iteration(method, judged, seed, one_sample=True)
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
         self._work: AveragedStep | None = None

@@ -1,4 +1,4 @@
-"""Finite sums of losses of a margin: logistic regression, the nonconvex SVM and softmax regression, dense or sparse.
+"""Finite sums, and those of losses of a margin Xw, dense or sparse.
 
 A subset of a sum is again a sum of the same kind, the mean over its own rows with the same penalty; that is all that
 sampling needs. What costs time is reading X, so the margins Xw are computed once for value, gradient and Hessian at the
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
-from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.sums.losses import Array, LogisticLoss, Loss, Penalty, PenaltyKind, SoftmaxLoss, TanhLoss
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest
 
-__all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
+Array: TypeAlias = npt.NDArray[Any]
+PenaltyKind = Literal["nonconvex", "l2", "none"]
 
 _BLOCK = 1 << 22
 """Bytes of a dense X in a block: it stays in the cache while it is read twice."""
@@ -60,27 +61,41 @@ class FiniteSum(ABC):
 
 
 class LinearSum(FiniteSum):
-    """The mean of losses of the margins Xw, plus a penalty on w.
+    """The mean of losses of the margins z = Xw, plus a penalty on w.
 
-    Parameters
-    ----------
-    X : array or scipy.sparse matrix, shape (n, d)
-        Features, float32 or float64.
-    y : array, shape (n,)
-        Labels.
-    loss : Loss
-        Value, slope and bend as functions of the margin.
-    penalty : Penalty
-        The penalty.
+    A subclass is a loss: its labels y, and three functions of the margins, one margin a row. Where it has several
+    columns of margins, z = XWᵀ for W with one row a column, and slopes have as many columns.
     """
 
-    def __init__(self, X: Any, y: Any, loss: Loss, penalty: Penalty) -> None:
+    columns = 1
+
+    @abstractmethod
+    def _labels(self, y: Array) -> Array:
+        """Check the labels, and return them in the type that the losses want."""
+
+    @abstractmethod
+    def _losses(self, z: Array) -> Any:
+        """Return one loss a row."""
+
+    @abstractmethod
+    def _slopes(self, z: Array) -> Any:
+        """First derivatives of the losses."""
+
+    @abstractmethod
+    def _bends(self, z: Array) -> Any:
+        """Second derivatives of the losses, or what `_bent` makes them of."""
+
+    def _bent(self, bends: Array, change: Array) -> Any:
+        """Second derivatives times a change of the margins."""
+        return bends * change
+
+    def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
+        self.penalty = Penalty(penalty, strength)
         self.X = _matrix(X)
         self.n, self.features = self.X.shape
         self.dtype = self.X.dtype
-        self.loss, self.penalty = loss, penalty
-        self.y = loss.labels(_vector(y, self.n), self.dtype)
-        self.dim = self.features * loss.columns
+        self.y = self._labels(_vector(y, self.n))
+        self.dim = self.features * self.columns
         self._points: list[tuple[Array, Array]] = []  # the last w, and their margins
 
     def subset(self, rows: Array) -> LinearSum:
@@ -95,39 +110,36 @@ class LinearSum(FiniteSum):
         return self.__dict__ | {"_points": []}
 
     def value(self, w: Array) -> float:
-        return float(self.loss.value(self._margins(w), self.y).sum()) / self.n + self.penalty.value(w)
+        return float(self._losses(self._margins(w)).sum()) / self.n + self.penalty.value(w)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        z, g = self._margins(w), np.zeros(self.dim, self.dtype)
-        slope = self.loss.slope(z, self.y)
+        slopes, g = self._slopes(self._margins(w)), np.zeros(self.dim, self.dtype)
         for rows, X in self._blocks():
-            g += self._pull(X, slope[rows])
+            g += self._pull(X, slopes[rows])
         g /= self.n
         g += self.penalty.gradient(w)
-        return float(self.loss.value(z, self.y).sum()) / self.n + self.penalty.value(w), g
+        return self.value(w), g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        bend, curvature = self.loss.bend(self._margins(w), self.y), self.penalty.curvature(w)
+        bends, curvature = self._bends(self._margins(w)), self.penalty.curvature(w)
 
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
             for rows, X in self._blocks():
-                total += self._pull(X, self.loss.bent(bend[rows], self._times(X, v)))
+                total += self._pull(X, self._bent(bends[rows], self._times(X, v)))
             total /= self.n
             total += curvature * v
             return total
 
         return product
 
-    def _times(self, X: Any, w: Array) -> Array:
-        """Xw, or XWᵀ for W with one row a class."""
-        z: Array = X @ w if self.loss.columns == 1 else X @ w.reshape(self.loss.columns, self.features).T
-        return z
+    def _times(self, X: Any, w: Array) -> Any:
+        """Xw, or XWᵀ."""
+        return X @ w if self.columns == 1 else X @ w.reshape(self.columns, self.features).T
 
-    def _pull(self, X: Any, r: Array) -> Array:
+    def _pull(self, X: Any, r: Array) -> Any:
         """Xᵀr, or (Xᵀr)ᵀ flattened."""
-        g: Array = X.T @ r if self.loss.columns == 1 else (X.T @ r).T.reshape(-1)
-        return g
+        return X.T @ r if self.columns == 1 else (X.T @ r).T.reshape(-1)
 
     def _margins(self, w: Array) -> Array:
         """Return the margins at w as it is now, not as it was before someone changed it in place."""
@@ -147,100 +159,51 @@ class LinearSum(FiniteSum):
             return
         size = max(32, _BLOCK // (self.X.itemsize * self.features))
         for begin in range(0, self.n, size):
-            rows = slice(begin, min(begin + size, self.n))
+            rows = slice(begin, begin + size)
             yield rows, self.X[rows]
 
 
-class Logistic(LinearSum):
-    """Logistic regression: the mean of log(1 + e^z) − y z with z = xᵀw, plus a penalty.
+class Penalty:
+    """λ Σ w²/(1+w²) or (λ/2)‖w‖²: value, gradient, and the diagonal of the Hessian."""
 
-    Parameters
-    ----------
-    X : array or scipy.sparse matrix, shape (n, d)
-        Features, float32 or float64.
-    y : array, shape (n,)
-        Labels 0 or 1.
-    penalty : {"nonconvex", "l2", "none"}
-        "nonconvex" is strength · Σ w²/(1+w²), the paper's; "l2" is strength/2 · ‖w‖².
-    strength : float
-        Weight of the penalty.
+    def __init__(self, kind: PenaltyKind, strength: float) -> None:
+        kinds = ("nonconvex", "l2", "none")
+        if kind not in kinds:
+            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}.")
+        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength < np.inf:
+            raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
+        self.kind = kind if strength > 0 else "none"
+        self.strength = float(strength)
 
-    Examples
-    --------
-    >>> import numpy as np, sanc
-    >>> X = np.array([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
-    >>> problem = sanc.problems.Logistic(X, [0, 1, 1], penalty="nonconvex", strength=0.1)
-    >>> round(problem.value(np.zeros(2)), 6)
-    0.693147
-    """
+    def value(self, w: Array) -> float:
+        if self.kind == "nonconvex":
+            square = w * w
+            return self.strength * float((square / (1 + square)).sum())
+        return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
 
-    def __init__(self, X: Any, y: Any, penalty: PenaltyKind = "nonconvex", strength: float = 1.0) -> None:
-        super().__init__(X, y, LogisticLoss(), Penalty(penalty, strength))
+    def gradient(self, w: Array) -> Any:
+        if self.kind == "nonconvex":
+            return (2 * self.strength) * w / (1 + w * w) ** 2
+        return self.strength * w if self.kind == "l2" else 0.0
 
-
-class NonconvexSVM(LinearSum):
-    """The nonconvex support vector machine: the mean of 1 − tanh(y xᵀw), plus strength · ‖w‖².
-
-    Parameters
-    ----------
-    X : array or scipy.sparse matrix, shape (n, d)
-        Features, float32 or float64.
-    y : array, shape (n,)
-        Labels −1 or 1.
-    strength : float
-        λ of the penalty λ‖w‖².
-    """
-
-    def __init__(self, X: Any, y: Any, strength: float = 1e-3) -> None:
-        super().__init__(X, y, TanhLoss(), Penalty("l2", 2 * strength))
-
-
-class Softmax(LinearSum):
-    """Softmax regression: mean cross entropy of the scores XWᵀ, plus a penalty on W.
-
-    The variable is W of shape (classes, d), flattened row by row.
-
-    Parameters
-    ----------
-    X : array or scipy.sparse matrix, shape (n, d)
-        Features, float32 or float64.
-    y : array, shape (n,)
-        Labels 0 … classes − 1.
-    classes : int, optional
-        Number of classes; by default the largest label plus one.
-    penalty : {"l2", "nonconvex", "none"}
-        As in `Logistic`.
-    strength : float
-        Weight of the penalty.
-    """
-
-    def __init__(
-        self, X: Any, y: Any, classes: int | None = None, penalty: PenaltyKind = "l2", strength: float = 1e-3
-    ) -> None:
-        super().__init__(X, y, SoftmaxLoss(classes), Penalty(penalty, strength))
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self.loss.columns
+    def curvature(self, w: Array) -> Any:
+        if self.kind == "nonconvex":
+            square = w * w
+            return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
+        return self.strength if self.kind == "l2" else 0.0
 
 
 def _matrix(X: Any) -> Any:
-    if scipy.sparse.issparse(X):
-        X = X.tocsr()
-        entries = X.data
-    else:
-        X = np.asarray(X)
-        entries = X
+    X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X)
     if X.ndim != 2 or 0 in X.shape:
         raise ArgumentError(f"X has shape {X.shape}: pass a matrix with at least one row and one column.")
-    if not np.issubdtype(entries.dtype, np.number) or np.iscomplexobj(entries):
-        raise ArgumentTypeError(f"X holds {entries.dtype}: pass real numbers.")
-    if entries.dtype not in (np.float32, np.float64):
+    if not np.issubdtype(X.dtype, np.number) or np.iscomplexobj(X):
+        raise ArgumentTypeError(f"X holds {X.dtype}: pass real numbers.")
+    if X.dtype not in (np.float32, np.float64):
         X = X.astype(np.float64)
-        entries = X.data if scipy.sparse.issparse(X) else X
-    if not np.all(np.isfinite(entries)):
-        bad = int(np.count_nonzero(~np.isfinite(entries)))
+    entries = X.data if scipy.sparse.issparse(X) else X
+    bad = entries.size - np.count_nonzero(np.isfinite(entries))
+    if bad:
         raise ArgumentError(f"X holds {bad} entries that are NaN or infinite: remove or impute them.")
     return X
 

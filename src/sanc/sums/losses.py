@@ -1,185 +1,166 @@
-"""Losses of a margin: each is a value, a slope and a bend as functions of z and the label, and knows its labels.
-
-z holds one margin a row, or for softmax one column a class; so do slopes.
-"""
+"""Losses of a margin, each a class of three functions of z: logistic regression, nonconvex SVM, softmax regression."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sanc.errors import ArgumentError, nearest, require_integer
+from sanc.errors import ArgumentError, require_integer
+from sanc.sums.linear import Array, LinearSum, PenaltyKind
 
-Array: TypeAlias = npt.NDArray[Any]
-PenaltyKind = Literal["nonconvex", "l2", "none"]
-
-
-class Loss(Protocol):
-    """What a linear model needs to know of its loss."""
-
-    columns: int
-
-    def labels(self, y: Array, dtype: np.dtype[Any]) -> Array: ...
-    def value(self, z: Array, y: Array) -> Array: ...
-    def slope(self, z: Array, y: Array) -> Array: ...
-    def bend(self, z: Array, y: Array) -> Array: ...
-    def bent(self, bend: Array, change: Array) -> Array: ...
+__all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
 
-class _OneMargin:
-    columns = 1
+class Logistic(LinearSum):
+    """Logistic regression: the mean of log(1 + e^z) − y z with z = xᵀw, plus a penalty.
 
-    def bent(self, bend: Array, change: Array) -> Array:
-        """Second derivative times a change of the margins."""
-        product: Array = bend * change
-        return product
+    Parameters
+    ----------
+    X : array or scipy.sparse matrix, shape (n, d)
+        Features, float32 or float64.
+    y : array, shape (n,)
+        Labels 0 or 1.
+    penalty : {"nonconvex", "l2", "none"}
+        "nonconvex" is strength · Σ w²/(1+w²), the paper's; "l2" is strength/2 · ‖w‖².
+    strength : float
+        Weight of the penalty.
 
+    Examples
+    --------
+    >>> import numpy as np, sanc
+    >>> X = np.array([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
+    >>> problem = sanc.problems.Logistic(X, [0, 1, 1], penalty="nonconvex", strength=0.1)
+    >>> round(problem.value(np.zeros(2)), 6)
+    0.693147
+    """
 
-class LogisticLoss(_OneMargin):
-    """log(1 + e^z) − y z (D6), for labels 0 and 1."""
+    def __init__(self, X: Any, y: Any, penalty: PenaltyKind = "nonconvex", strength: float = 1.0) -> None:
+        super().__init__(X, y, penalty, strength)
 
-    def labels(self, y: Array, dtype: np.dtype[Any]) -> Array:
-        """Return the labels."""
-        return _among(y, (0, 1), "(y + 1) / 2 turns −1 and 1 into them").astype(dtype)
+    def _labels(self, y: Array) -> Array:
+        return _among(y, 0, 1, "(y + 1) / 2 turns −1 and 1 into them").astype(self.dtype)
 
-    def value(self, z: Array, y: Array) -> Array:
-        """Losses: log(1 + e^(t z)) with t = 1 − 2y."""
-        t = (1 - 2 * y) * z
-        losses: Array = np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)
-        return losses
+    def _losses(self, z: Array) -> Any:
+        """log(1 + e^(t z)) with t = 1 − 2y (D6)."""
+        t = (1 - 2 * self.y) * z
+        return np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)
 
-    def slope(self, z: Array, y: Array) -> Array:
-        """First derivatives: t / (1 + e^(−t z))."""
-        t = 1 - 2 * y
-        slope: Array = t * _sigmoid(t * z)
-        return slope
-
-    def bend(self, z: Array, y: Array) -> Array:
-        """Second derivatives: e^−|z| / (1 + e^−|z|)²."""
+    def _slopes(self, z: Array) -> Any:
+        """Return t / (1 + e^(−t z))."""
+        t = 1 - 2 * self.y
+        z = t * z
         e = np.exp(-np.abs(z))
-        bend: Array = e / ((1 + e) * (1 + e))
-        return bend
+        return t * (np.where(z >= 0, np.ones_like(e), e) / (1 + e))
+
+    def _bends(self, z: Array) -> Any:
+        """e^−|z| / (1 + e^−|z|)²."""
+        e = np.exp(-np.abs(z))
+        return e / ((1 + e) * (1 + e))
 
 
-class TanhLoss(_OneMargin):
-    """1 − tanh(y z), for labels −1 and 1."""
+class NonconvexSVM(LinearSum):
+    """The nonconvex support vector machine: the mean of 1 − tanh(y xᵀw), plus strength · ‖w‖².
 
-    def labels(self, y: Array, dtype: np.dtype[Any]) -> Array:
-        """Return the labels."""
-        return _among(y, (-1, 1), "2 * y − 1 turns 0 and 1 into them").astype(dtype)
+    Parameters
+    ----------
+    X : array or scipy.sparse matrix, shape (n, d)
+        Features, float32 or float64.
+    y : array, shape (n,)
+        Labels −1 or 1.
+    strength : float
+        λ of the penalty λ‖w‖².
+    """
 
-    def value(self, z: Array, y: Array) -> Array:
-        """Losses."""
-        losses: Array = 1 - np.tanh(y * z)
-        return losses
+    def __init__(self, X: Any, y: Any, strength: float = 1e-3) -> None:
+        super().__init__(X, y, "l2", 2 * strength)
 
-    def slope(self, z: Array, y: Array) -> Array:
-        """First derivatives: −y (1 − tanh²)."""
+    def _labels(self, y: Array) -> Array:
+        return _among(y, -1, 1, "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
+
+    def _losses(self, z: Array) -> Any:
+        return 1 - np.tanh(self.y * z)
+
+    def _slopes(self, z: Array) -> Any:
+        """−y (1 − tanh²)."""
         t = np.tanh(z)
-        slope: Array = y * (t * t - 1)
-        return slope
+        return self.y * (t * t - 1)
 
-    def bend(self, z: Array, y: Array) -> Array:
-        """Second derivatives: 2 tanh(y z) (1 − tanh²)."""
-        t = np.tanh(y * z)
-        bend: Array = 2 * t * (1 - t * t)
-        return bend
+    def _bends(self, z: Array) -> Any:
+        """2 tanh(y z) (1 − tanh²)."""
+        t = np.tanh(self.y * z)
+        return 2 * t * (1 - t * t)
 
 
-class SoftmaxLoss:
-    """−log softmax(z)_y, for labels 0 … classes − 1."""
+class Softmax(LinearSum):
+    """Softmax regression: mean cross entropy of the scores XWᵀ, plus a penalty on W.
 
-    def __init__(self, classes: int | None) -> None:
+    The variable is W of shape (classes, d), flattened row by row.
+
+    Parameters
+    ----------
+    X : array or scipy.sparse matrix, shape (n, d)
+        Features, float32 or float64.
+    y : array, shape (n,)
+        Labels 0 … classes − 1.
+    classes : int, optional
+        Number of classes; by default the largest label plus one.
+    penalty : {"l2", "nonconvex", "none"}
+        As in `Logistic`.
+    strength : float
+        Weight of the penalty.
+    """
+
+    def __init__(
+        self, X: Any, y: Any, classes: int | None = None, penalty: PenaltyKind = "l2", strength: float = 1e-3
+    ) -> None:
         require_integer("classes", classes, 2)
-        self._asked = classes
-        self.columns = 2 if classes is None else classes
+        self.columns = classes or 0  # 0: as many as the labels name
+        super().__init__(X, y, penalty, strength)
 
-    def labels(self, y: Array, dtype: np.dtype[Any]) -> Array:
-        """Return the labels as integers."""
-        if not np.all(np.equal(y, np.round(y))) or y.min() < 0:
-            bad = y[(y != np.round(y)) | (y < 0)][0]
-            raise ArgumentError(f"y holds {bad!r}: pass labels 0, 1, 2 …")
-        self.columns = int(y.max()) + 1 if self._asked is None else self._asked
-        if self.columns < 2 or y.max() >= self.columns:
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.columns
+
+    def _labels(self, y: Array) -> Array:
+        wrong = (y != np.round(y)) | (y < 0)
+        if wrong.any():
+            raise ArgumentError(f"y holds {y[wrong][0]!r}: pass labels 0, 1, 2 …")
+        named = int(y.max()) + 1
+        self.columns = self.columns or named
+        if self.columns < max(2, named):
             raise ArgumentError(
-                f"classes = {self.columns} does not fit labels up to {int(y.max())}: pass at least "
-                f"{max(2, int(y.max()) + 1)}."
+                f"classes = {self.columns} does not fit labels up to {named - 1}: pass at least {max(2, named)}."
             )
         return y.astype(np.intp)
 
-    def value(self, z: Array, y: Array) -> Array:
-        """Losses."""
+    def _losses(self, z: Array) -> Any:
         z = z - z.max(axis=1, keepdims=True)
-        losses: Array = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(y)), y]
-        return losses
+        return np.log(np.exp(z).sum(axis=1)) - z[np.arange(self.n), self.y]
 
-    def slope(self, z: Array, y: Array) -> Array:
-        """First derivatives: softmax(z) − e_y."""
-        slope = self.bend(z, y)
-        slope[np.arange(len(y)), y] -= 1
-        return slope
+    def _slopes(self, z: Array) -> Any:
+        """Return softmax(z) − e_y."""
+        slopes = self._bends(z)
+        slopes[np.arange(self.n), self.y] -= 1
+        return slopes
 
-    def bend(self, z: Array, y: Array) -> Array:
-        """softmax(z), from which `bent` makes the second derivatives."""
-        p: Array = np.exp(z - z.max(axis=1, keepdims=True))
+    def _bends(self, z: Array) -> Any:
+        """Return p = softmax(z)."""
+        p = np.exp(z - z.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p
 
-    def bent(self, bend: Array, change: Array) -> Array:
+    def _bent(self, bends: Array, change: Array) -> Any:
         """(diag(p) − p pᵀ) times a change of the margins."""
-        product: Array = bend * change
-        product -= bend * product.sum(axis=1, keepdims=True)
+        product = bends * change
+        product -= bends * product.sum(axis=1, keepdims=True)
         return product
 
 
-class Penalty:
-    """λ Σ w²/(1+w²) or (λ/2)‖w‖²: value, gradient, and the diagonal of the Hessian."""
-
-    def __init__(self, kind: PenaltyKind, strength: float) -> None:
-        kinds = ("nonconvex", "l2", "none")
-        if kind not in kinds:
-            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}.")
-        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength < np.inf:
-            raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
-        self.kind = kind if strength > 0 else "none"
-        self.strength = float(strength)
-
-    def value(self, w: Array) -> float:
-        """λ Σ w²/(1+w²) or (λ/2)‖w‖²."""
-        if self.kind == "nonconvex":
-            square = w * w
-            return self.strength * float((square / (1 + square)).sum())
-        return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
-
-    def gradient(self, w: Array) -> Array | float:
-        """Its gradient."""
-        if self.kind == "nonconvex":
-            slope: Array = (2 * self.strength) * w / (1 + w * w) ** 2
-            return slope
-        return self.strength * w if self.kind == "l2" else 0.0
-
-    def curvature(self, w: Array) -> Array | float:
-        """Diagonal of its Hessian."""
-        if self.kind == "nonconvex":
-            square = w * w
-            bend: Array = (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
-            return bend
-        return self.strength if self.kind == "l2" else 0.0
-
-
-def _sigmoid(z: Array) -> Array:
-    e = np.exp(-np.abs(z))
-    sigmoid: Array = np.where(z >= 0, np.ones_like(e), e) / (1 + e)
-    return sigmoid
-
-
-def _among(y: Array, allowed: tuple[int, ...], remedy: str) -> Array:
-    good = np.isin(y, allowed)
+def _among(y: Array, a: int, b: int, remedy: str) -> Array:
+    good = np.isin(y, (a, b))
     if not good.all():
-        raise ArgumentError(
-            f"y holds {y[~good][0]!r} in row {int(np.argmin(good))}: pass labels {allowed[0]} and {allowed[1]}; "
-            f"{remedy}."
-        )
+        row = int(np.argmin(good))
+        raise ArgumentError(f"y holds {y[row]!r} in row {row}: pass labels {a} and {b}; {remedy}.")
     return y

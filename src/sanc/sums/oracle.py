@@ -69,18 +69,8 @@ def buffered_order(n: int, size: int, rng: np.random.Generator) -> Rows:
 class SumOracle(Oracle):
     """Answers on the samples of each iteration.
 
-    Parameters
-    ----------
-    problem : FiniteSum
-        The whole sum.
-    wanted : sequence of (int or None)
-        Rows of the gradient, Hessian and objective samples; None is the whole sum.
-    seed : int
-        Seed of the draws.
-    sampling : {"uniform", "buffered"}
-        Draw each sample from all rows, or go through the rows in their order with a shuffle buffer of one batch.
-    grow : bool
-        Let the gradient and Hessian samples grow as steps shrink, as SCR may.
+    `wanted` holds the rows of the gradient, Hessian and objective samples, None being the whole sum. With `grow` the
+    first two grow as steps shrink, as SCR may.
     """
 
     def __init__(
@@ -101,8 +91,8 @@ class SumOracle(Oracle):
         self._draws = Draws(problem.n, seed, sampling)
         self._iteration = -1
         self._now: dict[int, FiniteSum] = {}
-        self._values = Recent()
-        self._gradients = Recent(1)
+        self._values: Recent[float] = Recent()
+        self._gradients: Recent[tuple[float, Any]] = Recent(1)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
@@ -142,31 +132,28 @@ class SumOracle(Oracle):
         return self._now[role]
 
     def value(self, x: Any) -> float:
-        sample = self.sample(OBJECTIVE)
-        if sample is not self.problem:  # an iteration asks once for each point, and the next has another sample
-            self.meter.count_value(sample.n)
-            return sample.value(x)
-        known: float | None = self._values.get(x)
-        if known is not None:
-            return known
-        self.meter.count_value(self.problem.n)
-        return float(self._values.put(x, self.problem.value(x)))
+        if self.wanted[OBJECTIVE] is None:
+            return self._values.answer(x, lambda x: self._value(x, OBJECTIVE))
+        return self._value(x, OBJECTIVE)  # an iteration asks once for each point, and the next has another sample
 
     def trial(self, x: Any) -> float:
-        sample = self.sample(GRADIENT)
+        return self._value(x, GRADIENT)
+
+    def _value(self, x: Any, role: int) -> float:
+        sample = self.sample(role)
         self.meter.count_value(sample.n)
         return sample.value(x)
 
     def gradient(self, x: Any) -> tuple[float, Any]:
-        known: tuple[float, Any] | None = self._gradients.get(x)
-        if known is not None:
-            return known
+        return self._gradients.answer(x, self._gradient)
+
+    def _gradient(self, x: Any) -> tuple[float, Any]:
         sample = self.sample(GRADIENT)
         value, g = sample.value_and_gradient(x)
         self.meter.count_gradient(sample.n)
         if self.wanted[GRADIENT] is None and self.wanted[OBJECTIVE] is None:
             self._values.put(x, value)
-        return self._gradients.put(x, (value, g))  # type: ignore[no-any-return]
+        return value, g
 
     def knows(self, x: Any) -> tuple[bool, bool]:
         value = self.wanted[OBJECTIVE] is None and x in self._values
