@@ -370,8 +370,8 @@ class CubicOptimizer(Optimizer):
                 for p, part in zip(self._known.tensors, self._known.split(vector), strict=True):
                     self.state[p][name] = part
             if isinstance(self._iterates, MinibatchIteration):
-                for p, parts in zip(self._known.tensors, self._iterates.tensors(), strict=False):
-                    self.state[p]["metric"] = parts
+                for p, factors in zip(self._known.tensors, self._iterates.factors(), strict=False):
+                    self.state[p]["factors"] = factors
         packed = super().state_dict()
         self.state.clear()  # the iteration has them
         return packed | {
@@ -417,13 +417,13 @@ class CubicOptimizer(Optimizer):
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
         saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         self._known = Leaves(saved, [0.0] * len(saved)) if saved else None
-        vectors, metric = {}, [self.state[p].pop("metric") for p in saved if "metric" in self.state[p]]
+        vectors, factors = {}, [self.state[p].pop("factors") for p in saved if "factors" in self.state[p]]
         if self._known is not None:
             names = set.intersection(*(set(self.state[p]) for p in saved))
             vectors = {name: self._known.join([self.state[p][name] for p in saved]) for name in names}
         self.state.clear()
         if isinstance(self._iterates, MinibatchIteration):
-            self._iterates.restore(engine["numbers"], vectors, metric)
+            self._iterates.restore(engine["numbers"], vectors, factors)
         else:
             self._iterates.restore(engine["numbers"], vectors)
         self._meter = Meter(**engine["meter"])

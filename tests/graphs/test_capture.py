@@ -93,7 +93,9 @@ def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
 
 
 @pytest.mark.parametrize(
-    "options", [{"preset": "authors"}, {"minibatch": None}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}], ids=str
+    "options",
+    [{"preset": "authors"}, {"minibatch": None}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}],
+    ids=str,
 )
 def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
     """Re-solved, checked and extrapolated steps are decided by the same judge, whoever answers."""
@@ -147,8 +149,8 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(preset):
     kept = copy.deepcopy(held)
     go_on(model, opt, data[50:])
     for a, b in zip(held["state"].values(), kept["state"].values(), strict=True):
-        for one, other in ((a, b), (a.pop("metric", {}), b.pop("metric", {}))):
-            assert all(torch.equal(one[name], other[name]) for name in other if name != "metric")  # it does not move
+        for one, other in ((a, b), (a.pop("factors", {}), b.pop("factors", {}))):
+            assert all(torch.equal(one[name], other[name]) for name in other if name != "factors")  # it does not move
     file.seek(0)
     weights, state = torch.load(file)
     other = network()

@@ -1,4 +1,4 @@
-"""The iteration on samples: its model against a dense computation, its counts, and what noise must not do to it."""
+"""The iteration on samples: its steps against a dense computation, its counts, and what noise must not do to it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import scipy.optimize
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import scale
+from torch import nn
 
 import sanc
 from sanc import Branch
 from sanc.core.family import METHODS, make_settings
-from sanc.core.iterate import Draws
+from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
-from sanc.core.record import Record
-from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.model import Model, learn_gradient, learn_metric
+from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.sums.oracle import SumOracle
 
 
@@ -41,95 +40,100 @@ def engine_on(problem, method="sanc", batch=29, seed=0, **options):
     return MinibatchIteration(METHODS[method], settings, seed), SumOracle(problem, (batch,) * 3, seed)
 
 
-def built_model(engine, oracle, x):
-    """Learn from one batch and build a Krylov space at x."""
-    value, g = oracle.gradient(x)
-    learn_gradient(engine.state, g, engine.own)
-    learn_metric(engine.state, engine.own, oracle.space)
-    model = Model(engine.state, g, engine.own, oracle.space)
-    model.build(x, oracle, engine.settings, Draws(0, 0), Record(0))
-    return model, g, value
+# ---------------------------------------------------------------------------------------------- the steps
 
 
-# ---------------------------------------------------------------------------------------------- the model
-
-
-@pytest.mark.parametrize("sigma", [1e-3, 1.0, 50.0])
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("metric", [0.0, 0.5, 1.0])
-def test_the_step_minimises_the_cubic_model_in_the_metric(sigma, fresh, metric):
-    """Against a dense problem: B = M^½ (Q T Qᵀ) M^½, none outside; Newton from many starts finds nothing lower."""
-    rng = np.random.default_rng(7)
-    d = 7
-    A = rng.standard_normal((d, d))
-    A = A + A.T
-
-    class Quadratic:
-        n, dim, dtype = 1, d, np.dtype(np.float64)
-
-        def value(self, x):
-            return 0.5 * x @ A @ x + x.sum()
-
-        def value_and_gradient(self, x):
-            return self.value(x), A @ x + 1.0
-
-        def hessian(self, x):
-            return lambda v: A @ v
-
-        def subset(self, rows):
-            return self
-
-    engine, oracle = engine_on(Quadratic(), batch=1, krylov_dim=3, metric=metric, sigma0=sigma)
-    x = rng.standard_normal(d)
-    oracle.begin(0)
-    model_of_step, g, _ = built_model(engine, oracle, x)
-    model_of_step.fresh = fresh
-    step = model_of_step.solve(model_of_step.spectrum(), Draws(0, 0))
-    vector = step.vector
-
-    M = np.abs(g) ** metric if metric else np.ones(d)
-    Q = engine.state.basis
-    R = np.diag(M**-0.5)
-    T = Q @ R @ A @ R @ Q.T
-    if not fresh:
-        values, vectors = np.linalg.eigh(T)
-        T = vectors @ np.diag(np.abs(values)) @ vectors.T
-    root = np.diag(np.sqrt(M))
-    B = root @ Q.T @ T @ Q @ root
-
-    def model(s):
-        return g @ s + 0.5 * s @ B @ s + sigma / 3 * (s @ (M * s)) ** 1.5
-
-    tries = [scipy.optimize.minimize(model, rng.standard_normal(d) * size, tol=1e-10).fun for size in (0.1, 1, 10, 100)]
-    assert model(vector) <= min(tries) + 1e-6 * abs(min(tries))
-    assert -model(vector) == pytest.approx(step.decrease, rel=1e-5)
-    assert math.sqrt(vector @ (M * vector)) == pytest.approx(step.norm, rel=1e-5)
-
-
-def test_products_are_spent_only_where_a_space_is_built(problem):
-    """And judged steps that were solved again cost values, never a product."""
-    batch, steps = 29, 140
-    engine, oracle = engine_on(problem, batch=batch, refresh=40, sigma0=1e-6)
-    x, products, spaces, retries, calls = np.ones(problem.dim), 0, [], 0, 0
-    for k in range(steps):
+def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
+    """Every batch is the whole sum: bit for bit the steps of the core, as long as one likes."""
+    engine, oracle = engine_on(problem, batch=None)
+    exact = Iteration(METHODS["sanc"], make_settings(METHODS["sanc"], "robust", {"krylov_dim": KRYLOV_DIM}), 0)
+    other = SumOracle(problem, (None,) * 3, 0)
+    x = y = np.ones(problem.dim)
+    for _ in range(40):
         x, record = engine.iterate(x, oracle)
-        assert record.calls.product - products == record.krylov_dim * batch
+        y, twin = exact.iterate(y, other)
+        assert np.array_equal(x, y)
+        assert (record.branch, record.sigma, record.krylov_dim) == (twin.branch, twin.sigma, twin.krylov_dim)
+    assert not engine.state.noisy
+    assert np.linalg.norm(problem.value_and_gradient(x)[1]) < 1e-6
+
+
+@pytest.mark.parametrize("averaging", [0.9, 0.0])
+@pytest.mark.parametrize("distance", [2.0, 0.0])
+def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance):
+    """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
+    own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1e-4}
+    engine, oracle = engine_on(problem, **own)
+    s = engine.own
+    x0 = x = z = average = np.ones(problem.dim)
+    V, total, r, drift, d, unit = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None
+    for k in range(60):
+        oracle.begin(k)
+        g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
+        unit = np.linalg.norm(g) if unit is None else unit
+        V = V + max(1 - s.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
+        p = g / unit / (np.sqrt(V) + 1e-6 * np.sqrt(V).max())
+        eta = (
+            min(max(s.scale, distance * d), 3 * s.scale) * min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down)
+        )
+        memory = math.sqrt(0.999)
+        drift = memory * drift + (1 - memory) * d * d * p
+        r = memory * r + (1 - memory) * d * d * p @ (x0 - z)
+        z = z - eta * p
+        total += (k + 1) ** s.weighting
+        share = (k + 1) ** s.weighting / total if averaging else 1.0
+        average = average + share * (z - average)
+        x, record = engine.iterate(x, oracle)
+        assert np.allclose(x, average, rtol=0, atol=1e-10)
+        if distance:
+            d = max(d, r / np.abs(drift).sum())
+            assert engine.state.distance == pytest.approx(d, rel=1e-6)
+        # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M
+        step, M = -eta * p, unit * (np.sqrt(V) + 1e-6 * np.sqrt(V).max())
+        norm = math.sqrt(step @ (M * step))
+        assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
+        assert record.model_decrease == pytest.approx(-(g @ step + record.sigma / 3 * norm**3))
+        assert record.branch is Branch.UNTESTED and record.krylov_dim == 0
+
+
+def test_products_are_spent_as_long_as_batches_agree(problem):
+    batch = 29
+    engine, oracle = engine_on(problem, batch=batch)
+    x, calls, spaces = np.ones(problem.dim), 0, []
+    for k in range(140):
+        x, record = engine.iterate(x, oracle)
         assert record.calls.paper_calls - calls == batch + record.krylov_dim * batch
-        retries += max(record.trials - 1, 0)
+        calls = record.calls.paper_calls
         if record.krylov_dim:
             spaces.append(k)
-        products, calls = record.calls.product, record.calls.paper_calls
-    assert retries > 0
-    settled = engine.state.settled
-    late = [k for k in spaces if k > settled]
-    assert late == list(range(settled + 1, steps, 40))
+    assert 1 <= len(spaces) < 30 and spaces == list(range(len(spaces)))
+    assert engine.state.steps == 140 - len(spaces)
+    engine, oracle = engine_on(problem, curvature=False)
+    for _ in range(30):
+        x, record = engine.iterate(x, oracle)
+    assert record.calls.product == 0 and engine.state.steps == 30
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+def test_a_loss_in_other_units_takes_the_same_path(size):
+    ends = []
+    for factor in (1.0, size):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+        x = torch.randn(200, 4, dtype=torch.float64)
+        opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
+        for k in range(60):
+            rows = torch.arange(20) + 10 * (k % 18)
+            opt.step(lambda rows=rows, factor=factor: factor * (net(x[rows])[:, 0] - x[rows].prod(1)).square().mean())
+        ends.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+    assert torch.allclose(*ends, rtol=1e-6, atol=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------- noise
 
 
 def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
-    """The gap to f* goes on falling on the noise floor, σ is bounded, and hardly an iteration is a rejection."""
+    """The gap to f* goes on falling on the noise floor, and no iteration stays."""
     early, late = [], []
     for seed in range(3):
         engine, oracle = engine_on(problem, seed=seed)
@@ -140,10 +144,10 @@ def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
             gaps.append(problem.value(x) - lowest)
         early.append(np.mean(gaps[50:100]))
         late.append(np.mean(gaps[-50:]))
-        assert 1e-8 <= min(r.sigma for r in records) and max(r.sigma for r in records) <= 1e8
-        assert sum(r.branch is Branch.STAYED for r in records[200:]) < 200 / 3
+        assert engine.state.shrink == 1.0
+        assert not any(r.branch is Branch.STAYED for r in records[200:])
     assert np.mean(late) < 0.5 * np.mean(early)
-    assert np.mean(late) < 1e-3 * lowest
+    assert np.mean(late) < 2e-3 * lowest
 
 
 @pytest.mark.parametrize("sigma0", [1.0, 0.001])
@@ -171,26 +175,33 @@ def settled_run(problem, steps=60, **options):
     x = np.ones(problem.dim)
     for _ in range(steps):
         x, _ = engine.iterate(x, oracle)
+    assert engine.state.noisy
     return engine, oracle, x
 
 
-def test_a_jump_of_the_loss_leads_back_to_a_safe_point(problem):
+def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
+    """As if the steps themselves had gone wrong: the averaged point moves away a little in every iteration."""
     engine, oracle, x = settled_run(problem)
-    safe, sigma = engine.state.safe, engine.state.sigma
-    engine._last = x + 3.0  # as if a step of its own had gone wrong
-    point, record = engine.iterate(engine._last, oracle)
-    assert point is safe and engine.went_back
-    assert "jumped" in record.note and record.branch is Branch.STAYED
-    assert engine.state.sigma == pytest.approx(4.0 * sigma)
-    engine.iterate(point, oracle)
+    good, k = problem.value(x), 0
+    while not engine.went_back:
+        k += 1
+        assert k < 100
+        x = x + 0.1
+        engine.state.square = float(x @ x)  # nobody else did it
+        x, record = engine.iterate(x, oracle)
+    assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
+    assert problem.value(x) < 1.1 * good and engine.state.shrink == 0.5
+    engine.iterate(x, oracle)
     assert not engine.went_back
 
 
 def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
     engine, oracle, x = settled_run(problem)
-    there = x + 3.0
-    point, record = engine.iterate(there, oracle)
-    assert "jumped" not in record.note and np.linalg.norm(point - there) < np.linalg.norm(point - x)
+    point = there = x + 3.0
+    for _ in range(60):
+        point, record = engine.iterate(point, oracle)
+        assert "back" not in record.note
+    assert np.linalg.norm(point - there) < np.linalg.norm(point - x)
 
 
 def test_rare_rows_are_learnt_from():
@@ -204,24 +215,23 @@ def test_rare_rows_are_learnt_from():
     for _ in range(1500):
         rows = torch.from_numpy(rng.choice(2000, 4, replace=False))
         opt.step(lambda rows=rows: loss(X[rows] @ w[:5] + w[5], y[rows]))
-        jumps += "jumped" in opt.record.note
-    assert jumps < 30
+        jumps += "back" in opt.record.note
+    assert jumps == 0
     assert float(loss(X @ w[:5] + w[5], y).detach()) < 0.14  # the entropy of the labels is 0.098, a bias of 0 has 0.69
 
 
-def test_a_loss_that_is_not_finite_later_on_leads_back_too(problem):
-    engine, oracle = engine_on(problem)
-    x = np.ones(problem.dim)
-    for _ in range(40):
-        x, _ = engine.iterate(x, oracle)
-    point, record = engine.iterate(x * np.nan, oracle)
-    assert np.isfinite(point).all() and "finite" in record.note
+def test_a_loss_that_is_not_finite_twice_leads_back(problem):
+    engine, oracle, x = settled_run(problem)
+    bad = x * np.nan
+    point, record = engine.iterate(bad, oracle)
+    assert point is bad and "finite" in record.note and engine.state.shrink == 1.0  # the batch may be to blame
+    point, record = engine.iterate(bad, oracle)
+    assert np.isfinite(point).all() and "back to the last safe point" in record.note and engine.state.shrink == 0.5
 
 
-def test_a_loss_that_changes_for_good_is_no_jump(problem):
+def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
     """Where the data change, the safe point is no better, and the run goes on."""
     engine, oracle, x = settled_run(problem)
-    sigma = engine.state.sigma
     gradient, trial = oracle.gradient, oracle.trial
 
     def higher(x):
@@ -229,10 +239,29 @@ def test_a_loss_that_changes_for_good_is_no_jump(problem):
         return value + 50.0, g
 
     oracle.gradient, oracle.trial = higher, lambda x: trial(x) + 50.0
-    for _ in range(20):
+    for _ in range(150):
         x, record = engine.iterate(x, oracle)
-        assert "jumped" not in record.note
-    assert engine.state.sigma < 10 * sigma
+        assert "back" not in record.note
+    assert engine.state.shrink == 1.0
+
+
+def test_one_outlier_batch_does_not_ruin_a_run():
+    """Targets of one batch a thousand times too large; undisturbed and disturbed end alike."""
+    ends = []
+    for factor in (1.0, 1000.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+        x = torch.randn(1000, 8)
+        y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
+        opt = sanc.SANC(net.parameters(), seed=0)
+        for k in range(500):
+            rows = torch.randint(1000, (32,))
+            target = y[rows] * (factor if k == 150 else 1.0)
+            opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
+            assert k != 150 or factor == 1.0 or "outlier" in opt.record.note
+        with torch.no_grad():
+            ends.append(float((net(x) - y).square().mean()))
+    assert ends[0] < 0.15 and ends[1] < 1.2 * ends[0]
 
 
 @pytest.mark.parametrize("size", [1e-110, 1e-160, 1.0])
@@ -247,43 +276,41 @@ def test_very_small_numbers_are_no_errors(size):
 # ---------------------------------------------------------------------------------------------- negative curvature
 
 
+@pytest.mark.parametrize(("cls", "leaves"), [(sanc.SANC, True), (sanc.SCR, False)])
+def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves):
+    """No gradient of any batch has a part along p[1], where the loss falls from a ridge at 0."""
+    p = nn.Parameter(torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64))
+    rng, taken = np.random.default_rng(0), []
+    opt = cls([p], seed=0)
+    for _ in range(500):
+        a = torch.from_numpy(rng.standard_normal(2))
+        opt.step(lambda a=a: 0.5 * (p[::2] - a).square().sum() + 0.25 * (p[1] ** 2 - 1) ** 2)
+        if "negative curvature" in opt.record.note:
+            taken.append(opt.record)
+    assert opt._iterates.state.noisy
+    assert all(record.trial_value < record.value and record.curvature_share > 0.5 for record in taken)
+    if leaves:
+        assert len(taken) == 1 and abs(abs(float(p[1])) - 1) < 0.05
+    else:
+        assert not taken and float(p[1]) == 0.0
+
+
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
-def test_steps_along_negative_curvature_never_raise_the_loss_of_their_sample(cls):
-    """A network from near zero, where everything is a saddle."""
+def test_a_network_from_near_zero_is_trained(cls):
+    """Everything there is a saddle."""
     X, y = load_digits(return_X_y=True)
     X, y = torch.from_numpy(X / 16.0), torch.from_numpy(y)
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(),
-                              torch.nn.Linear(8, 10)).double()  # fmt: skip
+    net = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10)).double()
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(0.01)
-    opt = cls(net.parameters(), seed=0, refresh=10)
-    rng, taken, first = np.random.default_rng(0), [], None
-    for _ in range(200):
+    opt, rng, first = cls(net.parameters(), seed=0), np.random.default_rng(0), None
+    for _ in range(300):
         rows = torch.from_numpy(rng.choice(len(X), 128, replace=False))
-        value = opt.step(sanc.Batch(lambda a, b: torch.nn.functional.cross_entropy(net(a), b), X[rows], y[rows]))
+        value = opt.step(sanc.Batch(lambda a, b: nn.functional.cross_entropy(net(a), b), X[rows], y[rows]))
         first = float(value) if first is None else first
-        if opt.record.branch is Branch.CURVATURE:
-            taken.append(opt.record)
-    assert taken
-    assert all(record.trial_value <= record.value for record in taken)
-    assert float(value) < 0.8 * first
-
-
-def test_the_escape_after_a_rejection_lowers_the_loss_or_stays(problem):
-    engine, oracle = engine_on(problem)
-    x = np.ones(problem.dim)  # the penalty is concave here
-    oracle.begin(0)
-    model, g, value = built_model(engine, oracle, x)
-    eigen = model.spectrum()
-    assert eigen.leftmost < 0.0
-    record = Record(0, value=value)
-    point = engine._escape(x, g, oracle, 1.0, eigen, record)
-    assert record.branch is Branch.CURVATURE
-    assert oracle.trial(point) < value
-    oracle.trial = lambda x: value + 1.0
-    assert engine._escape(x, g, oracle, 1.0, eigen, Record(0, value=value)) is x
+    assert float(value) < 0.3 * first
 
 
 def test_where_the_gradient_vanishes_the_space_starts_at_random():
@@ -336,27 +363,16 @@ def test_other_parameters_begin_anew():
 
     for _ in range(30):
         step()
-    sigma = opt._iterates.state.sigma
     opt.param_groups[0]["frozen"] = True
     held = net[0].weight.detach().clone()
     step()
-    assert len(opt._iterates.state.safe) == 7 and opt._iterates.state.iteration == 31
-    assert opt.record.sigma == pytest.approx(sigma, rel=10.0)
+    assert len(opt._iterates.state.offset) == 7 and opt._iterates.state.iteration == 31
     for _ in range(30):
         step()
     assert torch.equal(held, net[0].weight)
     buffer = io.BytesIO()
     torch.save(opt.state_dict(), buffer)  # only what is not frozen has a state now
     assert len(opt.state_dict()["state"]) == 2
-
-
-def test_a_basis_that_is_not_kept_serves_one_step():
-    p = torch.nn.Parameter(torch.ones(2))
-    opt = sanc.SANC([p], lanczos="regenerate")
-    opt.step(lambda: (p**2).sum())
-    assert opt.record.krylov_dim > 0
-    with pytest.raises(sanc.ArgumentError, match=r"refresh = 9.*store"):
-        sanc.SANC([p], lanczos="regenerate", refresh=9)
 
 
 @pytest.mark.parametrize("change", ["freeze", "free", "add"])
@@ -420,15 +436,15 @@ def test_a_resumed_minimisation_of_the_other_iteration_is_refused(problem):
         states.append(intermediate_result.state)
 
     sanc.minimize(problem, np.ones(30), batch_size=29, max_iter=2, callback=keep, certify=False)
-    with pytest.raises(sanc.ArgumentError, match="same preset, refresh and batch_size"):
-        sanc.minimize(problem, np.ones(30), batch_size=29, refresh=0, resume=states[-1])
+    with pytest.raises(sanc.ArgumentError, match="same preset, minibatch and batch_size"):
+        sanc.minimize(problem, np.ones(30), batch_size=29, minibatch=None, resume=states[-1])
 
 
 def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1).double()
     x = torch.randn(40, 3, dtype=torch.float64)
-    opt = sanc.SANC(net.parameters(), seed=0)
+    opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
     for _ in range(20):
         opt.step(lambda: (net(x) ** 2).mean())
     before = opt._iterates.state
@@ -442,11 +458,11 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     net.bias.requires_grad_(True)
     assert opt._iterates.state is before
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.averaged == before.averaged + 1
+    assert opt._iterates.state.steps == before.steps + 1
     net.float()  # another type is another space
     x = x.float()
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.safe.dtype == torch.float32
+    assert opt._iterates.state.offset.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("hvp", "where"), [
@@ -460,7 +476,9 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
     def run(fails):
         torch.manual_seed(0)
         model, rows = torch.nn.Linear(6, 6), torch.randn(60, 4, 6)
-        opt = sanc.SANC(model.parameters(), seed=0, hvp=hvp, refresh=10, weight_decay=0.01, check=False)
+        opt = sanc.SANC(
+            model.parameters(), seed=0, hvp=hvp, noise=1e9, krylov_stop="paper", weight_decay=0.01, check=False
+        )
         calls, failures = [], 0
 
         def loss():
@@ -476,7 +494,7 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
 
         monkeypatch.setattr(Krylov, "extend", stops)
         for k, x in enumerate(rows):  # noqa: B007 - the closure reads x
-            failing = fails and k > 0 and opt._iterates._due()
+            failing = fails and k > 0
             if failing:
                 calls.clear()
                 state, point = opt._iterates.state, [p.detach().clone() for p in model.parameters()]
@@ -497,25 +515,31 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
 
 def test_buffers_of_a_batch_that_was_not_learnt_are_put_back():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
     x = torch.randn(64, 3)
-    opt = sanc.SANC(net.parameters(), seed=0)
+    opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
     for _ in range(40):
         opt.step(lambda: (net(x) - x.sum(1, keepdim=True)).square().mean())
-    with torch.no_grad():
-        net[3].weight.add_(50.0)
-    opt._iterates._last = torch.cat([p.detach().reshape(-1) for p in net.parameters()])  # as if by a step of its own
     held = net[1].running_mean.clone()
-    opt.step(lambda: (net(x + 5.0) - x.sum(1, keepdim=True)).square().mean())
+    for _ in range(2):
+        opt.step(lambda: (net(x + 5.0) * math.nan).mean())
     assert opt._iterates.went_back
     assert torch.equal(held, net[1].running_mean)
 
 
+def test_a_basis_that_is_computed_twice_serves_samples_too():
+    p = nn.Parameter(torch.ones(2))
+    opt = sanc.SANC([p], lanczos="regenerate")
+    opt.step(lambda: (p**2).sum())
+    assert opt.record.krylov_dim > 0 and isinstance(opt._iterates, MinibatchIteration)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("refresh", -1), ("averaging", 1.0), ("metric", 1.5), ("margin", -0.1), ("sigma_rate", 2.0), ("check_every", -2),
-     ("warm_up", 1.5), ("metric_averaging", 1.0)],
+    [("averaging", 1.0), ("metric", "kroneker"), ("memory", 1.0), ("renew", 0), ("largest_side", -1), ("scale", 0.0),
+     ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("weighting", -1.0), ("noise", math.inf),
+     ("curvature", 1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
-    with pytest.raises(sanc.ArgumentError, match=f"{name} = {value}"):
-        sanc.SANC([torch.nn.Parameter(torch.ones(2))], **{name: value})
+    with pytest.raises(sanc.ArgumentError, match=f"{name} = {value!r}"):
+        sanc.SANC([nn.Parameter(torch.ones(2))], **{name: value})

@@ -100,6 +100,8 @@ class Model(ABC):
         grad_norm = at.record.grad_norm
         tolerance = self._tolerance(grad_norm)
         if self._settings.krylov_stop == "forcing":
+            if grad_norm == step.norm == 0.0:  # nothing is known yet, and curvature is all there is to look for
+                return False
             tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self._goal))
         return krylov.left_by(step.u) <= tolerance
 

@@ -163,7 +163,7 @@ class Run:
             )
         if set(state["numbers"]) != set(self.iterates.numbers()):
             raise ArgumentError(
-                "resume is of another iteration than this one: pass the same preset, refresh and batch_size as in the "
+                "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in the "
                 "run that was interrupted, and a state of this version."
             )
         self.x = state["x"]

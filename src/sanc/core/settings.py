@@ -64,7 +64,7 @@ class MinibatchSettings:
     averaging: float = 0.9
     weighting: float = 2.0
     curvature: bool = True
-    noise: float = 0.3
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -45,6 +45,9 @@ _EARLY = (1, 5, 10, 20, 35)
 _OUTLIER = 5.0
 """A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
 
+_SAME = 1e-5
+"""Relative difference of ‖x‖² that rounding may make."""
+
 
 class MinibatchIteration:
     """The iteration of an adaptive method on samples.
@@ -76,7 +79,8 @@ class MinibatchIteration:
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
         self._work: AveragedStep | None = None
-        self._saved: Sequence[Mapping[str, Tensor]] = ()
+        self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
+        self._factors: Sequence[Mapping[str, Tensor]] = ()
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
@@ -148,13 +152,16 @@ class MinibatchIteration:
         state.broken = 0
         watch.watch_loss(state, x, value)
         if watch.goes_wrong(state):
-            state.mean, state.shrink = state.best, 0.5 * state.shrink
-            record.note = "the loss rose"
-            return self._go_back(x, oracle, record), record
+            rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
+            if self._worse_than_before(x, oracle, record, rise):
+                state.shrink *= 0.5
+                record.note = "the loss rose"
+                return self._go_back(x, oracle, record), record
         return self._step(x, space.zeros() if offset is None else offset, g, oracle, record), record
 
     def _step(self, x: Vector, offset: Vector, g: Vector, oracle: Oracle, record: Record) -> Vector:
-        state, own, space = self.state, self.own, oracle.space
+        """Make the step, and keep the books."""
+        state, own, space, expected = self.state, self.own, oracle.space, self.state.square
         if state.steps == 0:
             state.unit = record.grad_norm or 1.0
             if own.distance:
@@ -172,19 +179,21 @@ class MinibatchIteration:
         work = self._prepared(gradient, oracle, 1.0 / state.unit)
         numbers = gradient.new_tensor([cut / state.unit, learn, eta, share, weight(state)])
         bound_from = [None if v is None else space.tensor(v) for v in (state.start, state.drift)]
-        point, moved, read, *drift = oracle.repeat(
+        point, beyond, read, *drift = oracle.repeat(
             work, space.tensor(x), space.tensor(offset), gradient, numbers, *bound_from
         )
-        dual, away, *bound = read.tolist()
+        dual, away, found, state.square, *bound = read.tolist()
+        if not abs(found - expected) <= _SAME * expected:  # somebody else moved the parameters: that is not undone
+            state.mean, state.safe = math.nan, None
         if bound:
             state.drift = space.vector(drift[0])
             learn_distance(state, *bound)
-        state.offset, state.weights = space.vector(moved), state.weights + late
+        state.offset, state.weights = space.vector(beyond), state.weights + late
         state.steps += 1
         if state.steps in _EARLY or state.steps % own.renew == 0:
             work.metric.renew()
         judge = Judge(self.settings, space.eps, self.judged.state.sigma)
-        dual = max(dual, 0.0) * state.unit / cut  # gᵀM⁻¹g of the gradient as it came
+        dual = max(dual, 0.0) * state.unit  # gᵀM⁻¹g
         if dual > 0.0:
             judge.move(1.0 / (eta * eta * math.sqrt(dual)))  # σ‖s‖_M = 1/η with ‖s‖_M = η √(gᵀM⁻¹g)
         record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
@@ -195,12 +204,11 @@ class MinibatchIteration:
         """Return the vector work, with a metric that has seen a first gradient, or that of a resumed run."""
         if self._work is None:
             metric = Metric(oracle.shapes, self.own.metric, g, self.own.largest_side)
-            if self._saved:
-                metric.restore(self._saved)
-                self._saved = ()
-            else:
+            if self._squares is None:
                 metric.begin(g * factor)
-            self._work = AveragedStep(metric)
+            else:
+                metric.restore(oracle.space.tensor(self._squares), self._factors)
+            self._work, self._space = AveragedStep(metric), oracle.space
         return self._work
 
     # ------------------------------------------------------------------ going back
@@ -221,6 +229,14 @@ class MinibatchIteration:
         state.shrink *= 0.5
         return self._go_back(x, oracle, record)
 
+    def _worse_than_before(self, x: Vector, oracle: Oracle, record: Record, rise: float) -> bool:
+        """Whether the last steps made the loss high, and not the data: the same batch tells, at both points."""
+        safe = self.state.safe
+        if safe is None or safe is x:
+            return False
+        record.trials += 2
+        return not oracle.trial(x) - oracle.trial(safe) < 0.5 * rise
+
     def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
         """Return to the last safe point; what the batch said of the bad one is not learnt."""
         state = self.state
@@ -239,24 +255,26 @@ class MinibatchIteration:
         return self.state.numbers() | {"judged": self.judged.numbers()}
 
     def vectors(self) -> dict[str, Any]:
-        """Return the vectors of the state."""
-        return self.state.vectors()
+        """Return the vectors of the state, and the metric's second moments."""
+        if self._work is not None:
+            self._squares = self._space.vector(self._work.metric.squares())
+        return self.state.vectors() | ({} if self._squares is None else {"squares": self._squares})
 
-    def tensors(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the metric: for every parameter the tensors it is made of."""
-        return self._saved if self._work is None else self._work.metric.state()
+    def factors(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the rest of the metric: for every parameter the tensors that turn its basis."""
+        return self._factors if self._work is None else self._work.metric.factors()
 
     def restore(
-        self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Sequence[Mapping[str, Tensor]] = ()
+        self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
     ) -> None:
-        """Go on from what `numbers`, `vectors` and `tensors` returned."""
+        """Go on from what `numbers`, `vectors` and `factors` returned."""
         self.state = State.of(numbers, vectors)
         self.judged.restore(numbers["judged"], {})
-        self._work, self._saved = None, tensors
+        self._work, self._squares, self._factors = None, vectors.get("squares"), factors
 
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts stay."""
         state = self.state
         self.state = State(state.seed, state.iteration, state.seconds, state.noisy)
         self.judged.forget()
-        self._work, self._saved = None, ()
+        self._work, self._squares, self._factors = None, None, ()

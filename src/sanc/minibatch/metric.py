@@ -45,7 +45,7 @@ class Metric:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], kind: MetricKind, like: Tensor, largest_side: int) -> None:
         self._sizes = [math.prod(shape) for shape in shapes]
-        self._shapes, self._scalar = list(shapes), kind == "none"
+        self._scalar = kind == "none"
         self._flat: list[int] = []
         places: dict[tuple[int, int], list[int]] = defaultdict(list)
         for place, shape in enumerate(shapes):
@@ -89,26 +89,37 @@ class Metric:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that the metric is made of, as it is."""
-        return [self._square, *(tensor for matrices in self._matrices for tensor in matrices.named().values())]
+        blocks = [(matrices.square, *matrices.named().values()) for matrices in self._matrices]
+        return [self._square, *(tensor for block in blocks for tensor in block)]
 
-    def state(self) -> list[dict[str, Tensor]]:
-        """Return for every parameter the tensors that its part of the metric is made of, as copies."""
-        found: list[dict[str, Tensor]] = [{} for _ in self._sizes]
+    def squares(self) -> Tensor:
+        """Return the second moments V as a flat vector, each in the basis of its matrix."""
+        found: list[Tensor] = [self._square] * len(self._sizes)
         for place, part in zip(self._flat, torch.split_with_sizes(self._square, self._lengths), strict=True):
-            found[place] = {"square": part.reshape(self._shapes[place]).clone()}
+            found[place] = part
+        for matrices in self._matrices:
+            for place, part in zip(matrices.places, matrices.square, strict=True):
+                found[place] = part.reshape(-1)
+        return torch.cat(found)
+
+    def factors(self) -> list[dict[str, Tensor]]:
+        """Return for every parameter its factors and bases, as copies; of one that is not turned there are none."""
+        found: list[dict[str, Tensor]] = [{} for _ in self._sizes]
         for matrices in self._matrices:
             for number, place in enumerate(matrices.places):
                 found[place] = {name: tensor[number].clone() for name, tensor in matrices.named().items()}
         return found
 
-    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        """Go on from what `state` returned."""
-        for place, part in zip(self._flat, torch.split_with_sizes(self._square, self._lengths), strict=True):
-            part.copy_(saved[place]["square"].reshape(-1))
+    def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]]) -> None:
+        """Go on from what `squares` and `factors` returned."""
+        pieces = torch.split_with_sizes(squares, self._sizes)
+        if self._flat:
+            self._square.copy_(torch.cat([pieces[place] for place in self._flat]))
         for matrices in self._matrices:
             for number, place in enumerate(matrices.places):
+                matrices.square[number].copy_(pieces[place].view(matrices.shape))
                 for name, tensor in matrices.named().items():
-                    tensor[number].copy_(saved[place][name])
+                    tensor[number].copy_(factors[place][name])
 
 
 class _Matrices:
@@ -119,13 +130,13 @@ class _Matrices:
         many, sides = len(places), [side if side <= largest_side else 0 for side in shape]
         self._factors = [like.new_zeros(many, side, side) for side in sides]
         self._bases = [torch.eye(side, dtype=like.dtype, device=like.device).repeat(many, 1, 1) for side in sides]
-        self._square = like.new_zeros(many, *shape)
+        self.square = like.new_zeros(many, *shape)
         self._left, self._right = (side > 0 for side in sides)
 
     def named(self) -> dict[str, Tensor]:
-        """Return the tensors it is made of."""
-        names = ("left", "right", "left_basis", "right_basis", "square")
-        return dict(zip(names, (*self._factors, *self._bases, self._square), strict=True))
+        """Return the factors and the bases."""
+        names = ("left", "right", "left_basis", "right_basis")
+        return dict(zip(names, (*self._factors, *self._bases), strict=True))
 
     def direction(self, block: Tensor, weight: Tensor | float) -> Tensor:
         """Learn from a block of gradients, and return M⁻¹ of each."""
@@ -136,8 +147,8 @@ class _Matrices:
         if self._right:
             self._factors[1].lerp_(block.mT @ block, weight)
             turned = turned @ self._bases[1]
-        self._square.lerp_(turned.square(), weight)
-        turned = turned / _root(self._square)
+        self.square.lerp_(turned.square(), weight)
+        turned = turned / _root(self.square)
         if self._left:
             turned = self._bases[0] @ turned
         return turned @ self._bases[1].mT if self._right else turned
@@ -156,7 +167,7 @@ class _Matrices:
             if not bool(torch.isfinite(new).all()):
                 continue
             change = (new.mT @ basis).square()
-            self._square.copy_(change @ self._square if side == 0 else self._square @ change.mT)
+            self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
             basis.copy_(new)
 
 

@@ -30,9 +30,11 @@ class State:
     broken: int = 0  # steps in a row whose loss or gradient was not finite
     distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric
     along: float = 0.0  # what that bound is made of, beside `drift`
+    watched: int = 0  # losses in the mean
     mean: float = math.nan  # of the loss …
     variance: float = 0.0  # … and its variance
     best: float = math.nan  # the lowest mean, slowly forgotten
+    square: float = math.nan  # ‖x‖² where the last averaged step ended: another says that somebody moved the parameters
     looked: float = math.nan  # the mean when progress was last looked at …
     look_at: int = 100  # … and the step at which it is looked at again
     offset: Vector | None = None  # z − x: from the average to where steps are made

@@ -29,7 +29,9 @@ def watch_loss(state: State, x: Vector, value: float) -> None:
     """Keep mean and spread of the loss, the best mean, and a point to go back to."""
     if math.isnan(state.mean):
         state.mean = state.best = value
-    weight = max(1 - _MEMORY, 1.0 / (state.steps + 2))
+        state.watched, state.variance, state.safe = 0, 0.0, None
+    state.watched += 1
+    weight = max(1 - _MEMORY, 1.0 / (state.watched + 1))
     off = value - state.mean
     state.mean += weight * off
     state.variance = min((1 - weight) * (state.variance + weight * off * off), 1e300)
@@ -40,7 +42,7 @@ def watch_loss(state: State, x: Vector, value: float) -> None:
 
 def goes_wrong(state: State) -> bool:
     """Whether the mean loss has risen far above the best."""
-    return state.steps > YOUNG and state.mean - state.best > _RISEN * math.sqrt(state.variance)
+    return state.watched > YOUNG and state.mean - state.best > _RISEN * math.sqrt(state.variance)
 
 
 def stands_still(state: State) -> bool:
