@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sanc
-from sanc.lab import bundled, claims, cli, cluster, datasets, experiments, models, runs
+from sanc.lab import claims, cli, cluster, datasets, experiments, models, runs
 from sanc.lab.experiments import FIGURES, Panel, RunSpec
 from sanc.lab.traces import read
 
@@ -162,7 +162,7 @@ def test_networks_are_the_papers():
 def test_a_run_of_a_finite_sum(tmp_path, method):
     folder = runs.execute(RunSpec(OWN, method, 0), tmp_path)
     trace = lines(folder)
-    loaded = bundled.load("breast_cancer")
+    loaded = datasets.load("breast_cancer")
     problem = sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=1.0)
     assert trace[0]["iteration"] == -1 and trace[0]["loss"] == pytest.approx(problem.value(np.ones(30)))
     budget = 20 * problem.n

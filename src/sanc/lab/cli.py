@@ -18,7 +18,7 @@ try:
     from rich.table import Table
 
     import sanc
-    from sanc.lab import bundled, datasets, experiments, study
+    from sanc.lab import datasets, experiments, study
 except ModuleNotFoundError as missing:
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
@@ -93,7 +93,7 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         numbers = (f"{row['rows']:,}", f"{row['features']:,}", str(row["classes"]))
         table.add_row(row["name"], *numbers, size, here, f"{row['where']}{note}")
     console.print(table)
-    known = ", ".join(bundled.NAMES)
+    known = ", ".join(datasets.BUNDLED)
     console.print(f"With scikit-learn come {known}. Get others with [bold]sanc datasets get NAME[/].")
 
 

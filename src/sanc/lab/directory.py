@@ -32,20 +32,27 @@ EVALUATIONS = 200
 
 
 class BusyError(Exception):
-    """Another process works on this run."""
+    """Another process works on this run, or downloads this file."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file for this process; the system lets go of it when the process dies, however it dies."""
+    import fcntl  # not everywhere, and data can be loaded without it
+
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(str(path)) from None
+        yield
 
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Hold a run directory for this process; the system lets go of it when the process dies, however it dies."""
-    import fcntl  # not everywhere, and data can be loaded without it
-
+    """Hold a run directory for this process."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(str(folder)) from None
+    with locked(folder / "lock"):
         yield
 
 

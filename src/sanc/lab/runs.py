@@ -14,7 +14,7 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import bundled, datasets, models
+from sanc.lab import datasets, models
 from sanc.lab.directory import BusyError, Journal, claim, compare, environment, finished, write_json
 from sanc.lab.experiments import Panel, RunSpec
 
@@ -53,8 +53,6 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
 
 def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
     """Load a data set of the catalogue, or one that scikit-learn ships."""
-    if name in bundled.NAMES:
-        return bundled.load(name, dtype)
     return datasets.load(name, data_dir, dtype=dtype)
 
 

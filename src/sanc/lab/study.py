@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import sanc
-from sanc.lab import bundled, claims, cluster, datasets, experiments, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces
 from sanc.lab.experiments import Panel
 
 PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
@@ -25,7 +25,7 @@ def own_panel(given: dict[str, Any]) -> Panel:
     for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
-    for key, known in (("data", (*datasets.CATALOGUE, *bundled.NAMES)), ("problem", PROBLEMS)):
+    for key, known in (("data", (*datasets.CATALOGUE, *datasets.BUNDLED)), ("problem", PROBLEMS)):
         if given[key] not in known:
             raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
     methods = experiments.check_methods(given["methods"])
