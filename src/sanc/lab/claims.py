@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sanc.lab.curves import best_loss, earnings
-from sanc.lab.traces import RunTrace, by_method, by_panel
+from sanc.lab.traces import RunTrace, by_method, by_panel, grouped
 
 
 @dataclass(frozen=True)
@@ -25,30 +24,20 @@ class Claim:
 
 def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
     """Judge every statement on every panel of the paper that has the runs for it."""
-    traces = [trace for trace in traces if trace.done is not None and trace.steps > 0 and trace.figure != "own"]
-    best = lowest(traces)
+    traces = [trace for trace in traces if trace.done and trace.steps and trace.config["figure"] != "own"]
+    best = {objective: best_loss(own) for objective, own in grouped(traces, lambda run: run.objective).items()}
     claims: list[Claim] = []
-    for name, runs in sorted(by_panel(traces).items()):
-        methods, config, star = by_method(runs), runs[0].config, best[runs[0].objective]
+    for name, runs in by_panel(traces).items():
+        methods, config = by_method(runs), runs[0].config
         if {"sanc", "scr"} <= set(methods):
+            small = config["options"].get("sigma0", 1.0) < 0.1
             if config["problem"] == "logistic":
-                small = config["options"].get("sigma0", 1.0) < 0.1
-                claims += _small_sigma(name, methods, star) if small else _identical(name, methods)
+                claims += _small_sigma(name, methods, best[runs[0].objective]) if small else _identical(name, methods)
                 claims.append(_indefinite_start(name, methods["sanc"]))
-                claims.append(_curvature(name, methods["sanc"], wanted=small))
-            else:
-                claims.append(_curvature(name, methods["sanc"], wanted=True))
+            claims.append(_curvature(name, methods["sanc"], wanted=small or config["problem"] != "logistic"))
         if "sanc" in methods and config["problem"] in ("mlp", "cnn"):
             claims += [_ahead(name, methods, other) for other in sorted(methods) if other != "sanc"]
     return claims
-
-
-def lowest(traces: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
-    """Lowest training loss seen in any run of an objective: our f*."""
-    groups: dict[tuple[str, ...], list[RunTrace]] = defaultdict(list)
-    for trace in traces:
-        groups[trace.objective].append(trace)
-    return {objective: best_loss(members) for objective, members in groups.items()}
 
 
 def calls_to(trace: RunTrace, level: float) -> float:

@@ -151,21 +151,14 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
     from sanc.lab import figures
     from sanc.lab import report as page
 
-    found_runs = traces.read(out)
-    if not found_runs:
+    made = traces.read(out)
+    if not made:
         raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
-    order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
-    places = {name: place for place, name in enumerate(order)}
-    known = sorted({trace.panel for trace in found_runs} | set(plan or {}), key=lambda n: (places.get(n, 99), n))
-    wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
-    for trace in found_runs:
-        methods = wanted[trace.panel]
-        methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
-    found = sorted(claims.evaluate(found_runs), key=lambda claim: known.index(claim.panel))
+    found = claims.evaluate(made)
     runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
-    figures.save_all(out, order=order)
-    summary.write(out, found_runs, found, order)
-    path = page.write(out, found, plan=wanted)
+    figures.save_all(out, made)
+    summary.write(out, made, found)
+    path = page.write(out, made, found, plan)
     if found:
         table = Table(title="The paper's claims", title_justify="left")
         for column in ("panel", "claim", "measured", "holds"):
