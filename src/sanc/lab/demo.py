@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sanc.lab import cluster, curves, figures, runs, traces
+from sanc.lab.directory import finished
 from sanc.lab.experiments import Panel, RunSpec, Variant
 from sanc.lab.style import AXES, BRANCHES, look
 from sanc.lab.traces import RunTrace
@@ -136,12 +137,10 @@ def run(
     runs.describe(shown, runs.load_data("digits", None, "float32"), "robust")
     specs = [RunSpec(shown, method, seed, "robust") for method in shown.methods]
     folders = [out / "runs" / spec.path for spec in specs]
-    if all(map(runs.finished, folders)):
+    if all(map(finished, folders)):
         for folder in folders:
             shutil.rmtree(folder)
-    outcome = cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
+    cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
     found = [trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done]
     if len(found) < len(specs):
         console.print(f"{len(specs) - len(found)} runs are not finished: the same command goes on with them.")
