@@ -106,11 +106,8 @@ def npy(array: Any) -> bytes:
 
 
 def shrink(name: str, rows: int, **changes: Any) -> DataSet:
-    """A set of the catalogue with fewer rows and without the checksums of the whole one."""
-    whole = datasets.CATALOGUE[name]
-    layouts = tuple(replace(layout, digests=()) for layout in whole.layouts)
-    test_rows = rows // 2 if whole.test_rows else 0
-    return replace(whole, rows=rows, test_rows=test_rows, layouts=layouts, **changes)
+    """A set of the catalogue with fewer rows."""
+    return replace(datasets.CATALOGUE[name], rows=rows, **changes)
 
 
 # ------------------------------------------------------------------------------------------------------- formats
@@ -178,17 +175,6 @@ def test_rows_and_classes_must_be_those_of_the_catalogue(folder: Path, text: byt
             datasets.load_set(replace(TINY, sparse=sparse), folder)
 
 
-def test_the_checksum_of_the_content_is_compared_but_for_line_ends(folder: Path) -> None:
-    digest = hashlib.sha256(TEXT).hexdigest()
-    dataset = replace(TINY, layouts=(Layout("libsvm", ("tiny",), digests=(digest,)),))
-    for text in (TEXT, TEXT.replace(b"\n", b"\r\n"), TEXT[:-1], TEXT + b"\n"):
-        put(folder, "tiny", text)
-        assert datasets.load_set(dataset, folder).y.tolist() == LABELS
-    put(folder, "tiny", TEXT.replace(b"0.5", b"0.6"))
-    with pytest.raises(datasets.DataError, match="differs from the published"):
-        datasets.load_set(dataset, folder)
-
-
 @pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz"])
 def test_damaged_compression_is_an_error(folder: Path, rng: np.random.Generator, suffix: str) -> None:
     whole = COMPRESS[suffix](libsvm(rng.normal(size=(4, 3)), [1, -1, 1, -1]))
@@ -221,8 +207,6 @@ def tiny_mnist(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
     files = {
         "train-images-idx3-ubyte": idx(pixels),
         "train-labels-idx1-ubyte": idx_labels(y),
-        "t10k-images-idx3-ubyte": idx(pixels[:10]),
-        "t10k-labels-idx1-ubyte": idx_labels(y[:10]),
     }
     return shrink("mnist", 20), files, pixels, y
 
@@ -234,9 +218,9 @@ def test_mnist(folder: Path, rng: np.random.Generator, pattern: str) -> None:
         put(folder, pattern.format(name), content)
     loaded = datasets.load_set(dataset, folder)
     assert np.array_equal(loaded.X, pixels / 255) and np.array_equal(loaded.y, y)
-    test = datasets.load_set(dataset, folder, part="test", dtype="float32")
-    assert test.X.dtype == np.float32 and isinstance(test.X, np.memmap)
-    assert np.array_equal(test.X, pixels[:10] / np.float32(255)) and np.array_equal(test.y, y[:10])
+    single = datasets.load_set(dataset, folder, dtype="float32")
+    assert single.X.dtype == np.float32 and isinstance(single.X, np.memmap)
+    assert np.array_equal(single.X, pixels / np.float32(255)) and np.array_equal(single.y, y)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +253,7 @@ def tiny_cifar(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
     records = rng.integers(0, 256, (20, 3073)).astype(np.uint8)
     records[:, 0] = np.arange(20) % 10
     files = {f"data_batch_{k + 1}.bin": records[4 * k : 4 * k + 4].tobytes() for k in range(5)}
-    return shrink("cifar10", 20), {**files, "test_batch.bin": records[:10].tobytes()}, records
+    return shrink("cifar10", 20), files, records
 
 
 @pytest.mark.parametrize("pattern", ["cifar10/{}.xz", "cifar-10-batches-bin/{}", "tar"])
@@ -283,8 +267,7 @@ def test_cifar(folder: Path, rng: np.random.Generator, pattern: str) -> None:
             put(folder, pattern.format(name), content)
     loaded = datasets.load_set(dataset, folder)
     assert np.array_equal(loaded.X, records[:, 1:] / 255) and np.array_equal(loaded.y, records[:, 0])
-    test = datasets.load_set(dataset, folder, part="test")
-    assert np.array_equal(test.X, records[:10, 1:] / 255) and test.classes == 10
+    assert loaded.classes == 10
 
 
 def test_faults_of_cifar_files(folder: Path, rng: np.random.Generator) -> None:
@@ -409,20 +392,14 @@ def test_the_catalogue_is_consistent() -> None:
     ]  # fmt: skip
     for name, dataset in datasets.CATALOGUE.items():
         assert dataset.name == name and dataset.files and dataset.layouts
-        for layout in dataset.layouts:
-            pieces = layout.members or layout.files
-            assert len(layout.digests) in (0, len(pieces))
-            assert all(len(digest) == 64 for digest in layout.digests)
         for file in dataset.files:
             assert file.url.startswith("https://") and file.url.endswith(Path(file.path).name)
             assert file.digest is None or len(file.digest) == len("sha256:") + 64
 
 
-def test_unknown_names_parts_and_types(folder: Path) -> None:
+def test_unknown_names_and_types(folder: Path) -> None:
     with pytest.raises(ArgumentError, match=r"name = 'covtyp' is not known.*did you mean 'covtype'\?"):
         datasets.load("covtyp", folder)
-    with pytest.raises(ArgumentError, match="part = 'test' does not exist in tiny"):
-        datasets.load_set(TINY, folder, part="test")
     for bad in ("int32", "no such type", "complex128"):
         with pytest.raises(ArgumentError, match=f"dtype = '{bad}'"):
             datasets.load_set(TINY, folder, dtype=bad)
@@ -764,20 +741,15 @@ def test_two_downloads_of_one_file_do_not_mix(folder: Path, remote: Callable[...
 
 @pytest.mark.skipif(REAL is None, reason="SANC_DATA is not set: no real data sets to check")
 @pytest.mark.parametrize("name", list(datasets.CATALOGUE))
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_real_sets(name: str, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_sets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REAL is not None
     monkeypatch.undo()
     dataset = datasets.CATALOGUE[name]
-    if part == "test" and not dataset.test_rows:
-        pytest.skip(f"{name} has no test part")
-    if datasets._locate(dataset, Path(REAL), part) is None:
+    if datasets._locate(dataset, Path(REAL)) is None:
         pytest.skip(f"SANC_DATA does not hold {name}")
-    loaded = datasets.load(name, part=part)
+    loaded = datasets.load(name)
     counts = np.bincount(loaded.y, minlength=dataset.classes).tolist()
-    rows = dataset.rows if part == "train" else dataset.test_rows
-    if loaded.note.startswith("subset"):
-        rows = len(loaded.y)
+    rows = len(loaded.y) if loaded.note.startswith("subset") else dataset.rows
     assert loaded.X.shape == (rows, dataset.features) and len(loaded.y) == rows
     assert len(counts) == dataset.classes == loaded.classes and min(counts) > 0
     if name in ("mnist", "cifar10", "covtype", "segment"):

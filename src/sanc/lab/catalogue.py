@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["train", "test"]
-
 
 @dataclass(frozen=True)
 class RemoteFile:
@@ -24,15 +22,12 @@ class Layout:
     """One of the forms in which a set may lie in the data folder.
 
     `files` are names without the suffix of a compression, "a|b" stands for either; `members` are what to read from the
-    one file, an archive; `digests` are the SHA-256 of each after decompression, where published. `scaled` says that the
-    publishers have scaled it, `subset` that it holds some of the rows only.
+    one file, an archive. `scaled` says that the publishers have scaled it, `subset` that it has some of the rows only.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
     files: tuple[str, ...]
     members: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    part: Part = "train"
     scaled: bool = False
     subset: bool = False
 
@@ -53,7 +48,6 @@ class DataSet:
     layouts: tuple[Layout, ...]
     labels: tuple[int, ...] = (-1, 1)
     note: str = ""
-    test_rows: int = 0
     folders: tuple[str, ...] = ()
     sparse: bool = False
     interval: tuple[float, float] | None = None
@@ -66,20 +60,7 @@ class DataSet:
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_BATCHES = (
-    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-)
-
-
-def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSet:
-    """Return a sparse set of LIBSVM that is published without compression."""
-    file = RemoteFile(f"{_LIBSVM}/binary/{name}", name, size, f"sha256:{digest}")
-    return DataSet(name, rows, features, (file,), (Layout("libsvm", (name,), digests=(digest,)),), sparse=True)
+_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 
 
 def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[RemoteFile]:
@@ -87,22 +68,15 @@ def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[Remot
     return (RemoteFile(f"{_LIBSVM}/{path}", name, size, f"sha256:{digest}" if digest else None),)
 
 
+def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSet:
+    """Return a sparse set of LIBSVM that is published without compression."""
+    files = _libsvm(f"binary/{name}", size, digest)
+    return DataSet(name, rows, features, files, (Layout("libsvm", (name,)),), sparse=True)
+
+
 def _mnist(kind: str, size: int, digest: str) -> RemoteFile:
-    name = f"{kind}-ubyte.gz"
+    name = f"train-{kind}-ubyte.gz"
     return RemoteFile(f"{_MNIST}/{name}", f"mnist/{name}", size, f"sha256:{digest}")
-
-
-def _idx(part: Part, stem: str, digests: tuple[str, str]) -> Layout:
-    kinds = ("images-idx3", "labels-idx1")
-    names = tuple(f"{stem}-{kind}-ubyte|{stem}-{kind.replace('-', '.')}-ubyte" for kind in kinds)
-    return Layout("idx", names, digests=digests, part=part)
-
-
-def _cifar(part: Part, names: tuple[str, ...], digests: tuple[str, ...]) -> tuple[Layout, Layout]:
-    """Return the batches as files of their own, and as members of the archive."""
-    members = tuple(f"cifar-10-batches-bin/{name}" for name in names)
-    return (Layout("cifar", names, (), digests, part),
-            Layout("cifar", ("cifar-10-binary.tar.gz",), members, digests, part))  # fmt: skip
 
 
 _SETS = (
@@ -112,16 +86,13 @@ _SETS = (
     DataSet(
         "ijcnn1", 49_990, 22,
         _libsvm("binary/ijcnn1.bz2", 1_398_220, "450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"),
-        (Layout("libsvm", ("ijcnn1",),
-                digests=("16506cad788cf7c9607454150ed1994788204bac2ff4c9cb3b320036b6950d3f",)),),
+        (Layout("libsvm", ("ijcnn1",)),),
     ),
     DataSet(
         "covtype", 581_012, 54,
         _libsvm("binary/covtype.libsvm.binary.bz2", 7_020_350,
                 "fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d"),
-        (Layout("libsvm", ("covtype.libsvm.binary",),
-                digests=("6dc7eb75285900ec3a3f0332ab122f72bcfa60dc5a3db014e79d9414e98ccd1d",)),
-         Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True)),
+        (Layout("libsvm", ("covtype.libsvm.binary",)), Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True)),
         (1, 2), "each feature mapped to [0, 1]", interval=(0.0, 1.0),
     ),
     DataSet(
@@ -141,23 +112,19 @@ _SETS = (
     ),
     DataSet(
         "mnist", 60_000, 784,
-        (_mnist("train-images-idx3", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-         _mnist("train-labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-         _mnist("t10k-images-idx3", 1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-         _mnist("t10k-labels-idx1", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")),
-        (_idx("train", "train", ("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                                 "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5")),
-         _idx("test", "t10k", ("0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                               "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"))),
-        tuple(range(10)), test_rows=10_000, folders=("MNIST/raw",),
+        (_mnist("images-idx3", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+         _mnist("labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")),
+        (Layout("idx", ("train-images-idx3-ubyte|train-images.idx3-ubyte",
+                        "train-labels-idx1-ubyte|train-labels.idx1-ubyte")),),
+        tuple(range(10)), folders=("MNIST/raw",),
     ),
     DataSet(
         "cifar10", 50_000, 3_072,
         (RemoteFile("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", 170_052_171,
                     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
-        (*_cifar("train", tuple(f"data_batch_{number}.bin" for number in range(1, 6)), _BATCHES[:5]),
-         *_cifar("test", ("test_batch.bin",), _BATCHES[5:])),
-        tuple(range(10)), test_rows=10_000, folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+        (Layout("cifar", _BATCHES),
+         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _BATCHES))),
+        tuple(range(10)), folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
     ),
 )  # fmt: skip
 

@@ -21,9 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sanc import ArgumentError
 from sanc.lab import parsed
-from sanc.lab.catalogue import CATALOGUE, DataSet, Layout, Part
+from sanc.lab.catalogue import CATALOGUE, DataSet, Layout
 from sanc.lab.checks import one_of
 from sanc.lab.download import download
 from sanc.lab.readers import DataError, Source
@@ -74,69 +73,44 @@ def _cache_folder(folder: Path) -> Path:
     return beside if os.access(place, os.W_OK) and place.stat().st_mode & 0o222 else _user_cache() / "parsed"
 
 
-def _locate(dataset: DataSet, folder: Path, part: Part) -> tuple[Layout, list[Source]] | None:
+def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Source]] | None:
     """Return the first layout of which every file is there, and its sources."""
     for layout in dataset.layouts:
         suffixes = ("",) if layout.reader == "npy" or layout.members else _SUFFIXES
         paths = []
-        for names in layout.files if layout.part == part else ():
+        for names in layout.files:
             places = product(("", dataset.name, *dataset.folders), names.split("|"), suffixes)
             candidates = (folder / inner / f"{name}{suffix}" for inner, name, suffix in places)
             paths += [path for path in candidates if path.is_file()][:1]
-        if paths and len(paths) == len(layout.files):
-            pieces = [(paths[0], member) for member in layout.members] or [(path, "") for path in paths]
-            digests = layout.digests or ("",) * len(pieces)
-            return layout, [Source(*piece, digest) for piece, digest in zip(pieces, digests, strict=True)]
+        if len(paths) == len(layout.files):
+            members = [Source(paths[0], member) for member in layout.members]
+            return layout, members or [Source(path) for path in paths]
     return None
 
 
-def load(name: str, data_dir: Folder = None, **options: Any) -> Loaded:
-    """Load a data set of the catalogue, or one of `BUNDLED`; nothing is ever downloaded here.
+def load(name: str, data_dir: Folder = None, dtype: str = "float64") -> Loaded:
+    """Load a set of the catalogue, or one of `BUNDLED`, by its name; nothing is ever downloaded here.
 
-    Those of scikit-learn have features of mean 0 and variance 1; the digits are scaled to [0, 1].
-
-    Parameters
-    ----------
-    name : str
-        Key in `CATALOGUE`, or one of `BUNDLED`.
-    data_dir : path, optional
-        Folder of the files; by default $SANC_DATA, else a folder of the user's cache.
-    **options
-        See `load_set`.
+    Those of scikit-learn have features of mean 0 and variance 1; the digits are scaled to [0, 1]. See `load_set`.
     """
     if name not in BUNDLED:
-        return load_set(CATALOGUE[one_of("name", name, CATALOGUE)], data_dir, **options)
+        return load_set(CATALOGUE[one_of("name", name, CATALOGUE)], data_dir, dtype)
     import sklearn.datasets
 
     X, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
     X = X / 16.0 if name == "digits" else (X - X.mean(0)) / X.std(0)
-    return Loaded(name, X.astype(options.get("dtype", "float64")), y.astype(np.int64), int(y.max()) + 1)
+    return Loaded(name, X.astype(dtype), y.astype(np.int64), int(y.max()) + 1)
 
 
-def load_set(dataset: DataSet, data_dir: Folder = None, *, dtype: str = "float64", part: Part = "train") -> Loaded:
-    """Load a set that need not be in the catalogue. It is parsed once for each type; later loads map what is on disk.
+def load_set(dataset: DataSet, data_dir: Folder = None, dtype: str = "float64") -> Loaded:
+    """Load a set that need not be in the catalogue, with X of type "float64" or "float32".
 
-    Parameters
-    ----------
-    dataset : DataSet
-        What is known of it.
-    data_dir : path, optional
-        As in `load`.
-    dtype : {"float64", "float32"}
-        Type of X.
-    part : {"train", "test"}
-        mnist and cifar10 have a test part.
-
-    Raises
-    ------
-    DataError
-        Where a file is missing, damaged or not what it should be.
+    `data_dir` is the folder of the files, by default $SANC_DATA, else a folder of the user's cache. A set is parsed
+    once for each type; later loads map what is on disk. A file that is missing, damaged or not what it should be is a
+    `DataError`.
     """
-    kind = np.dtype(one_of("dtype", dtype, ("float32", "float64")))
-    if part not in {layout.part for layout in dataset.layouts}:
-        raise ArgumentError(f"part = {part!r} does not exist in {dataset.name}.")
-    folder = data_folder(data_dir)
-    found = _locate(dataset, folder, part)
+    kind, folder = np.dtype(one_of("dtype", dtype, ("float32", "float64"))), data_folder(data_dir)
+    found = _locate(dataset, folder)
     if found is None:
         files = "; ".join(f"{folder / file.path} from {file.url}" for file in dataset.files)
         raise DataError(
@@ -163,7 +137,7 @@ def available(data_dir: Folder = None) -> list[dict[str, Any]]:
     """
     table = []
     for dataset in CATALOGUE.values():
-        found = _locate(dataset, data_folder(data_dir), "train")
+        found = _locate(dataset, data_folder(data_dir))
         sizes = [file.size for file in dataset.files if file.size]
         where, note = dataset.files[0].url, dataset.note
         if found is not None:
@@ -186,9 +160,7 @@ def fetch(names: Iterable[str], data_dir: Folder = None) -> None:
     """
     folder = data_folder(data_dir)
     for dataset in [CATALOGUE[one_of("name", name, CATALOGUE)] for name in names]:
-        parts: set[Part] = {layout.part for layout in dataset.layouts}
-        found = [_locate(dataset, folder, part) for part in parts]
-        whole = all(here is not None and not here[0].subset for here in found)
+        found = _locate(dataset, folder)
         for file in dataset.files:
-            if not whole or (folder / file.path).is_file():
+            if found is None or found[0].subset or (folder / file.path).is_file():
                 download(file, folder / file.path)

@@ -37,7 +37,7 @@ def load(
         hashlib.sha256(repr(content).encode()).hexdigest()[:12]
         for content in ([path for path, _, _ in state], (FORMAT, dataset, layout, state))
     )
-    family = f"{dataset.name}-{layout.part}-{dtype.name}-{here}-"
+    family = f"{dataset.name}-{dtype.name}-{here}-"
     entry = cache / f"{family}{key}"
     try:
         if not entry.is_dir():
@@ -79,7 +79,7 @@ def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: P
 def _build(dataset: DataSet, layout: Layout, sources: Sequence[Source], folder: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files and write X and y."""
     text, last = layout.reader in ("libsvm", "statlog"), sources[-1]
-    rows = None if layout.subset else dataset.test_rows if layout.part == "test" else dataset.rows
+    rows = None if layout.subset else dataset.rows
     files = [(source, unpack(source, folder / f"plain-{k}", text=text)) for k, source in enumerate(sources)]
     pieces: list[Any] = []
     ys: list[Array] = []
