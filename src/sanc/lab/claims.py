@@ -53,15 +53,12 @@ def _number(value: float) -> str:
 
 def _median_calls(values: Sequence[float]) -> str:
     reached = sum(np.isfinite(values))
-    if reached < len(values):
-        return f"{reached} of {len(values)} runs got there"
-    return _number(float(np.median(values)))
+    return _number(float(np.median(values))) if reached == len(values) else f"{reached} of {len(values)} runs got there"
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:
-    low, high = _number(np.min(values)), _number(np.max(values))
-    runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
-    return f"{low}{unit} in {runs}" if low == high else f"{low} to {high}{unit} over {runs}"
+    span = " to ".join(dict.fromkeys((_number(np.min(values)), _number(np.max(values)))))
+    return f"{span}{unit} over {len(values)} run{'s' * (len(values) > 1)}"
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim]:
@@ -105,8 +102,10 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
 
 def _largest_gap(a: RunTrace, b: RunTrace) -> float:
     grid = np.linspace(0, min(a.columns["paper_calls"][-1], b.columns["paper_calls"][-1]), 100)
-    curves = [trace.known("paper_calls") for trace in (a, b)]
-    ours, theirs = (losses[np.searchsorted(calls, grid, side="right") - 1] for calls, losses in curves)
+    ours, theirs = (
+        losses[np.searchsorted(calls, grid, side="right") - 1]
+        for calls, losses in (trace.known("paper_calls") for trace in (a, b))
+    )
     return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-300)))
 
 
@@ -127,14 +126,12 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, wanted: bool) -> Claim:
     gains = earnings(runs)
     total = sum(gain for _, gain in gains.values())
     share = gains["curvature"][1] / total if "curvature" in gains and total > 0 else 0.0
+    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
     if wanted:
         statement = "SANC gains by steps along negative curvature after unsuccessful iterations."
-        holds = share >= 0.01
-    else:
-        statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
-        holds = sum(counts) == 0
-    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
-    return Claim(statement, panel, measured, _range(counts), holds)
+        return Claim(statement, panel, measured, _range(counts), share >= 0.01)
+    statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
+    return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 
 
 def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter1d
 
 from sanc import Branch
 from sanc.lab.style import AXES, BRANCHES
@@ -95,10 +97,9 @@ def told(panels: Collection[Sequence[RunTrace]]) -> str:
 def mean_curve(runs: Sequence[RunTrace], x: str = "paper_calls", grid: int = 200) -> Curve:
     """Return the mean loss of several runs of one method on a common grid, with a band: x, mean, low and high.
 
-    Losses are interpolated linearly between the places where they were measured. A run that finished before the end of
-    the grid keeps its last loss; one that is under way, was interrupted or broke off without a finite loss counts as
-    far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range of the runs, so that
-    on a logarithmic axis it never falls below a loss that was seen. All four are empty if no loss is known.
+    A run that finished before the end of the grid keeps its last loss; one that is under way or broke off without a
+    finite loss counts as far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range
+    of the runs. All four are empty if no loss is known.
     """
     curves = [(run, *run.known(x)) for run in runs]
     curves = [curve for curve in curves if len(curve[1])]
@@ -147,12 +148,8 @@ def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> t
         return at, {}
     cell = np.rint(places / end * (points - 1)).astype(np.int64)
     counts = np.array([np.bincount(cell[kinds == branch], minlength=points) for branch in present], dtype=np.float64)
-    used = counts.sum(axis=0) > 0
-    logs = -0.5 * ((at[:, None] - at[None, used]) / (0.025 * end)) ** 2
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    smooth = counts[:, used] @ weights.T
-    smooth /= smooth.sum(axis=0)
-    return at, dict(zip(present, smooth, strict=True))
+    smooth = gaussian_filter1d(counts, 0.025 * points, mode="nearest", truncate=30.0) + 1e-300
+    return at, dict(zip(present, smooth / smooth.sum(axis=0), strict=True))
 
 
 def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
@@ -161,26 +158,16 @@ def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
     Where the loss was not measured at every step, a decrease is split evenly over the steps since the last
     measurement that moved.
     """
-    steps = dict.fromkeys(BRANCHES, 0)
-    earned = dict.fromkeys(BRANCHES, 0.0)
+    steps, earned = dict.fromkeys(BRANCHES, 0), dict.fromkeys(BRANCHES, 0.0)
     for run in runs:
-        kinds, loss = run.columns["branch"], run.columns["loss"]
-        known = np.flatnonzero(np.isfinite(loss))
-        for branch in BRANCHES:
-            steps[branch] += int(np.count_nonzero(kinds == branch))
-        if len(known) < 2:
-            continue
-        index = np.arange(known[0] + 1, known[-1] + 1)
-        segment = np.searchsorted(known, index) - 1  # the step at known[k] + 1 … known[k + 1] belongs to segment k
-        drops = -np.diff(loss[known])
-        own = kinds[index]
-        moved = (own != Branch.STAYED.value) & (own != "")
-        movers = np.bincount(segment[moved], minlength=len(drops))
-        everyone = np.bincount(segment, minlength=len(drops))
-        anybody = movers[segment] > 0
-        gain = drops[segment] * np.where(anybody, moved / np.maximum(movers[segment], 1), 1 / everyone[segment])
-        for branch in BRANCHES:
-            earned[branch] += float(gain[own == branch].sum())
+        kinds, loss = run.columns["branch"][1:], run.columns["loss"]
+        for kind in kinds:
+            steps[kind] += 1
+        for begin, end in pairwise(np.flatnonzero(np.isfinite(loss))):
+            taken = kinds[begin:end]
+            movers = [kind for kind in taken if kind != Branch.STAYED.value] or taken
+            for kind in movers:
+                earned[kind] += float(loss[begin] - loss[end]) / len(movers)
     return {branch: (steps[branch], earned[branch]) for branch in BRANCHES if steps[branch]}
 
 

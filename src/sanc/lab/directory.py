@@ -116,8 +116,7 @@ def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
 class Journal:
     """The trace and the checkpoint of a run, in a directory that this process has claimed.
 
-    `saved` is the checkpoint to go on from, if any; `loss` the last that is known, `spent` what was spent of the
-    budget, and `seconds` the time it took. Checkpoints are `every` seconds apart.
+    `saved` is the checkpoint to go on from, if any. Checkpoints are `every` seconds apart.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], every: float) -> None:

@@ -33,19 +33,19 @@ def load(
 ) -> tuple[Any, Array]:
     """Return X and y of these very files, after parsing them if need be."""
     state = [_stamp(source.path.resolve()) for source in sources]
-    here, key = (
+    paths, key = (
         hashlib.sha256(repr(content).encode()).hexdigest()[:12]
         for content in ([path for path, _, _ in state], (FORMAT, dataset, layout, state))
     )
-    family = f"{dataset.name}-{dtype.name}-{here}-"
-    entry = cache / f"{family}{key}"
+    family = f"{dataset.name}-{dtype.name}-{paths}"
+    entry = cache / f"{family}-{key}"
     try:
         if not entry.is_dir():
             cache.mkdir(parents=True, exist_ok=True)
+            outdated = list(cache.glob(f"{family}-*"))
             _write(dataset, layout, sources, entry, dtype)
-            for old in cache.glob(f"{family}*"):
-                if old != entry:
-                    shutil.rmtree(old, ignore_errors=True)
+            for old in outdated:
+                shutil.rmtree(old, ignore_errors=True)
     except OSError as problem:
         raise DataError(
             f"{cache}: the parsed form of {dataset.name} cannot be written there ({problem}): free some space, or set "

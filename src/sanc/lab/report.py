@@ -135,19 +135,6 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
     }
 
 
-def _environment(runs: Sequence[RunTrace]) -> dict[str, list[str]]:
-    """Return what the runs ran on, each value with the number of its runs where there are several."""
-    counts: dict[str, Counter[str]] = {}
-    for run in runs:
-        for key, value in run.environment.items():
-            day = str(value)[:10] if key == "started" else str(value)
-            counts.setdefault(key, Counter())[day] += 1
-    return {
-        key: [f"{value} ({count} runs)" if len(values) > 1 else value for value, count in values.items()]
-        for key, values in counts.items()
-    }
-
-
 def write(
     out: Path, runs: Sequence[RunTrace], claims: Sequence[Any] = (), plan: Mapping[str, Mapping[str, int]] | None = None
 ) -> Path:
@@ -162,6 +149,9 @@ def write(
         for figure, group in traces.by_figure(runs).items()
     }
     panels = [panel for group in figures.values() for panel in group]
+    environment: dict[str, set[str]] = {}
+    for key, value in (item for run in runs for item in run.environment.items()):
+        environment.setdefault(key, set()).add(str(value)[:10] if key == "started" else str(value))
     methods = {method: look(method) for method in traces.by_method(runs)}
     embedded = {
         "axes": AXES,
@@ -187,7 +177,7 @@ def write(
         runs=runs,
         gaps=gaps,
         left_out=left_out,
-        environment=_environment(runs),
+        environment=environment,
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / "report.html"

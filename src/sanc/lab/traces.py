@@ -95,12 +95,9 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
             raise TraceError(f"{path}, line {number}: {problem}") from problem
         rows += [row] if row else []
     names = dict.fromkeys((*REQUIRED, *TEXT, *(key for row in rows for key in row)))
-    columns: dict[str, NDArray[Any]] = {
-        name: np.array([row.get(name) or "" for row in rows], dtype=np.str_)
-        if name in TEXT
-        else np.array([row.get(name) for row in rows], dtype=np.float64)  # None becomes NaN
-        for name in names
-    }
+    columns = {name: np.array([row.get(name) for row in rows], object) for name in names}
+    for name, values in columns.items():  # null is NaN, or no text
+        columns[name] = np.where(values, values, "").astype(np.str_) if name in TEXT else values.astype(np.float64)
     columns["calls"] = columns["value"] + columns["gradient"] + columns["product"]
     return columns
 
