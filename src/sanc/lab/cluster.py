@@ -150,8 +150,8 @@ def _follow(
             _, news = event
             sigma = f"  σ {news['sigma']:.0e}" if news["sigma"] == news["sigma"] else ""
             told = {"info": f"loss {news['loss']:.4g}{sigma}", "mix": news["mix"]}
-            if news["run"] in bars:
-                progress.update(bars[news["run"]], completed=news["share"], visible=True, **told)
+            if (bar := bars.get(news["run"])) is not None:  # it may have ended meanwhile
+                progress.update(bar, completed=news["share"], visible=True, **told)
 
         client.subscribe_topic(topic, hear)
         futures = {client.submit(_run, spec, topic, *rest, key=f"{topic}-{spec.path}"): spec for spec in waiting}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -158,11 +159,11 @@ def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
     Where the loss was not measured at every step, a decrease is split evenly over the steps since the last
     measurement that moved.
     """
-    steps, earned = dict.fromkeys(BRANCHES, 0), dict.fromkeys(BRANCHES, 0.0)
+    steps: Counter[str] = Counter()
+    earned = dict.fromkeys(("", *BRANCHES), 0.0)
     for run in runs:
-        kinds, loss = run.columns["branch"][1:], run.columns["loss"]
-        for kind in kinds:
-            steps[kind] += 1
+        kinds, loss = run.columns["branch"][1:].tolist(), run.columns["loss"]
+        steps.update(kinds)
         for begin, end in pairwise(np.flatnonzero(np.isfinite(loss))):
             taken = kinds[begin:end]
             movers = [kind for kind in taken if kind != Branch.STAYED.value] or taken

@@ -107,7 +107,8 @@ class Study:
         present = []
         for panel in self.panels:
             try:
-                loaded = load(panel.data, dtype="float32" if panel.network else "float64")
+                with self.console.status(f"Reading {panel.data} …"):
+                    loaded = load(panel.data, dtype="float32" if panel.network else "float64")
             except sanc.SancError as problem:
                 skipped[panel.name] = str(problem)
                 self.console.print(f"[yellow]Without {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)

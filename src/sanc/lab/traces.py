@@ -154,7 +154,7 @@ def by_figure(runs: Iterable[RunTrace]) -> dict[str, dict[str, list[RunTrace]]]:
 
 
 def gaps(runs: Iterable[RunTrace], plan: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Say of every panel which methods have fewer finished runs than seeds that begun, or than `plan` wants of them."""
+    """Say of every panel which methods have finished fewer runs than have begun, or than `plan` wants of them."""
     panels, said = by_panel(runs), {}
     for panel in dict.fromkeys((*panels, *plan)):
         methods, wanted = by_method(panels.get(panel, ())), plan.get(panel, {})
