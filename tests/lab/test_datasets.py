@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import json
 import lzma
 import os
 import socket
@@ -28,7 +27,7 @@ import scipy.sparse
 import sanc
 from sanc import ArgumentError
 from sanc.lab import datasets, download, parsed, readers
-from sanc.lab.datasets import DataSet, Layout, RemoteFile
+from sanc.lab.catalogue import DataSet, Layout, RemoteFile
 
 pooch = pytest.importorskip("pooch")
 
@@ -43,9 +42,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 TEXT = b"-1 1:0.5 3:2\n+1\n-1 2:-1e-3\n1 1:1 2:2 3:3\n"
 MATRIX = np.array([[0.5, 0, 2], [0, 0, 0], [0, -1e-3, 0], [1, 2, 3]])
 LABELS = [0, 1, 0, 1]
-TINY = DataSet(
-    "tiny", 4, 3, 2, "binary", (RemoteFile("http://127.0.0.1:9/tiny", "tiny"),), layouts=(Layout("libsvm", ("tiny",)),)
-)
+TINY = DataSet("tiny", 4, 3, (RemoteFile("http://127.0.0.1:9/tiny", "tiny"),), (Layout("libsvm", ("tiny",)),))
 
 
 @pytest.fixture(autouse=True)
@@ -109,11 +106,8 @@ def npy(array: Any) -> bytes:
 
 
 def shrink(name: str, rows: int, **changes: Any) -> DataSet:
-    """A set of the catalogue with fewer rows and without the checksums of the whole one."""
-    whole = datasets.CATALOGUE[name]
-    layouts = tuple(replace(layout, digests=()) for layout in whole.layouts)
-    test_rows = rows // 2 if whole.test_rows else 0
-    return replace(whole, rows=rows, counts=None, test_rows=test_rows, test_counts=None, layouts=layouts, **changes)
+    """A set of the catalogue with fewer rows."""
+    return replace(datasets.CATALOGUE[name], rows=rows, **changes)
 
 
 # ------------------------------------------------------------------------------------------------------- formats
@@ -164,35 +158,21 @@ def test_a_faulty_line_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, l
 
 
 @pytest.mark.parametrize(
-    ("text", "changes", "message"),
+    ("text", "message"),
     [
-        (TEXT[: TEXT.rindex(b"1 1:1")], {}, "ends after 3 rows instead of 4"),
-        (TEXT + b"1 1:1\n", {}, "more than its 4 rows"),
-        (TEXT[:-1], {}, "no line end"),
-        (TEXT.replace(b"-1", b"1"), {}, r"\[0, 4\] rows instead of at least one of each"),
-        (TEXT, {"counts": (3, 1)}, r"\[2, 2\] rows instead of \[3, 1\]"),
-        (b"", {}, "empty"),
-        (b"\n\n", {}, "ends after 0 rows"),
+        (TEXT[: TEXT.rindex(b"1 1:1")], "ends after 3 rows instead of 4"),
+        (TEXT + b"1 1:1\n", "more than its 4 rows"),
+        (TEXT[:-1], "no line end"),
+        (TEXT.replace(b"-1", b"1"), r"\[0, 4\] rows instead of at least one of each"),
+        (b"", "empty"),
+        (b"\n\n", "ends after 0 rows"),
     ],
 )
-def test_rows_and_classes_must_be_those_of_the_catalogue(
-    folder: Path, text: bytes, changes: dict[str, Any], message: str
-) -> None:
+def test_rows_and_classes_must_be_those_of_the_catalogue(folder: Path, text: bytes, message: str) -> None:
     for sparse in (False, True):
         put(folder, "tiny", text)
         with pytest.raises(datasets.DataError, match=message):
-            datasets.load_set(replace(TINY, sparse=sparse, **changes), folder)
-
-
-def test_the_checksum_of_the_content_is_compared_but_for_line_ends(folder: Path) -> None:
-    digest = hashlib.sha256(TEXT).hexdigest()
-    dataset = replace(TINY, layouts=(Layout("libsvm", ("tiny",), digests=(digest,)),))
-    for text in (TEXT, TEXT.replace(b"\n", b"\r\n"), TEXT[:-1], TEXT + b"\n"):
-        put(folder, "tiny", text)
-        assert datasets.load_set(dataset, folder).y.tolist() == LABELS
-    put(folder, "tiny", TEXT.replace(b"0.5", b"0.6"))
-    with pytest.raises(datasets.DataError, match="differs from the published"):
-        datasets.load_set(dataset, folder)
+            datasets.load_set(replace(TINY, sparse=sparse), folder)
 
 
 @pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz"])
@@ -227,8 +207,6 @@ def tiny_mnist(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
     files = {
         "train-images-idx3-ubyte": idx(pixels),
         "train-labels-idx1-ubyte": idx_labels(y),
-        "t10k-images-idx3-ubyte": idx(pixels[:10]),
-        "t10k-labels-idx1-ubyte": idx_labels(y[:10]),
     }
     return shrink("mnist", 20), files, pixels, y
 
@@ -240,24 +218,24 @@ def test_mnist(folder: Path, rng: np.random.Generator, pattern: str) -> None:
         put(folder, pattern.format(name), content)
     loaded = datasets.load_set(dataset, folder)
     assert np.array_equal(loaded.X, pixels / 255) and np.array_equal(loaded.y, y)
-    test = datasets.load_set(dataset, folder, part="test", dtype="float32")
-    assert test.X.dtype == np.float32 and isinstance(test.X, np.memmap)
-    assert np.array_equal(test.X, pixels[:10] / np.float32(255)) and np.array_equal(test.y, y[:10])
+    single = datasets.load_set(dataset, folder, dtype="float32")
+    assert single.X.dtype == np.float32 and isinstance(single.X, np.memmap)
+    assert np.array_equal(single.X, pixels / np.float32(255)) and np.array_equal(single.y, y)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("images", lambda b: b"\x00\x00\x08\x01" + b[4:], "magic number 2051"),
-        ("images", lambda b: b[:7], "are not the 0 records"),
-        ("images", lambda b: b[:-5], "are not the 20 records"),
-        ("images", lambda b: b + b"\x00", "are not the 20 records"),
-        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "are not the 19 records"),
-        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "are not the 20 records"),
+        ("images", lambda b: b[:7], "not as long as its header"),
+        ("images", lambda b: b[:-5], "not as long as its header"),
+        ("images", lambda b: b + b"\x00", "not as long as its header"),
+        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "not as long as its header"),
+        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "not as long as its header"),
         ("labels", lambda b: b"\x00\x00\x08\x03" + b[4:], "magic number 2049"),
         ("labels", lambda b: b[:4] + struct.pack(">I", 19) + b[8:-1], "19 labels for 20 images"),
         ("labels", lambda b: b[:-1] + b"\x0a", "the label 10 is not one of"),
-        ("labels", lambda b: b[:-1], "are not the 20 records"),
+        ("labels", lambda b: b[:-1], "not as long as its header"),
     ],
 )
 def test_faults_of_idx_files(
@@ -275,7 +253,7 @@ def tiny_cifar(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
     records = rng.integers(0, 256, (20, 3073)).astype(np.uint8)
     records[:, 0] = np.arange(20) % 10
     files = {f"data_batch_{k + 1}.bin": records[4 * k : 4 * k + 4].tobytes() for k in range(5)}
-    return shrink("cifar10", 20), {**files, "test_batch.bin": records[:10].tobytes()}, records
+    return shrink("cifar10", 20), files, records
 
 
 @pytest.mark.parametrize("pattern", ["cifar10/{}.xz", "cifar-10-batches-bin/{}", "tar"])
@@ -287,12 +265,9 @@ def test_cifar(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     else:
         for name, content in files.items():
             put(folder, pattern.format(name), content)
-    seen: list[tuple[str, int, int]] = []
-    loaded = datasets.load_set(dataset, folder, progress=lambda *news: seen.append(news))
-    assert seen == [("cifar10", rows, 20) for rows in (4, 8, 12, 16, 20)]
+    loaded = datasets.load_set(dataset, folder)
     assert np.array_equal(loaded.X, records[:, 1:] / 255) and np.array_equal(loaded.y, records[:, 0])
-    test = datasets.load_set(dataset, folder, part="test")
-    assert np.array_equal(test.X, records[:10, 1:] / 255) and test.classes == 10
+    assert loaded.classes == 10
 
 
 def test_faults_of_cifar_files(folder: Path, rng: np.random.Generator) -> None:
@@ -356,7 +331,7 @@ def test_the_higgs_subset_says_so_and_gives_way_to_the_whole(
     assert loaded.note == "subset: 9 of 11,000,000 rows"
     assert loaded.X.dtype == np.float64 and np.array_equal(loaded.X, X) and np.array_equal(loaded.y, y)
     (row,) = datasets.available(folder)
-    assert row["present"] and row["note"] == loaded.note and row["where"] == str(folder / "higgs")
+    assert row["present"] and row["note"] == "a subset" and row["where"] == str(folder / "higgs")
     put(folder, "HIGGS.xz", libsvm(X[:6].astype(float), y[:6]))
     whole = datasets.load_set(shrink("higgs", 6), folder, dtype="float32")
     assert whole.note == "" and whole.X.dtype == np.float32 and np.array_equal(whole.X, X[:6])
@@ -367,12 +342,12 @@ def test_the_higgs_subset_says_so_and_gives_way_to_the_whole(
     [
         ("X_num_test", npy(np.zeros((4, 27), np.float32)), "27 columns instead of 28"),
         ("X_num_test", npy(np.full((4, 28), np.nan, np.float32)), "a value is not finite"),
-        ("X_num_test", npy(np.zeros((4, 28), np.float32))[:-9], r"X_num_test.npy: not a readable .npy file"),
-        ("X_num_test", npy(np.zeros(4)), "2 axes"),
+        ("X_num_test", npy(np.zeros((4, 28), np.float32))[:-9], r"X_num_test.npy: .*not a readable .npy file"),
+        ("X_num_test", npy(np.zeros(4)), "not rows and their labels"),
         ("X_num_test", b"PK\x03\x04", "not a readable .npy file"),
-        ("y_test", npy(np.array([0, 1, 0])), r"y_test.npy: 3 labels for 4 rows"),
+        ("y_test", npy(np.array([0, 1, 0])), r"\(4, 28\) and \(3,\) are not rows"),
         ("y_test", npy(np.array([0, 1, 0, 2])), "the label 2 is not one of 0, 1"),
-        ("y_test", npy(np.array([None] * 4)), r"y_test.npy: not a readable .npy file"),
+        ("y_test", npy(np.array([None] * 4)), r"y_test.npy is not a readable .npy file"),
     ],
 )
 def test_faults_of_npy_files(folder: Path, name: str, content: bytes, message: str) -> None:
@@ -416,23 +391,15 @@ def test_the_catalogue_is_consistent() -> None:
         "w1a", "w8a", "a9a", "ijcnn1", "covtype", "higgs", "segment", "seismic", "mnist", "cifar10"
     ]  # fmt: skip
     for name, dataset in datasets.CATALOGUE.items():
-        assert dataset.name == name and len(dataset.labels) == dataset.classes and dataset.files
-        assert dataset.counts is None or (sum(dataset.counts), len(dataset.counts)) == (dataset.rows, dataset.classes)
-        assert dataset.test_counts is None or sum(dataset.test_counts) == dataset.test_rows
-        for layout in dataset.layouts:
-            pieces = layout.members or layout.files
-            assert len(layout.digests) in (0, len(pieces))
-            assert all(len(digest) == 64 for digest in layout.digests)
+        assert dataset.name == name and dataset.files and dataset.layouts
         for file in dataset.files:
             assert file.url.startswith("https://") and file.url.endswith(Path(file.path).name)
             assert file.digest is None or len(file.digest) == len("sha256:") + 64
 
 
-def test_unknown_names_parts_and_types(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"name = 'covtyp' is not .*did you mean 'covtype'\?"):
+def test_unknown_names_and_types(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"name = 'covtyp' is not known.*did you mean 'covtype'\?"):
         datasets.load("covtyp", folder)
-    with pytest.raises(ArgumentError, match="part = 'test' does not exist in tiny"):
-        datasets.load_set(TINY, folder, part="test")
     for bad in ("int32", "no such type", "complex128"):
         with pytest.raises(ArgumentError, match=f"dtype = '{bad}'"):
             datasets.load_set(TINY, folder, dtype=bad)
@@ -460,7 +427,7 @@ def test_pooch_is_imported_late_and_named_where_it_is_missing(folder: Path, monk
     monkeypatch.setitem(sys.modules, "pooch", None)
     put(folder, "tiny", TEXT)
     assert datasets.load_set(TINY, folder).classes == 2
-    with pytest.raises(ImportError, match=r"pip install 'sanc\[lab\]'"):
+    with pytest.raises(ImportError, match="pooch"):
         datasets.fetch(["a9a"], folder)
 
 
@@ -488,7 +455,7 @@ def test_a_second_load_does_not_parse_and_a_changed_file_does(folder: Path, pars
     first, second = (datasets.load_set(tiny, folder) for _ in range(2))
     assert parses == ["tiny"]
     assert np.array_equal(dense(first.X), dense(second.X)) and np.array_equal(first.y, second.y)
-    single, again = (datasets.load_set(tiny, folder, dtype=dtype) for dtype in ("float32", np.float32))
+    single, again = (datasets.load_set(tiny, folder, dtype=dtype) for dtype in ("float32", "float32"))
     assert single.X.dtype == again.X.dtype == np.float32 and len(parses) == 2
     assert np.array_equal(dense(again.X), MATRIX.astype(np.float32))
     path.write_bytes(TEXT.replace(b"0.5", b"7.5"))
@@ -496,9 +463,6 @@ def test_a_second_load_does_not_parse_and_a_changed_file_does(folder: Path, pars
     assert dense(datasets.load_set(tiny, folder).X)[0, 0] == 7.5
     assert dense(first.X)[0, 0] == 0.5  # the old map still stands
     assert len(parses) == 3 and len(list((folder / "parsed").iterdir())) == 2
-    (entry,) = (folder / "parsed").glob("*float64*")
-    meta = json.loads((entry / "meta.json").read_text())
-    assert meta["rows"] == 4 and meta["counts"] == [2, 2] and meta["sources"][0][0] == str(path)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -524,24 +488,6 @@ def test_a_damaged_cache_is_an_error_with_its_remedy(
     assert len(parses) == 2
 
 
-def test_indices_of_a_cache_are_checked_even_where_the_checksum_is_right(folder: Path) -> None:
-    put(folder, "tiny", TEXT)
-    datasets.load_set(replace(TINY, sparse=True), folder)
-    (entry,) = (folder / "parsed").iterdir()
-    for name, place, value in (("indices", 0, 3), ("indices", 0, -1), ("indptr", -1, 99)):
-        whole, meta = (entry / f"{name}.npy").read_bytes(), (entry / "meta.json").read_text()
-        array = np.load(entry / f"{name}.npy")
-        array[place] = value
-        np.save(entry / f"{name}.npy", array)
-        changed = json.loads(meta)
-        changed["sha256"][f"{name}.npy"] = hashlib.sha256((entry / f"{name}.npy").read_bytes()).hexdigest()
-        (entry / "meta.json").write_text(json.dumps(changed))
-        with pytest.raises(datasets.DataError, match="outside the matrix"):
-            datasets.load_set(replace(TINY, sparse=True), folder)
-        (entry / f"{name}.npy").write_bytes(whole)
-        (entry / "meta.json").write_text(meta)
-
-
 def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
     put(folder, "tiny", TEXT)
     old, new = folder / "parsed" / ".tiny-1-aa", folder / "parsed" / ".tiny-2-bb"
@@ -561,12 +507,11 @@ def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypat
         monkeypatch.setenv("SANC_CACHE", str(tmp_path / "own"))
         assert np.array_equal(datasets.load_set(TINY, folder).X, MATRIX)
         assert len(list((tmp_path / "own").iterdir())) == 1
-        other = replace(TINY, files=(RemoteFile("http://127.0.0.1:9/other", "deeper/other"),), layouts=())
-        monkeypatch.setattr(datasets, "CATALOGUE", {"other": other})
-        with pytest.raises(datasets.DataError, match="cannot be written"):
-            datasets.fetch(["other"], folder)
         assert [path.name for path in folder.iterdir()] == ["tiny"]
         (tmp_path / "file").write_text("")
+        monkeypatch.setattr(datasets, "CATALOGUE", {"tiny": TINY})
+        with pytest.raises(datasets.DataError, match=r"cannot be written.*SANC_DATA"):
+            datasets.fetch(["tiny"], tmp_path / "file")
         monkeypatch.setenv("SANC_CACHE", str(tmp_path / "file"))
         with pytest.raises(datasets.DataError, match="SANC_CACHE"):
             datasets.load_set(TINY, folder)
@@ -679,11 +624,11 @@ BIG = b"".join(b"%d 1:%d 2:%d\n" % (1 - 2 * (k % 2), k + 1, k * k + 1) for k in 
 def remote(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make /tiny the one set of the catalogue."""
 
-    def register(content: bytes = TEXT, digest: str | None = "right", rows: int = 4, size: int = 0) -> None:
+    def register(content: bytes = TEXT, digest: str | None = "right", rows: int = 4) -> None:
         server.content["/tiny"] = content
         if digest == "right":
             digest = "sha256:" + hashlib.sha256(content).hexdigest()
-        file = RemoteFile(f"{server.url}/tiny", "tiny", size or len(content), digest)
+        file = RemoteFile(f"{server.url}/tiny", "tiny", len(content), digest)
         monkeypatch.setattr(datasets, "CATALOGUE", {"tiny": replace(TINY, rows=rows, files=(file,))})
 
     return register
@@ -695,14 +640,13 @@ def names(folder: Path) -> list[str]:
 
 def test_fetch_and_load(folder: Path, tmp_path: Path, server: Server, remote: Callable[..., None]) -> None:
     remote()
-    seen: list[tuple[str, int, int]] = []
     target = folder / "deep" / "er"
-    datasets.fetch(["tiny"], target, progress=lambda *news: seen.append(news))
-    assert names(target) == ["tiny"] and seen[-1] == ("tiny", len(TEXT), len(TEXT))
+    datasets.fetch(["tiny"], target)
+    assert names(target) == ["tiny"]
     assert datasets.load("tiny", target).y.tolist() == LABELS
-    datasets.fetch("tiny", target)
+    datasets.fetch(["tiny"], target)
     put(folder, "tiny.bz2", TEXT)
-    datasets.fetch("tiny", folder)
+    datasets.fetch(["tiny"], folder)
     assert len(server.requests) == 1  # it was there, the second time in another form
     (row,) = datasets.available(target)
     assert row["present"] and row["where"] == str(target / "tiny") and row["size"] == len(TEXT)
@@ -716,14 +660,10 @@ def test_fetch_and_load(folder: Path, tmp_path: Path, server: Server, remote: Ca
 def test_what_is_not_the_published_file_leaves_nothing(
     folder: Path, server: Server, remote: Callable[..., None]
 ) -> None:
-    for options, message in (
-        ({"digest": "sha256:" + "0" * 64}, "not the published file"),
-        ({"size": 10}, "more than the 10 bytes"),
-    ):
-        remote(**options)
-        with pytest.raises(datasets.DataError, match=message) as caught:
-            datasets.fetch(["tiny"], folder)
-        assert f"put it at {folder / 'tiny'}" in str(caught.value) and names(folder) == []
+    remote(digest="sha256:" + "0" * 64)
+    with pytest.raises(datasets.DataError, match="not the published file") as caught:
+        datasets.fetch(["tiny"], folder)
+    assert f"put it at {folder / 'tiny'}" in str(caught.value) and names(folder) == []
     remote(digest=None)
     server.kinds["/tiny"] = "text/html; charset=utf-8"
     with pytest.raises(datasets.DataError, match="a web page instead of the file"):
@@ -801,23 +741,17 @@ def test_two_downloads_of_one_file_do_not_mix(folder: Path, remote: Callable[...
 
 @pytest.mark.skipif(REAL is None, reason="SANC_DATA is not set: no real data sets to check")
 @pytest.mark.parametrize("name", list(datasets.CATALOGUE))
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_real_sets(name: str, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_sets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REAL is not None
     monkeypatch.undo()
     dataset = datasets.CATALOGUE[name]
-    if part == "test" and not dataset.test_rows:
-        pytest.skip(f"{name} has no test part")
-    if datasets._locate(dataset, Path(REAL), part) is None:
+    if datasets._locate(dataset, Path(REAL)) is None:
         pytest.skip(f"SANC_DATA does not hold {name}")
-    loaded = datasets.load(name, part=part)
+    loaded = datasets.load(name)
     counts = np.bincount(loaded.y, minlength=dataset.classes).tolist()
-    rows, expected = (dataset.rows, dataset.counts) if part == "train" else (dataset.test_rows, dataset.test_counts)
-    if loaded.note.startswith("subset"):
-        rows, expected = len(loaded.y), None
+    rows = len(loaded.y) if loaded.note.startswith("subset") else dataset.rows
     assert loaded.X.shape == (rows, dataset.features) and len(loaded.y) == rows
     assert len(counts) == dataset.classes == loaded.classes and min(counts) > 0
-    assert expected is None or counts == list(expected)
-    if dataset.task == "images" or name in ("covtype", "segment"):
+    if name in ("mnist", "cifar10", "covtype", "segment"):
         low, high = dataset.interval or (0.0, 1.0)
         assert loaded.X.min() == low and loaded.X.max() == high

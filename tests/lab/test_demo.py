@@ -61,11 +61,3 @@ def test_one_that_was_finished_is_made_anew_with_the_same_losses(made, scheduler
     again = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/*/done.json"))]
     assert [a["seconds"] for a in again] != [b["seconds"] for b in started]
     assert "Picture:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wanted", [[0.5] * 5, [0.0, 0.01, 0.9, 0.91, 1.0], [1.0, 0.0], []])
-def test_labels_are_spread_in_order_and_inside(wanted):
-    places = style.spread(wanted, 0.1, 0.0, 1.0)
-    ordered = [places[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
-    assert all(b - a > 0.1 - 1e-9 for a, b in pairwise(ordered))
-    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)

@@ -6,22 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["train", "test"]
-
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as it is published: where it is, and where it goes, relative to the data folder.
-
-    `size` (bytes; a larger download is refused) and `digest` (``algorithm:hexdigits``) are there where known; `parts`
-    says what is in it.
-    """
+    """A published file and where it goes below the data folder; its bytes and ``algorithm:hexdigits`` where known."""
 
     url: str
     path: str
     size: int | None = None
     digest: str | None = None
-    parts: tuple[Part, ...] = ("train",)
 
 
 @dataclass(frozen=True)
@@ -29,18 +22,14 @@ class Layout:
     """One of the forms in which a set may lie in the data folder.
 
     `files` are names without the suffix of a compression, "a|b" stands for either; `members` are what to read from the
-    one file, an archive; `digests` are the SHA-256 of each after decompression, where published. `scaled` says that the
-    publishers have scaled it, `subset` that it holds some of the rows only; `note` is what to tell the user.
+    one file, an archive. `scaled` says that the publishers have scaled it, `subset` that it has some of the rows only.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
     files: tuple[str, ...]
     members: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    part: Part = "train"
     scaled: bool = False
     subset: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,137 +37,94 @@ class DataSet:
     """What is known of a data set.
 
     `files` are what `fetch` downloads, `layouts` the forms that `load` accepts, the best first, and `folders` further
-    places to look into. `labels` are those in the files, in the order of the classes, with `counts` rows each, where
-    known. X is a CSR matrix where `sparse`, and each feature is mapped to `interval`, if any.
+    places to look into. `labels` are those in the files, in the order of the classes. X is a CSR matrix where `sparse`,
+    and each feature is mapped to `interval`, if any.
     """
 
     name: str
     rows: int
     features: int
-    classes: int
-    task: Literal["binary", "multiclass", "images"]
     files: tuple[RemoteFile, ...]
-    note: str = ""
+    layouts: tuple[Layout, ...]
     labels: tuple[int, ...] = (-1, 1)
-    counts: tuple[int, ...] | None = None
-    test_rows: int = 0
-    test_counts: tuple[int, ...] | None = None
-    layouts: tuple[Layout, ...] = ()
+    note: str = ""
     folders: tuple[str, ...] = ()
     sparse: bool = False
     interval: tuple[float, float] | None = None
 
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.labels)
+
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_BATCHES = (
-    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-)
+_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 
 
-def _text(name: str, rows: int, features: int, size: int, digest: str, counts: tuple[int, int]) -> DataSet:
+def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[RemoteFile]:
+    name = path.rpartition("/")[2]
+    return (RemoteFile(f"{_LIBSVM}/{path}", name, size, f"sha256:{digest}" if digest else None),)
+
+
+def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSet:
     """Return a sparse set of LIBSVM that is published without compression."""
-    file = RemoteFile(f"{_LIBSVM}/binary/{name}", name, size, f"sha256:{digest}")
-    layout = Layout("libsvm", (name,), digests=(digest,))
-    return DataSet(name, rows, features, 2, "binary", (file,), counts=counts, sparse=True, layouts=(layout,))
+    files = _libsvm(f"binary/{name}", size, digest)
+    return DataSet(name, rows, features, files, (Layout("libsvm", (name,)),), sparse=True)
 
 
-def _idx(part: Part, stem: str, digests: tuple[str, str]) -> Layout:
-    names = tuple(
-        f"{stem}-{kind}-ubyte|{stem}-{kind.replace('-', '.')}-ubyte" for kind in ("images-idx3", "labels-idx1")
-    )
-    return Layout("idx", names, digests=digests, part=part)
+def _mnist(kind: str, size: int, digest: str) -> RemoteFile:
+    name = f"train-{kind}-ubyte.gz"
+    return RemoteFile(f"{_MNIST}/{name}", f"mnist/{name}", size, f"sha256:{digest}")
 
 
-def _mnist(kind: str, size: int, digest: str, part: Part) -> RemoteFile:
-    name = f"{kind}-ubyte.gz"
-    return RemoteFile(f"{_MNIST}/{name}", f"mnist/{name}", size, f"sha256:{digest}", (part,))
-
-
-def _cifar() -> tuple[Layout, ...]:
-    """Return the batches as files of their own, then as members of the archive."""
-    names = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-    layouts = []
-    for archive in (False, True):
-        for part, cut in (("train", slice(5)), ("test", slice(5, 6))):
-            inside = tuple(f"cifar-10-batches-bin/{name}" for name in names[cut]) if archive else ()
-            files = ("cifar-10-binary.tar.gz",) if archive else names[cut]
-            layouts.append(Layout("cifar", files, inside, _BATCHES[cut], part))  # type: ignore[arg-type]
-    return tuple(layouts)
-
-
-_SCALED = "scaled by its publishers"
 _SETS = (
-    _text("w1a", 2_477, 300, 170_263, "0ae2b1c40f6a99061d1c6f4a1f3b50eea58a2f3b8bf851a337c25c2a65a49d32",
-          (2_405, 72)),
-    _text("w8a", 49_749, 300, 3_478_238, "6a9fa8fd5f524303240a5db07d4b3d4a51e8b7b4b20a914105d8e3e8c81640f2",
-          (48_270, 1_479)),
-    _text("a9a", 32_561, 123, 2_329_875, "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906",
-          (24_720, 7_841)),
+    _text("w1a", 2_477, 300, 170_263, "0ae2b1c40f6a99061d1c6f4a1f3b50eea58a2f3b8bf851a337c25c2a65a49d32"),
+    _text("w8a", 49_749, 300, 3_478_238, "6a9fa8fd5f524303240a5db07d4b3d4a51e8b7b4b20a914105d8e3e8c81640f2"),
+    _text("a9a", 32_561, 123, 2_329_875, "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906"),
     DataSet(
-        "ijcnn1", 49_990, 22, 2, "binary",
-        (RemoteFile(f"{_LIBSVM}/binary/ijcnn1.bz2", "ijcnn1.bz2", 1_398_220,
-                    "sha256:450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"),),
-        counts=(45_137, 4_853),
-        layouts=(Layout("libsvm", ("ijcnn1",),
-                        digests=("16506cad788cf7c9607454150ed1994788204bac2ff4c9cb3b320036b6950d3f",)),),
+        "ijcnn1", 49_990, 22,
+        _libsvm("binary/ijcnn1.bz2", 1_398_220, "450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"),
+        (Layout("libsvm", ("ijcnn1",)),),
     ),
     DataSet(
-        "covtype", 581_012, 54, 2, "binary",
-        (RemoteFile(f"{_LIBSVM}/binary/covtype.libsvm.binary.bz2", "covtype.libsvm.binary.bz2", 7_020_350,
-                    "sha256:fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d"),),
-        note="each feature mapped to [0, 1]", labels=(1, 2), counts=(297_711, 283_301), interval=(0.0, 1.0),
-        layouts=(Layout("libsvm", ("covtype.libsvm.binary",),
-                        digests=("6dc7eb75285900ec3a3f0332ab122f72bcfa60dc5a3db014e79d9414e98ccd1d",)),
-                 Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True, note=_SCALED)),
+        "covtype", 581_012, 54,
+        _libsvm("binary/covtype.libsvm.binary.bz2", 7_020_350,
+                "fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d"),
+        (Layout("libsvm", ("covtype.libsvm.binary",)), Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True)),
+        (1, 2), "each feature mapped to [0, 1]", interval=(0.0, 1.0),
     ),
     DataSet(
-        "higgs", 11_000_000, 28, 2, "binary", (RemoteFile(f"{_LIBSVM}/binary/HIGGS.xz", "HIGGS.xz"),),
-        note="a download of gigabytes", labels=(0, 1),
-        layouts=(Layout("libsvm", ("HIGGS",)),
-                 Layout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True)),
+        "higgs", 11_000_000, 28, _libsvm("binary/HIGGS.xz"),
+        (Layout("libsvm", ("HIGGS",)),
+         Layout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True)),
+        (0, 1), "a download of gigabytes",
     ),
     DataSet(
-        "segment", 2_310, 19, 7, "multiclass", (RemoteFile(f"{_LIBSVM}/multiclass/segment.scale", "segment.scale"),),
-        note="each feature mapped to [−1, 1]", labels=(1, 2, 3, 4, 5, 6, 7), counts=(330,) * 7, interval=(-1.0, 1.0),
-        layouts=(Layout("statlog", ("segment.dat",)),
-                 Layout("libsvm", ("segment.scale",), scaled=True, note=_SCALED)),
+        "segment", 2_310, 19, _libsvm("multiclass/segment.scale"),
+        (Layout("statlog", ("segment.dat",)), Layout("libsvm", ("segment.scale",), scaled=True)),
+        tuple(range(1, 8)), "each feature mapped to [−1, 1]", interval=(-1.0, 1.0),
     ),
     DataSet(
-        "seismic", 78_823, 50, 3, "multiclass",
-        (RemoteFile(f"{_LIBSVM}/multiclass/vehicle/seismic.bz2", "seismic.bz2"),), labels=(1, 2, 3),
-        layouts=(Layout("libsvm", ("seismic",)),
-                 Layout("libsvm", ("seismic.scale|seismic_scale",), scaled=True, note=_SCALED)),
+        "seismic", 78_823, 50, _libsvm("multiclass/vehicle/seismic.bz2"),
+        (Layout("libsvm", ("seismic",)), Layout("libsvm", ("seismic.scale|seismic_scale",), scaled=True)), (1, 2, 3),
     ),
     DataSet(
-        "mnist", 60_000, 784, 10, "images",
-        (_mnist("train-images-idx3", 9_912_422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", "train"),
-         _mnist("train-labels-idx1", 28_881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", "train"),
-         _mnist("t10k-images-idx3", 1_648_877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", "test"),
-         _mnist("t10k-labels-idx1", 4_542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", "test")),
-        labels=tuple(range(10)), test_rows=10_000, folders=("MNIST/raw",),
-        counts=(5_923, 6_742, 5_958, 6_131, 5_842, 5_421, 5_918, 6_265, 5_851, 5_949),
-        test_counts=(980, 1_135, 1_032, 1_010, 982, 892, 958, 1_028, 974, 1_009),
-        layouts=(_idx("train", "train", ("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                                         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5")),
-                 _idx("test", "t10k", ("0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                                       "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"))),
+        "mnist", 60_000, 784,
+        (_mnist("images-idx3", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+         _mnist("labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")),
+        (Layout("idx", ("train-images-idx3-ubyte|train-images.idx3-ubyte",
+                        "train-labels-idx1-ubyte|train-labels.idx1-ubyte")),),
+        tuple(range(10)), folders=("MNIST/raw",),
     ),
     DataSet(
-        "cifar10", 50_000, 3_072, 10, "images",
+        "cifar10", 50_000, 3_072,
         (RemoteFile("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", 170_052_171,
-                    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", ("train", "test")),),
-        labels=tuple(range(10)), counts=(5_000,) * 10, test_rows=10_000, test_counts=(1_000,) * 10,
-        folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"), layouts=_cifar(),
+                    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
+        (Layout("cifar", _BATCHES),
+         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _BATCHES))),
+        tuple(range(10)), folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
     ),
 )  # fmt: skip
 

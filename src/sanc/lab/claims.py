@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sanc.lab.curves import best_loss, earnings
-from sanc.lab.traces import RunTrace, by_method, by_panel
+from sanc.lab.traces import RunTrace, by_method, by_panel, grouped
 
 
 @dataclass(frozen=True)
@@ -25,30 +24,20 @@ class Claim:
 
 def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
     """Judge every statement on every panel of the paper that has the runs for it."""
-    traces = [trace for trace in traces if trace.done is not None and trace.steps > 0 and trace.figure != "own"]
-    best = lowest(traces)
+    traces = [trace for trace in traces if trace.done and trace.steps and trace.config["figure"] != "own"]
+    best = {objective: best_loss(own) for objective, own in grouped(traces, lambda run: run.objective).items()}
     claims: list[Claim] = []
-    for name, runs in sorted(by_panel(traces).items()):
-        methods, config, star = by_method(runs), runs[0].config, best[runs[0].objective]
+    for name, runs in by_panel(traces).items():
+        methods, config = by_method(runs), runs[0].config
         if {"sanc", "scr"} <= set(methods):
+            small = config["options"].get("sigma0", 1.0) < 0.1
             if config["problem"] == "logistic":
-                small = config["options"].get("sigma0", 1.0) < 0.1
-                claims += _small_sigma(name, methods, star) if small else _identical(name, methods)
+                claims += _small_sigma(name, methods, best[runs[0].objective]) if small else _identical(name, methods)
                 claims.append(_indefinite_start(name, methods["sanc"]))
-                claims.append(_curvature(name, methods["sanc"], wanted=small))
-            else:
-                claims.append(_curvature(name, methods["sanc"], wanted=True))
+            claims.append(_curvature(name, methods["sanc"], wanted=small or config["problem"] != "logistic"))
         if "sanc" in methods and config["problem"] in ("mlp", "cnn"):
             claims += [_ahead(name, methods, other) for other in sorted(methods) if other != "sanc"]
     return claims
-
-
-def lowest(traces: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
-    """Lowest training loss seen in any run of an objective: our f*."""
-    groups: dict[tuple[str, ...], list[RunTrace]] = defaultdict(list)
-    for trace in traces:
-        groups[trace.objective].append(trace)
-    return {objective: best_loss(members) for objective, members in groups.items()}
 
 
 def calls_to(trace: RunTrace, level: float) -> float:
@@ -64,15 +53,12 @@ def _number(value: float) -> str:
 
 def _median_calls(values: Sequence[float]) -> str:
     reached = sum(np.isfinite(values))
-    if reached < len(values):
-        return f"{reached} of {len(values)} runs got there"
-    return _number(float(np.median(values)))
+    return _number(float(np.median(values))) if reached == len(values) else f"{reached} of {len(values)} runs got there"
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:
-    low, high = _number(np.min(values)), _number(np.max(values))
-    runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
-    return f"{low}{unit} in {runs}" if low == high else f"{low} to {high}{unit} over {runs}"
+    span = " to ".join(dict.fromkeys((_number(np.min(values)), _number(np.max(values)))))
+    return f"{span}{unit} over {len(values)} run{'s' * (len(values) > 1)}"
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim]:
@@ -116,8 +102,10 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]]) -> list[Claim]:
 
 def _largest_gap(a: RunTrace, b: RunTrace) -> float:
     grid = np.linspace(0, min(a.columns["paper_calls"][-1], b.columns["paper_calls"][-1]), 100)
-    curves = [trace.known("paper_calls") for trace in (a, b)]
-    ours, theirs = (losses[np.searchsorted(calls, grid, side="right") - 1] for calls, losses in curves)
+    ours, theirs = (
+        losses[np.searchsorted(calls, grid, side="right") - 1]
+        for calls, losses in (trace.known("paper_calls") for trace in (a, b))
+    )
     return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-300)))
 
 
@@ -138,14 +126,12 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, wanted: bool) -> Claim:
     gains = earnings(runs)
     total = sum(gain for _, gain in gains.values())
     share = gains["curvature"][1] / total if "curvature" in gains and total > 0 else 0.0
+    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
     if wanted:
         statement = "SANC gains by steps along negative curvature after unsuccessful iterations."
-        holds = share >= 0.01
-    else:
-        statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
-        holds = sum(counts) == 0
-    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
-    return Claim(statement, panel, measured, _range(counts), holds)
+        return Claim(statement, panel, measured, _range(counts), share >= 0.01)
+    statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
+    return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 
 
 def _ahead(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Claim:

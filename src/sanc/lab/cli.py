@@ -18,7 +18,8 @@ try:
     from rich.table import Table
 
     import sanc
-    from sanc.lab import bundled, datasets, experiments, study
+    from sanc.lab import datasets, experiments, study
+    from sanc.lab.checks import one_of
 except ModuleNotFoundError as missing:
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
 
@@ -52,19 +53,19 @@ _CPUS = os.cpu_count() or 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; errors of ours and of the disk are one line and exit code 2."""
-    errors = Console(stderr=True, highlight=False)
     try:
         return int(app(arguments, standalone_mode=True) or 0)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 1
     except (sanc.SancError, OSError, ImportError) as problem:
-        remedy = ""
-        if isinstance(problem, ImportError):
-            remedy = ": pip install 'sanc[lab]'."
-        elif isinstance(problem, OSError):
-            remedy = ": check the path, its permissions and the space on the disk."
-        errors.print(f"[bold red]Error[/]: {escape(str(problem))}{escape(remedy)}", soft_wrap=True)
+        remedies = {ImportError: ": pip install 'sanc[lab]'.", OSError: ": check the path and its permissions."}
+        remedy = next((words for kind, words in remedies.items() if isinstance(problem, kind)), "")
+        _complain(f"{problem}{remedy}")
         return 2
+
+
+def _complain(words: str) -> None:
+    Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(words)}", soft_wrap=True)
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:
@@ -84,8 +85,7 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         return
     table = Table(title="Data sets", title_justify="left")
     for column in ("name", "rows", "features", "classes", "download", "here", "where"):
-        numeric = column in ("rows", "features", "classes", "download")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(column, justify="left" if column in ("name", "here", "where") else "right", overflow="fold")
     for row in datasets.available(data_dir):
         size = f"{row['size'] / 1e6:,.1f} MB" if row["size"] else "?"
         here = "[green]yes[/]" if row["present"] else "[dim]no[/]"
@@ -93,8 +93,7 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
         numbers = (f"{row['rows']:,}", f"{row['features']:,}", str(row["classes"]))
         table.add_row(row["name"], *numbers, size, here, f"{row['where']}{note}")
     console.print(table)
-    known = ", ".join(bundled.NAMES)
-    console.print(f"With scikit-learn come {known}. Get others with [bold]sanc datasets get NAME[/].")
+    console.print(f"With scikit-learn come {', '.join(datasets.BUNDLED)}; get others: [bold]sanc datasets get NAME[/].")
 
 
 @data_app.command("get")
@@ -107,18 +106,14 @@ def get_datasets(
     wanted = list(datasets.CATALOGUE) if every else list(names or [])
     if not wanted:
         raise sanc.ArgumentError("names is empty: name data sets, or pass --all.")
-    for name in wanted:
-        if name not in datasets.CATALOGUE:
-            hint = sanc.errors.nearest(name, datasets.CATALOGUE)
-            raise sanc.ArgumentError(f"data set {name!r} is not known: {hint}.")
     failed = False
-    for name in wanted:
+    for name in [one_of("data set", name, datasets.CATALOGUE) for name in wanted]:
         console.print(f"Getting {name} …")
         try:
             datasets.fetch([name], data_dir)
         except sanc.SancError as problem:
             failed = True
-            Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(str(problem))}", soft_wrap=True)
+            _complain(str(problem))
     raise typer.Exit(int(failed))
 
 
@@ -176,9 +171,7 @@ def run(
         for key in given:
             if str(context.get_parameter_source(key)).endswith("COMMANDLINE"):
                 flag = "--set" if key == "options" else f"--{key}"
-                raise sanc.ArgumentError(
-                    f"{flag} stands beside --from {config}: write it into the file, or leave it out."
-                )
+                raise sanc.ArgumentError(f"{flag} stands beside --from {config}: write it into the file.")
         given |= _read_toml(config, set(given))
     how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
     _leave(study.Study([study.own_panel(given)], *how).go)
@@ -207,16 +200,13 @@ def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise sanc.ArgumentError(f"--from {path}: {problem}.") from None
     for key in content:
-        if key not in known:
-            raise sanc.ArgumentError(f"--from {path}: {key!r} is not known: {sanc.errors.nearest(key, known)}.")
+        one_of(f"--from {path}: key", key, known)
     return content
 
 
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="An output directory.")]) -> None:
     """Draw the figures of an output directory and write its report.html and its claims."""
-    if not (directory / "runs").is_dir():
-        raise sanc.ArgumentError(f"directory = {str(directory)!r} holds no runs: pass the --out of an earlier command.")
     study.report(directory, console)
 
 

@@ -22,11 +22,12 @@ from uuid import uuid4
 import dask
 from distributed import Client, LocalCluster, as_completed, get_worker
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from sanc import ArgumentError
 from sanc.lab import runs
+from sanc.lab.directory import BusyError, finished
 from sanc.lab.experiments import RunSpec
 from sanc.lab.style import BRANCHES
 
@@ -39,13 +40,12 @@ TIMEOUT = 10
 
 @dataclass
 class Outcome:
-    """How many runs were finished now, before and by others, what failed, and whether a person stopped it."""
+    """How many runs were finished now, before, and are with others, and what failed."""
 
     finished: int = 0
     known: int = 0
     elsewhere: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
 
 
 class _StoppedError(Exception):
@@ -65,20 +65,14 @@ def run_all(
     """Make all runs that are not finished, and show their progress.
 
     They go to so many processes on this machine, or to the cluster whose scheduler has the address given; its workers
-    must see the output directory and the data under the same paths. An interrupt leaves checkpoints behind; the same
-    call goes on from there.
+    must see the output directory and the data under the same paths. An interrupt leaves checkpoints behind.
     """
     out, data_dir = out.resolve(), data_dir.resolve() if data_dir else None
-    waiting = [spec for spec in specs if not runs.finished(out / "runs" / spec.path)]
+    waiting = [spec for spec in specs if not finished(out / "runs" / spec.path)]
     outcome = Outcome(known=len(specs) - len(waiting))
-    if not waiting:
-        return outcome
-    topic = f"sanc-{uuid4().hex}"
-    try:
+    if waiting:
         with _client(min(workers, len(waiting)), scheduler) as client:
-            _follow(client, topic, waiting, (out, data_dir, checkpoint_every), outcome, console)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
+            _follow(client, waiting, (out, data_dir, checkpoint_every), outcome, console)
     return outcome
 
 
@@ -96,10 +90,10 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
         return
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    environ = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads)}
+    settings = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None,
+                "distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads)}  # fmt: skip
     with ExitStack() as stack:
-        patience = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None}
-        stack.enter_context(dask.config.set(patience | environ))
+        stack.enter_context(dask.config.set(settings))
         # What is started while Ctrl-C is blocked, workers and the thread that restarts them, never sees one.
         resource_tracker.ensure_running()  # its start would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -130,15 +124,16 @@ def _run(spec: RunSpec, topic: str, out: Path, data_dir: Path | None, every: flo
 
     try:
         runs.execute(spec, out, data_dir, tick, every)
-    except runs.BusyError:
+    except BusyError:
         return "busy"
     return "done"
 
 
 def _follow(
-    client: Client, topic: str, waiting: Sequence[RunSpec], rest: tuple[Any, ...], outcome: Outcome, console: Console
+    client: Client, waiting: Sequence[RunSpec], rest: tuple[Any, ...], outcome: Outcome, console: Console
 ) -> None:
     """Hand out the runs, and show what is heard of them until the last has ended."""
+    topic = f"sanc-{uuid4().hex}"
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20, complete_style="grey62", finished_style="grey62"),
@@ -149,33 +144,29 @@ def _follow(
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         overall = progress.add_task(f"all {len(waiting)} runs", total=len(waiting), info="", mix={})
-        shown: dict[str, TaskID] = {}
+        bars = {spec.path: progress.add_task(spec.path, total=1.0, info="", mix={}, visible=False) for spec in waiting}
 
         def hear(event: tuple[float, dict[str, Any]]) -> None:
             _, news = event
-            if news["run"] not in shown:
-                shown[news["run"]] = progress.add_task(news["run"], total=1.0, info="", mix={})
             sigma = f"  σ {news['sigma']:.0e}" if news["sigma"] == news["sigma"] else ""
-            info = f"loss {news['loss']:.4g}{sigma}"
-            progress.update(shown[news["run"]], completed=news["share"], info=info, mix=news["mix"])
+            told = {"info": f"loss {news['loss']:.4g}{sigma}", "mix": news["mix"]}
+            if (bar := bars.get(news["run"])) is not None:  # it may have ended meanwhile
+                progress.update(bar, completed=news["share"], visible=True, **told)
 
         client.subscribe_topic(topic, hear)
         futures = {client.submit(_run, spec, topic, *rest, key=f"{topic}-{spec.path}"): spec for spec in waiting}
         for future in as_completed(futures, loop=client.loop):
-            name = futures[future].path
-            kind = "failed" if future.status != "finished" else future.result()
-            extra = ""
+            name, kind = futures[future].path, future.result() if future.status == "finished" else "failed"
+            outcome.finished += kind == "done"
+            outcome.elsewhere += kind == "busy"
             if kind == "failed":
                 problem = future.exception() if future.status == "error" else "cancelled"
                 outcome.failed[name] = f"{type(problem).__name__}: {problem}"
-                extra = f": {outcome.failed[name]}"
-            outcome.finished += kind == "done"
-            outcome.elsewhere += kind == "busy"
-            if name in shown:
-                progress.update(shown[name], visible=False)
+            progress.update(bars.pop(name), visible=False)
             progress.advance(overall)
             if not console.is_terminal or kind == "failed":
-                console.print(f"{kind:>6}  {name}{extra}", highlight=False, markup=False, soft_wrap=True)
+                words = f"{kind:>6}  {name} {outcome.failed.get(name, '')}".rstrip()
+                console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 class _MixColumn(TextColumn):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter1d
 
 from sanc import Branch
-from sanc.lab.style import BRANCHES
-from sanc.lab.traces import Floats, RunTrace
+from sanc.lab.style import AXES, BRANCHES
+from sanc.lab.traces import Floats, RunTrace, by_method, grouped
+
+Curve: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 
 MARGIN = 0.05
 """How far f* lies below the best loss, as a share of how far the median of the final losses lies above it …"""
@@ -29,54 +35,79 @@ def best_loss(runs: Iterable[RunTrace]) -> float:
 def f_star(runs: Sequence[RunTrace]) -> float:
     """Return what is taken from the loss on a logarithmic axis, for runs with the same objective.
 
-    It is ``config["f_star"]`` where a run gives it and no loss fell below. Otherwise it lies a little below the best
-    loss, so that the best run does not plunge to −∞ and the differences between the ends of the runs fill the axis:
-    by `MARGIN` of the distance from the best to the median of the final losses, within `LEAST_MARGIN` and
-    `MOST_MARGIN` of the decrease.
+    It lies a little below the best loss, so that the best run does not plunge to −∞ and the differences between the
+    ends of the runs fill the axis: by `MARGIN` of the distance from the best to the median of the final losses, within
+    `LEAST_MARGIN` and `MOST_MARGIN` of the decrease.
     """
     best = best_loss(runs)
-    given = [float(run.config["f_star"]) for run in runs if run.config.get("f_star") is not None]
-    if given and not min(given) >= best:
-        return min(given)
-    starts = [losses[0] for losses in (run.known("paper_calls")[1] for run in runs) if len(losses)]
-    fall = max(starts, default=math.nan) - best
-    if not fall > 0:
-        fall = max(abs(best), 1.0)
-    ends = [loss for loss in (run.final_loss for run in runs) if math.isfinite(loss)]
-    above = float(np.median(ends)) - best if ends else 0.0
+    if math.isnan(best):
+        return best
+    fall = max(losses[0] for losses in (run.known("paper_calls")[1] for run in runs) if len(losses)) - best
+    fall = fall if fall > 0 else max(abs(best), 1.0)
+    above = float(np.nanmedian([run.final_loss for run in runs])) - best
     return best - min(max(MARGIN * above, LEAST_MARGIN * fall), MOST_MARGIN * fall)
 
 
 def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
     """Return f* of every objective, found over all panels together."""
-    groups: dict[tuple[str, ...], list[RunTrace]] = {}
-    for run in runs:
-        groups.setdefault(run.objective, []).append(run)
-    return {objective: f_star(members) for objective, members in groups.items()}
+    return {objective: f_star(own) for objective, own in grouped(runs, lambda run: run.objective).items()}
 
 
-def _ends_well(run: RunTrace) -> bool:
-    """Whether the last loss is what the run handed back, and may stand for what came after its end."""
-    loss = math.nan if run.done is None else run.done.get("loss", 0.0)
-    return isinstance(loss, int | float) and math.isfinite(loss)
+@dataclass(frozen=True)
+class Result:
+    """What the runs of a method came to: the mean final loss of those that finished, if any did, and its deviation.
+
+    `ends` are the means of what they spent, by axis.
+    """
+
+    method: str
+    runs: int
+    finished: int
+    start: float
+    mean: float
+    deviation: float
+    best: float
+    ends: dict[str, float]
+    steps: float
 
 
-def mean_curve(
-    runs: Sequence[RunTrace], x: str = "paper_calls", grid: int = 200
-) -> tuple[Floats, Floats, Floats, Floats]:
+def results(runs: Sequence[RunTrace]) -> list[Result]:
+    """Return what each method came to, for runs that have made a step."""
+    found = []
+    for method, own in by_method(run for run in runs if run.steps).items():
+        done = [run for run in own if run.done is not None]
+        finals = [run.final_loss for run in done or own]
+        finals = [loss for loss in finals if math.isfinite(loss)] or [math.nan]
+        deviation = float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan
+        ends = {x: float(np.mean([run.columns[x][-1] for run in done or own])) for x in AXES}
+        steps = float(np.mean([run.steps for run in done or own]))
+        start, mean = float(own[0].columns["loss"][0]), float(np.mean(finals))
+        found.append(Result(method, len(own), len(done), start, mean, deviation, best_loss(own), ends, steps))
+    return found
+
+
+def told(panels: Collection[Sequence[RunTrace]]) -> str:
+    """Say how many runs a picture shows."""
+    counts = sorted({len(own) for runs in panels for own in by_method(runs).values()})
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    story = "one run of each method" if counts == [1] else f"mean of {number} runs ± one standard deviation"
+    begun = sum(run.done is None for runs in panels for run in runs)
+    return story + (f"; {begun} of {sum(map(len, panels))} runs not finished" if begun else "")
+
+
+def mean_curve(runs: Sequence[RunTrace], x: str = "paper_calls", grid: int = 200) -> Curve:
     """Return the mean loss of several runs of one method on a common grid, with a band: x, mean, low and high.
 
-    Losses are interpolated linearly between the places where they were measured. A run that finished before the end of
-    the grid keeps its last loss; one that is under way, was interrupted or broke off without a finite loss counts as
-    far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range of the runs, so that
-    on a logarithmic axis it never falls below a loss that was seen. All four are empty if no loss is known.
+    A run that finished before the end of the grid keeps its last loss; one that is under way or broke off without a
+    finite loss counts as far as it went. The band is the mean ± one standard deviation (of a sample), cut to the range
+    of the runs. All four are empty if no loss is known.
     """
     curves = [(run, *run.known(x)) for run in runs]
     curves = [curve for curve in curves if len(curve[1])]
     if not curves:
         return (np.empty(0),) * 4
     at = np.linspace(0.0, max(place[-1] for _, place, _ in curves), grid)
-    rest = [float(loss[-1]) if _ends_well(run) else math.nan for run, _, loss in curves]
+    rest = [float(loss[-1]) if run.done and run.done.get("loss") is not None else math.nan for run, _, loss in curves]
     rows = [np.interp(at, place, loss, math.nan, end) for (_, place, loss), end in zip(curves, rest, strict=True)]
     values = np.ma.masked_invalid(rows)
     mean = values.mean(axis=0)
@@ -87,11 +118,22 @@ def mean_curve(
 
 def _pooled(runs: Sequence[RunTrace], x: str, column: str) -> tuple[Floats, NDArray[Any]]:
     """Return the steps of all runs together: where they were made, and a column."""
-    steps = [run.columns["iteration"] >= 0 for run in runs]
-    columns = [run.columns.get(column, np.full(len(keep), math.nan)) for run, keep in zip(runs, steps, strict=True)]
-    places = [run.columns[x][keep] for run, keep in zip(runs, steps, strict=True)]
-    values = [values[keep] for values, keep in zip(columns, steps, strict=True)]
+    places = [run.columns[x][1:] for run in runs]
+    values = [run.columns[column][1:] if column in run.columns else np.full(run.steps, math.nan) for run in runs]
     return np.concatenate([np.empty(0), *places]), np.concatenate(values or [np.empty(0)])
+
+
+def bounds(curves: Iterable[Curve], star: float, log: bool) -> tuple[float, float]:
+    """Return bounds of the axis of losses less `star`; a method that rises far above the start may leave at the top."""
+    drawn = [curve for curve in curves if len(curve[0])]
+    start = max(float(mean[0]) for _, mean, _, _ in drawn) - star
+    least, floor = (min(float(np.nanmin(curve[k])) for curve in drawn) - star for k in (2, 1))
+    most = max(float(np.nanmax(high)) for _, _, _, high in drawn) - star
+    if log:  # a band may leave at the bottom
+        bottom = max(least, floor / 2, 1e-12 * max(start, 1e-300))
+        return bottom / 1.25, max(min(most, 3.0 * start), 2.0 * bottom) * 1.25
+    span = max(start - least, 1e-9 * max(abs(start), 1.0))
+    return least - 0.05 * span, min(most, start + 0.25 * span) + 0.05 * span
 
 
 def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> tuple[Floats, dict[str, Floats]]:
@@ -107,12 +149,8 @@ def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> t
         return at, {}
     cell = np.rint(places / end * (points - 1)).astype(np.int64)
     counts = np.array([np.bincount(cell[kinds == branch], minlength=points) for branch in present], dtype=np.float64)
-    used = counts.sum(axis=0) > 0
-    logs = -0.5 * ((at[:, None] - at[None, used]) / (0.025 * end)) ** 2
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    smooth = counts[:, used] @ weights.T
-    smooth /= smooth.sum(axis=0)
-    return at, dict(zip(present, smooth, strict=True))
+    smooth = gaussian_filter1d(counts, 0.025 * points, mode="nearest", truncate=30.0) + 1e-300
+    return at, dict(zip(present, smooth / smooth.sum(axis=0), strict=True))
 
 
 def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
@@ -121,32 +159,20 @@ def earnings(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]:
     Where the loss was not measured at every step, a decrease is split evenly over the steps since the last
     measurement that moved.
     """
-    steps = dict.fromkeys(BRANCHES, 0)
-    earned = dict.fromkeys(BRANCHES, 0.0)
+    steps: Counter[str] = Counter()
+    earned = dict.fromkeys(("", *BRANCHES), 0.0)
     for run in runs:
-        kinds, loss = run.columns["branch"], run.columns["loss"]
-        known = np.flatnonzero(np.isfinite(loss))
-        for branch in BRANCHES:
-            steps[branch] += int(np.count_nonzero(kinds == branch))
-        if len(known) < 2:
-            continue
-        index = np.arange(known[0] + 1, known[-1] + 1)
-        segment = np.searchsorted(known, index) - 1  # the step at known[k] + 1 … known[k + 1] belongs to segment k
-        drops = -np.diff(loss[known])
-        own = kinds[index]
-        moved = (own != Branch.STAYED.value) & (own != "")
-        movers = np.bincount(segment[moved], minlength=len(drops))
-        everyone = np.bincount(segment, minlength=len(drops))
-        anybody = movers[segment] > 0
-        gain = drops[segment] * np.where(anybody, moved / np.maximum(movers[segment], 1), 1 / everyone[segment])
-        for branch in BRANCHES:
-            earned[branch] += float(gain[own == branch].sum())
+        kinds, loss = run.columns["branch"][1:].tolist(), run.columns["loss"]
+        steps.update(kinds)
+        for begin, end in pairwise(np.flatnonzero(np.isfinite(loss))):
+            taken = kinds[begin:end]
+            movers = [kind for kind in taken if kind != Branch.STAYED.value] or taken
+            for kind in movers:
+                earned[kind] += float(loss[begin] - loss[end]) / len(movers)
     return {branch: (steps[branch], earned[branch]) for branch in BRANCHES if steps[branch]}
 
 
-def quantiles(
-    runs: Sequence[RunTrace], column: str, x: str = "paper_calls", cells: int = 50
-) -> tuple[Floats, Floats, Floats, Floats]:
+def quantiles(runs: Sequence[RunTrace], column: str, x: str = "paper_calls", cells: int = 50) -> Curve:
     """Return x, the median, the 10 % and the 90 % quantile of a column over cells of `x`, all runs pooled.
 
     Cells without a finite value are left out.

@@ -1,8 +1,8 @@
 """Train a network on scikit-learn's digits with the family, SGD and Adam, and draw what happened.
 
-Run it with ``sanc demo``. It is a panel of the laboratory: every method starts from the same weights,
-sees the same gradient samples and may spend the same number of component evaluations (values, gradients and Hessian
-products of single images). The seconds count drawing the samples and stepping; measuring the loss is left out.
+It is a panel of the laboratory: every method starts from the same weights, sees the same gradient samples and may spend
+the same number of component evaluations (values, gradients and Hessian products of single images). The seconds count
+drawing the samples and stepping; measuring the loss is left out.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sanc import Branch
 from sanc.lab import cluster, curves, figures, runs, traces
+from sanc.lab.directory import finished
 from sanc.lab.experiments import Panel, RunSpec, Variant
-from sanc.lab.style import BRANCHES, QUIET, STYLE, look, spread
+from sanc.lab.style import AXES, BRANCHES, look
 from sanc.lab.traces import RunTrace
-
-__all__ = ["SETTINGS", "draw", "panel", "run", "table"]
 
 BUDGET, BATCH = 300_000, 128
 
 _NETWORKS = {"eta1": 0.1, "eta2": 0.3}
 
-# SANC has no options at all, SCR the paper's η for networks. The other numbers are the best of small grids at the
-# default seed and budget:
+# SANC has no options, SCR the paper's η. The other numbers are the best of small grids at the default seed and budget:
 # L1 = L2 of 1, 3, 10, 100; CR's σ of 1, 2, 5, 10, 20; SGD's step of 0.1, 0.3, 1, 3; Adam's of 0.001, 0.003, 0.01, 0.03.
 SETTINGS: dict[str, tuple[str, Variant]] = {
     "sanc": ("nothing to tune", Variant("sanc")),
@@ -74,7 +69,7 @@ def table(found: Sequence[RunTrace]) -> Table:
     result.add_column("method", min_width=10)
     for name in ("loss", "test", "evaluations", "seconds"):
         result.add_column(name, justify="right", no_wrap=True)
-    counts = {run.method: _branches(run) for run in found}
+    counts = {run.method: Counter(run.columns["branch"][1:]) for run in found}
     used = [branch for branch in BRANCHES if any(count[branch] for count in counts.values())]
     for branch in used:
         result.add_column(_SHORT[branch], justify="right", no_wrap=True)
@@ -92,66 +87,41 @@ def table(found: Sequence[RunTrace]) -> Table:
     return result
 
 
-def _branches(run: RunTrace) -> Counter[str]:
-    """How many steps took each branch; a first-order method has none to choose from."""
-    counts = Counter(str(branch) for branch in run.columns["branch"][1:])
-    return Counter() if set(counts) == {str(Branch.GRADIENT)} else counts
-
-
-def _head(axes: Axes, title: str, subtitle: str) -> None:
-    write = partial(axes.annotate, xycoords="axes fraction", textcoords="offset points", va="bottom")
-    write(title, (0, 1), (0, 18), fontsize=10, fontweight="bold")
-    write(subtitle, (0, 1), (0, 6), color=QUIET)
-
-
 def _stack(axes: Axes, run: RunTrace) -> None:
-    """Draw the branch mix of a run, each band with its name at the right edge."""
+    """Draw the branch mix of a run, with the names of the branches and how often they were taken."""
     at, shares = curves.mix([run], "calls", 240)
     present = list(reversed(shares))
-    axes.set(xlim=(0, at[-1]), ylim=(0, 1))
+    taken = {branch: 100 * count / run.steps for branch, count in Counter(run.columns["branch"]).items()}
     axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
-                   edgecolor="white", linewidth=0.5)  # fmt: skip
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+                   labels=[f"{branch}, {taken[branch]:.0f} %" for branch in present], edgecolor="white",
+                   linewidth=0.5)  # fmt: skip
+    axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel="evaluations")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    ends = np.cumsum([shares[branch][-1] for branch in present])
-    middles = [float(end - shares[branch][-1] / 2) for end, branch in zip(ends, present, strict=True)]
-    write = partial(axes.annotate, xycoords="axes fraction", va="center", annotation_clip=False)
-    for branch, place in zip(present, spread(middles, 0.125, 0.03, 0.97), strict=True):
-        share = 100 * _branches(run)[branch] / run.steps
-        write("■", (1.03, place), color=BRANCHES[branch])
-        write(f"{share:.0f} %" if share >= 1 else "<1 %", (1.18, place), color=QUIET, ha="right")
-        write(branch, (1.2, place))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True, handlelength=0.7)
+    figures.head(axes, f"What {look(run.method).name} did", "share of steps by branch, smoothed; totals at the right")
 
 
+@mpl.rc_context(figures.PRINT)
 def draw(found: Sequence[RunTrace]) -> Figure:
     """Return the picture: the losses over evaluations and seconds, and the branch mixes of SANC and SCR."""
     config = found[0].config
-    with mpl.rc_context(STYLE):
-        figure = figures.sheet((10.8, 7.6))
-        grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.062, right=0.85, top=0.815, bottom=0.07,
-                                   wspace=0.5, hspace=0.48)  # fmt: skip
-        figure.text(0.062, 0.957, "Learning to read digits on a budget", fontsize=16, fontweight="bold")
-        story = (
-            f"A tanh network of {config['dim']:,} weights on {config['n']:,} images of 8×8 pixels. Same first weights "
-            f"for all; {config['budget']:,} evaluations each, batches of {config['batch_size']}."
-        )
-        figure.text(0.062, 0.925, story, color=QUIET, fontsize=9)
-        words = {"calls": ("Training loss over work", "whole training set, logarithmic",
-                           "evaluations of values, gradients and Hessian products"),
-                 "seconds": ("Training loss over time", "the same runs, by the clock", "seconds")}  # fmt: skip
-        for column, (x, (title, subtitle, label)) in enumerate(words.items()):
-            axes = figure.add_subplot(grid[0, column])
-            figures.plot(axes, found, x, 0.0, 0.062)
-            axes.set_xlabel(label)
-            _head(axes, title, subtitle)
-        for column, run in enumerate(run for run in found if run.method in ("sanc", "scr")):
-            axes = figure.add_subplot(grid[1, column])
-            _stack(axes, run)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set_xlabel("evaluations")
-            axes.tick_params(axis="y", labelleft=column == 0)
-            title = f"What {look(run.method).name} did"
-            _head(axes, title, "share of steps by branch, smoothed; totals at the right")
+    story = (
+        f"A tanh network of {config['dim']:,} weights on {config['n']:,} images of 8×8 pixels. Same first weights "
+        f"for all; {config['budget']:,} evaluations each, batches of {config['batch_size']}."
+    )
+    figure = figures.sheet(10.8, 7.6, "Learning to read digits on a budget", story, [run.method for run in found])
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.065, right=0.85, top=0.8, bottom=0.07,
+                               wspace=0.48, hspace=0.5)  # fmt: skip
+    words = {"calls": ("Training loss over work", "whole training set, logarithmic"),
+             "seconds": ("Training loss over time", "the same runs, by the clock")}  # fmt: skip
+    for column, (x, above) in enumerate(words.items()):
+        axes = figure.add_subplot(grid[0, column])
+        figures.plot(axes, found, x, 0.0)
+        axes.set_xlabel(AXES[x])
+        figures.head(axes, *above)
+    for column, run in enumerate(run for run in found if run.method in ("sanc", "scr")):
+        _stack(figure.add_subplot(grid[1, column]), run)
     return figure
 
 
@@ -167,12 +137,10 @@ def run(
     runs.describe(shown, runs.load_data("digits", None, "float32"), "robust")
     specs = [RunSpec(shown, method, seed, "robust") for method in shown.methods]
     folders = [out / "runs" / spec.path for spec in specs]
-    if all(map(runs.finished, folders)):
+    if all(map(finished, folders)):
         for folder in folders:
             shutil.rmtree(folder)
-    outcome = cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
+    cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
     found = [trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done]
     if len(found) < len(specs):
         console.print(f"{len(specs) - len(found)} runs are not finished: the same command goes on with them.")

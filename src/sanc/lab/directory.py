@@ -30,22 +30,31 @@ from sanc import ArgumentError
 EVALUATIONS = 200
 """How often over its budget a run evaluates the training loss on all rows."""
 
+_CALLS = ("value", "gradient", "product")
+
 
 class BusyError(Exception):
-    """Another process works on this run."""
+    """Another process works on this run, or downloads this file."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file for this process; the system lets go of it when the process dies, however it dies."""
+    import fcntl  # not everywhere, and data can be loaded without it
+
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(str(path)) from None
+        yield
 
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Hold a run directory for this process; the system lets go of it when the process dies, however it dies."""
-    import fcntl  # not everywhere, and data can be loaded without it
-
+    """Hold a run directory for this process."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(str(folder)) from None
+    with locked(folder / "lock"):
         yield
 
 
@@ -62,6 +71,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON that a person can read, atomically."""
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is done."""
+    return (folder / "done.json").exists()
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -82,25 +96,15 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run is done."""
-    return (folder / "done.json").exists()
-
-
 def compare(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a directory that holds a run of another configuration."""
     path = folder / "config.json"
-    if not path.exists():
-        return
-    try:
-        known = json.loads(path.read_text())
-    except json.JSONDecodeError as problem:
-        raise ArgumentError(f"{path} is no JSON ({problem}): remove {folder}.") from None
+    known = json.loads(path.read_text()) if path.exists() else {}
     for key, value in json.loads(json.dumps(config)).items():
-        if known.get(key) != value:
+        if known.get(key, value) != value:
             raise ArgumentError(
-                f"{folder} holds a run with {key} = {known.get(key)!r}, not {value!r}: choose another --out, or "
-                "remove that directory."
+                f"{folder} holds a run with {key} = {known[key]!r}, not {value!r}: choose another --out, or remove "
+                "that directory."
             )
 
 
@@ -112,23 +116,20 @@ def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
 class Journal:
     """The trace and the checkpoint of a run, in a directory that this process has claimed.
 
-    `saved` is the checkpoint to go on from, if any; `loss` the last that is known, `spent` what was spent of the
-    budget, and `seconds` the time it took. Checkpoints are `every` seconds apart.
+    `saved` is the checkpoint to go on from, if any. Checkpoints are `every` seconds apart.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], every: float) -> None:
-        if (folder / "config.json").exists():
-            compare(folder, config)
-        else:
+        compare(folder, config)
+        if not (folder / "config.json").exists():
             write_json(folder / "environment.json", environment(config["device"]))
             write_json(folder / "config.json", config)
         self._folder, self._every, self._last = folder, every, time.monotonic()
-        self.unit, self.budget = config.get("unit", "paper_calls"), config["budget"]
+        self.unit, self.budget = config["unit"], config["budget"]
         checkpoint = folder / "checkpoint.pt"
         self.saved = torch.load(checkpoint, weights_only=True, map_location="cpu") if checkpoint.exists() else None
         saved = self.saved or {}
-        self.loss, self.spent = saved.get("loss", math.nan), saved.get("calls", 0)
-        self.seconds = saved.get("seconds", 0.0)
+        self.loss, self.spent, self.seconds = (saved.get(key, 0.0) for key in ("loss", "calls", "seconds"))
         self._file = open(folder / "trace.jsonl", "ab")  # noqa: SIM115 - closed by finish()
         if self._file.tell() < saved.get("length", 0):
             raise ArgumentError(f"{folder / 'trace.jsonl'} is shorter than its checkpoint says: remove {folder}.")
@@ -137,19 +138,14 @@ class Journal:
     def start(self, loss: float) -> None:
         """Write the first line, the loss before anything was done."""
         self.loss = loss
-        zero = {"paper_calls": 0, "value": 0, "gradient": 0, "product": 0, "seconds": 0.0}
-        self._write({"iteration": -1, "loss": loss} | zero)
+        self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_CALLS, 0))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write((json.dumps(_finite(line), ensure_ascii=False) + "\n").encode())
 
     def step(self, line: dict[str, Any], loss: float | None, measure: Callable[[], float]) -> None:
         """Append the line of an iteration; the loss at its end is measured where it is not given and it is time."""
-        calls = (
-            line["paper_calls"]
-            if self.unit == "paper_calls"
-            else sum(line[key] for key in ("value", "gradient", "product"))
-        )
+        calls = line["paper_calls"] if self.unit == "paper_calls" else sum(line[key] for key in _CALLS)
         mark = self.budget / EVALUATIONS
         if loss is None and (calls // mark > self.spent // mark or calls >= self.budget):
             loss = measure()

@@ -7,19 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sanc import METHODS, ArgumentError, settings_for
+from sanc.lab.checks import one_of
 
-CONSTANTS: Mapping[str, tuple[float, float]] = {
-    "w1a": (10.0, 10.0),
-    "w8a": (10.0, 10.0),
-    "a9a": (10.0, 10.0),
-    "ijcnn1": (10.0, 100.0),
-    "covtype": (10.0, 100.0),
-    "higgs": (10.0, 100.0),
-    "segment": (100.0, 100.0),
-    "seismic": (100.0, 100.0),
-    "mnist": (100.0, 100.0),
-    "cifar10": (1000.0, 1000.0),
-}
+CONSTANTS: Mapping[str, tuple[float, float]] = (
+    dict.fromkeys(("w1a", "w8a", "a9a"), (10.0, 10.0))
+    | dict.fromkeys(("ijcnn1", "covtype", "higgs"), (10.0, 100.0))
+    | dict.fromkeys(("segment", "seismic", "mnist"), (100.0, 100.0))
+    | {"cifar10": (1000.0, 1000.0)}
+)
 """L1 and L2 of the escape step, as the paper tuned them for each data set."""
 
 
@@ -38,7 +33,7 @@ class Panel:
 
     `problem` is one of logistic, svm, softmax, mlp and cnn, with the penalty's weight `strength`; `methods` are members
     of the family, with `options` for all of them, or keys of `variants`. Samples have `batch` rows, by default a
-    twentieth. The budget, `calls` or `epochs` times n, counts what the paper counts, or with `unit` "calls" all
+    twentieth. The budget, `calls` or twenty for each row, counts what the paper counts, or with `unit` "calls" all
     evaluations. Networks have an `activation`, an MLP hidden layers of `widths`, and they keep the share `held_out` of
     the rows for testing.
     """
@@ -51,7 +46,6 @@ class Panel:
     options: Mapping[str, Any] = field(default_factory=dict)
     activation: str = "tanh"
     batch: int | None = None
-    epochs: float | None = 20.0
     calls: int | None = None
     strength: float = 1.0
     variants: Mapping[str, Variant] = field(default_factory=dict)
@@ -66,7 +60,7 @@ class Panel:
 
     def budget(self, n: int) -> int:
         """Return what the runs of this panel may spend."""
-        return self.calls if self.calls is not None else int((self.epochs or 20.0) * n)
+        return self.calls if self.calls is not None else 20 * n
 
     def batch_size(self, n: int, preset: str) -> int:
         """⌈n/20⌉, or ⌊n/20⌋ as the authors' program has it, unless fixed."""
@@ -81,28 +75,26 @@ _CNN = ("sanc", "scr", "ncd", "sgd")
 _PAIR = ("sanc", "scr")
 
 
-def _logistic(figure: str, data: Sequence[str], methods: tuple[str, ...], sigma0: float) -> list[Panel]:
-    return [Panel(f"{figure}-{name}", figure, "logistic", name, methods, {"sigma0": sigma0}) for name in data]
+def _logistic(figure: str, methods: tuple[str, ...], sigma0: float, *data: str) -> tuple[Panel, ...]:
+    return tuple(Panel(f"{figure}-{name}", figure, "logistic", name, methods, {"sigma0": sigma0}) for name in data)
 
 
 def _network(
-    figure: str, problem: str, data: Sequence[str], methods: tuple[str, ...], calls: int, kind: str
-) -> list[Panel]:
+    figure: str, methods: tuple[str, ...], problem: str, kind: str, calls: int, *data: str
+) -> tuple[Panel, ...]:
     options = {"sigma0": 1.0, "eta1": 0.1, "eta2": 0.3, "lr": 0.001}
-    return [
-        Panel(f"{figure}-{name}", figure, problem, name, methods, options, kind, batch=128, calls=calls, strength=0.01)
-        for name in data
-    ]
+    common = Panel("", figure, problem, "", methods, options, kind, batch=128, calls=calls, strength=0.01)
+    return tuple(replace(common, name=f"{figure}-{name}", data=name) for name in data)
 
 
 FIGURES: Mapping[str, tuple[Panel, ...]] = {
-    "fig1": tuple(_logistic("fig1", ("w1a", "higgs", "ijcnn1", "covtype"), _PAIR, 0.001)),
-    "fig2a": tuple(_logistic("fig2a", ("w1a", "higgs"), _ALL, 1.0)),
-    "fig2b": tuple(_network("fig2b", "mlp", ("seismic", "segment"), _ALL, 200_000, "tanh")),
-    "fig2c": tuple(_network("fig2c", "cnn", ("mnist", "cifar10"), _CNN, 750_000, "tanh")),
-    "fig3": tuple(_logistic("fig3", ("w8a", "a9a", "covtype", "ijcnn1"), _WITHOUT_CRM, 1.0)),
-    "fig4": tuple(_logistic("fig4", ("w8a", "a9a"), _PAIR, 0.001)),
-    "fig5": tuple(_network("fig5", "cnn", ("mnist", "cifar10"), _CNN, 750_000, "relu")),
+    "fig1": _logistic("fig1", _PAIR, 0.001, "w1a", "higgs", "ijcnn1", "covtype"),
+    "fig2a": _logistic("fig2a", _ALL, 1.0, "w1a", "higgs"),
+    "fig2b": _network("fig2b", _ALL, "mlp", "tanh", 200_000, "seismic", "segment"),
+    "fig2c": _network("fig2c", _CNN, "cnn", "tanh", 750_000, "mnist", "cifar10"),
+    "fig3": _logistic("fig3", _WITHOUT_CRM, 1.0, "w8a", "a9a", "covtype", "ijcnn1"),
+    "fig4": _logistic("fig4", _PAIR, 0.001, "w8a", "a9a"),
+    "fig5": _network("fig5", _CNN, "cnn", "relu", 750_000, "mnist", "cifar10"),
 }
 """Every figure of the paper's experiments."""
 
@@ -138,22 +130,17 @@ class RunSpec:
         rate = options.pop("lr", 0.01)
         return Variant(method, preset, {"lr": rate} if method == "sgd" else options)
 
-    def settings(self) -> dict[str, Any]:
-        """Options of the method."""
-        return dict(self.variant.options)
-
     @property
     def on_samples(self) -> bool:
         """Whether one Krylov space serves many steps, so that there is no objective sample."""
         variant = self.variant
         if variant.method not in METHODS:
             return False
-        settings = settings_for(variant.method, variant.preset, **variant.options)
-        return METHODS[variant.method].on_samples(settings)
+        return METHODS[variant.method].on_samples(settings_for(variant.method, variant.preset, **variant.options))
 
 
 def select(
-    figures: Iterable[str], data: Iterable[str] | None = None, methods: Iterable[str] | None = None
+    figures: Sequence[str], data: Sequence[str] | None = None, methods: Iterable[str] | None = None
 ) -> list[Panel]:
     """Return the panels of these figures, narrowed to data sets and methods where asked.
 
@@ -162,38 +149,19 @@ def select(
     ArgumentError
         For a figure, data set or method that is not there.
     """
-    names = list(figures)
-    if "all" in names:
-        names = list(FIGURES)
-    chosen: list[Panel] = []
-    for name in names:
-        if name not in FIGURES:
-            raise ArgumentError(f"figure {name!r} is not known: choose from {', '.join(FIGURES)}, all.")
-        chosen.extend(FIGURES[name])
-    if data is not None:
-        wanted = list(data)
-        present = {panel.data for panel in chosen}
-        for name in wanted:
-            if name not in present:
-                raise ArgumentError(
-                    f"--data {name!r} is in none of these panels: choose from {', '.join(sorted(present))}."
-                )
-        chosen = [panel for panel in chosen if panel.data in wanted]
-    if methods is not None:
-        kept = check_methods(methods)
-        chosen = [replace(panel, methods=kept) for panel in chosen]
-    return chosen
+    names = FIGURES if "all" in figures else [one_of("figure", name, (*FIGURES, "all")) for name in figures]
+    panels = [panel for name in names for panel in FIGURES[name]]
+    wanted = [one_of("--data", name, {panel.data for panel in panels}) for name in data or ()]
+    kept = None if methods is None else check_methods(methods)
+    return [replace(panel, methods=kept or panel.methods) for panel in panels if data is None or panel.data in wanted]
 
 
 def check_methods(names: Iterable[str]) -> tuple[str, ...]:
     """Return the methods, each once; ARC is no method for samples."""
-    known = [name for name in METHODS if name != "arc"]
-    kept = tuple(dict.fromkeys(names))
-    for name in kept:
-        if name not in known:
-            raise ArgumentError(f"--methods {name!r} is not known: choose from {', '.join(known)}.")
+    known = set(METHODS) - {"arc"}
+    kept = tuple(dict.fromkeys(one_of("--methods", name, known) for name in names))
     if not kept:
-        raise ArgumentError(f"--methods is empty: name some of {', '.join(known)}.")
+        raise ArgumentError(f"--methods is empty: name some of {', '.join(sorted(known))}.")
     return kept
 
 

@@ -7,28 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sanc import ArgumentError
+from sanc.lab.checks import one_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-def activation(name: str) -> type[nn.Module]:
-    """Look an activation up by name."""
-    if name not in ACTIVATIONS:
-        raise ArgumentError(f"activation = {name!r} is not known: choose from {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[name]
-
-
 def mlp(features: int, classes: int, kind: str = "tanh", widths: tuple[int, int] = (300, 500)) -> nn.Sequential:
     """Two hidden layers of 300 and 500 neurons."""
-    act = activation(kind)
+    act = ACTIVATIONS[one_of("activation", kind, ACTIVATIONS)]
     first, second = widths
     return nn.Sequential(nn.Linear(features, first), act(), nn.Linear(first, second), act(), nn.Linear(second, classes))
 
 
 def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequential:
     """Two 5×5 convolutions of 32 and 64 filters, each with pooling by 2, then 1000 neurons."""
-    act = activation(kind)
+    act = ACTIVATIONS[one_of("activation", kind, ACTIVATIONS)]
     filters = [nn.Conv2d(channels, 32, 5, padding=2), act(), nn.MaxPool2d(2)]
     filters += [nn.Conv2d(32, 64, 5, padding=2), act(), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*filters, nn.Linear(64 * (side // 4) ** 2, 1000), act(), nn.Linear(1000, classes))

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 import io
 import lzma
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from sanc import ArgumentError
 from sanc.lab.catalogue import DataSet
-
-__all__ = ["READERS", "DataError", "Source", "unpack"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Files: TypeAlias = Sequence[tuple["Source", Path]]
@@ -34,7 +33,7 @@ Chunks: TypeAlias = Iterator[tuple[Any, Array]]
 BLOCK = 32 << 20
 """Bytes of LIBSVM text that are parsed at a time."""
 
-_OPENERS: dict[str, Callable[[Any], Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
@@ -48,14 +47,10 @@ class DataError(ArgumentError):
 
 @dataclass(frozen=True)
 class Source:
-    """A file to read, compressed or not, or a member of a tar archive.
-
-    `digest` is the SHA-256 of the content (of text: with line ends LF and without blank lines), or empty.
-    """
+    """A file to read, compressed or not, or a member of a tar archive."""
 
     path: Path
     member: str = ""
-    digest: str = ""
 
     def error(self, what: str, line: int | None = None) -> DataError:
         """Return the error that says what is wrong, where, and what to do."""
@@ -66,28 +61,20 @@ class Source:
 
 
 def unpack(source: Source, target: Path, *, text: bool) -> Path:
-    """Return the content as a plain file, at `target` where it had to be decompressed or compared with a checksum."""
-    plain, found = source.path, hashlib.sha256()
-    if source.path.suffix in _OPENERS or source.digest:
+    """Return the content as a plain file, at `target` where it had to be decompressed."""
+    plain = source.path
+    if source.path.suffix in _OPENERS:
         plain = target
         try:
-            with ExitStack() as stack, target.open("wb") as output:
-                stream = _open(source, stack)
-                for piece in stream if text else iter(lambda: stream.read(1 << 20), b""):
-                    output.write(piece)
-                    if not text or piece.strip():
-                        found.update(piece.rstrip(b"\r\n") + b"\n" if text else piece)
+            with _content(source) as stream, target.open("wb") as output:
+                shutil.copyfileobj(stream, output)
         except _BROKEN as problem:
             if isinstance(problem, OSError) and problem.errno is not None:
                 raise
-            cut = "ends too early" if isinstance(problem, EOFError) else "is corrupt or of another kind"
-            raise source.error(f"the compressed stream {cut} ({problem})") from problem
-        if source.digest and found.hexdigest() != source.digest:
-            instead = f"its SHA-256 is {found.hexdigest()} instead of {source.digest}"
-            raise source.error(f"the content differs from the published file: {instead}")
+            raise source.error(f"the compressed stream is cut, corrupt or of another kind ({problem})") from problem
     if plain.stat().st_size == 0:
         raise source.error("the file is empty")
-    if text and not source.digest:  # nothing else could tell whether the last number is whole
+    if text:  # nothing else could tell whether the last number is whole
         with plain.open("rb") as file:
             file.seek(-1, io.SEEK_END)
             if file.read(1) != b"\n":
@@ -95,31 +82,41 @@ def unpack(source: Source, target: Path, *, text: bool) -> Path:
     return plain
 
 
-def _open(source: Source, stack: ExitStack) -> Any:
-    raw = stack.enter_context(source.path.open("rb"))
+@contextmanager
+def _content(source: Source) -> Iterator[Any]:
+    """Open a file, decompressed, or a member of an archive."""
     if not source.member:
-        return stack.enter_context(_OPENERS.get(source.path.suffix, lambda file: file)(raw))
-    archive = stack.enter_context(tarfile.open(fileobj=raw))  # noqa: SIM115
-    found = next((info for info in archive if info.name == source.member), None)
-    stream = archive.extractfile(found) if found is not None else None
-    if stream is None:
-        raise source.error("the archive has no such member")
-    return stack.enter_context(stream)
+        with _OPENERS[source.path.suffix](source.path, "rb") as stream:
+            yield stream
+        return
+    with tarfile.open(source.path) as archive:
+        if source.member not in archive.getnames():
+            raise source.error("the archive has no such member")
+        yield archive.extractfile(source.member)
+
+
+def checked(X: Any, labels: Array, dataset: DataSet) -> Array:
+    """Return the classes of the labels; what is wrong with these rows is said in a `ValueError`."""
+    if X.shape[1] != dataset.features:
+        raise ValueError(f"{X.shape[1]} columns instead of {dataset.features}")
+    if not np.isfinite(X.data if scipy.sparse.issparse(X) else X).all():
+        raise ValueError("a value is not finite")
+    known = np.array(dataset.labels)
+    place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
+    if len(bad := np.flatnonzero(known[place] != labels)):
+        raise ValueError(f"the label {labels[bad[0]]:g} is not one of {', '.join(map(str, dataset.labels))}")
+    return place.astype(np.uint8)
 
 
 def _parse(file: Any, dataset: DataSet, dtype: np.dtype[Any], offset: int = 0, length: int = -1) -> tuple[Any, Array]:
-    """Let scikit-learn read a range of bytes, and check what it does not."""
+    """Let scikit-learn read a range of bytes."""
     from sklearn.datasets import load_svmlight_file
 
-    X, y = load_svmlight_file(
+    X, labels = load_svmlight_file(
         file, n_features=dataset.features, dtype=dtype, zero_based=False, offset=offset, length=length
     )
-    if not np.isfinite(X.data).all():
-        raise ValueError("a value is not finite")
-    for label in np.unique(y):
-        if label not in dataset.labels:
-            raise ValueError(f"the label {label:g} is not one of {', '.join(map(str, dataset.labels))}")
-    return X, y
+    checked(X, labels, dataset)
+    return X, labels
 
 
 def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
@@ -165,15 +162,16 @@ def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 
 def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     """Read MNIST's pair of files: a magic number, the sizes, and the bytes."""
-    arrays: list[Array] = []
+    arrays = []
     for (source, path), magic in zip(files, (2051, 2049), strict=True):
-        content, axes = np.fromfile(path, dtype=np.uint8), magic & 3
-        header = np.frombuffer(content[: 4 * axes + 4].tobytes().ljust(4 * axes + 4, b"\0"), dtype=">u4").tolist()
-        if header[0] != magic:
-            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {header[0]}")
-        if len(content) - 4 * axes - 4 != np.prod(header[1:]):
-            raise source.error(f"{len(content)} bytes are not the {header[1]} records that its header announces")
-        arrays.append(content[4 * axes + 4 :].reshape(header[1:]))
+        axes = magic & 3
+        found, *shape = np.fromfile(path, ">u4", axes + 1).tolist() or [0]
+        content = np.fromfile(path, np.uint8)[4 * axes + 4 :]
+        if found != magic:
+            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {found}")
+        if len(shape) < axes or len(content) != np.prod(shape):
+            raise source.error("the file is not as long as its header announces")
+        arrays.append(content.reshape(shape))
     images, labels = arrays
     if len(labels) != len(images):
         raise files[1][0].error(f"{len(labels)} labels for {len(images)} images")
@@ -192,18 +190,14 @@ def _cifar(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 
 def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     """Read pairs of .npy files, a matrix and its labels."""
-    arrays: list[Array] = []
-    for source, path in files:
-        axes = 2 - len(arrays) % 2
+    for (source, rows), (_, labels) in zip(files[0::2], files[1::2], strict=True):
         try:
-            arrays.append(np.lib.format.open_memmap(path, mode="r"))
+            X, y = (np.lib.format.open_memmap(path, mode="r") for path in (rows, labels))
         except (OSError, ValueError, EOFError) as problem:
-            raise source.error(f"not a readable .npy file ({problem})") from problem
-        if arrays[-1].ndim != axes or not np.issubdtype(arrays[-1].dtype, np.number):
-            raise source.error(f"an array of numbers with {axes} axes is expected")
-        if axes == 1 and len(arrays[-1]) != len(arrays[-2]):
-            raise source.error(f"{len(arrays[-1])} labels for {len(arrays[-2])} rows")
-    yield from ((X.astype(dtype), y) for X, y in zip(arrays[0::2], arrays[1::2], strict=True))
+            raise source.error(f"it or {labels.name} is not a readable .npy file ({problem})") from problem
+        if X.ndim != 2 or y.shape != X.shape[:1]:
+            raise source.error(f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")
+        yield X.astype(dtype), y
 
 
 READERS: dict[str, Callable[[Files, DataSet, np.dtype[Any]], Chunks]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,12 +15,9 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import bundled, datasets, models
-from sanc.lab.directory import BusyError, Journal, claim, compare, environment, finished, write_json
+from sanc.lab import datasets, models
+from sanc.lab.directory import Journal, claim, finished
 from sanc.lab.experiments import Panel, RunSpec
-
-__all__ = ["BusyError", "claim", "compare", "configuration", "describe", "environment", "execute", "finished",
-           "image_shape", "load_data", "write_json"]  # fmt: skip
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
 """Told the share of the budget spent, the last known loss, the branch and σ of the last iteration."""
@@ -31,12 +29,14 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     """Return the full configuration of a run."""
     panel, variant = spec.panel, spec.variant
     kind = _KINDS.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
-    sigma0 = panel.options.get("sigma0", 1.0)
-    config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength")} | {
+    config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
+    config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
+    return config | {
         "panel": panel.name,
         "title": panel.data,
-        "subtitle": f"{kind}, σ0 = {sigma0:g} (n = {n:,}, d = {dim:,})",
+        "subtitle": f"{kind}, σ0 = {panel.options.get('sigma0', 1.0):g} (n = {n:,}, d = {dim:,})",
         "activation": panel.activation if panel.network else None,
+        "widths": panel.widths if panel.problem == "mlp" else None,
         "data_note": note,
         "options": dict(variant.options),
         "preset": variant.preset,
@@ -45,16 +45,10 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
         "n": n,
         "dim": dim,
     }
-    config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
-    usual = Panel("", "", "", "", ())
-    rare = {key: getattr(panel, key) for key in ("unit", "widths", "held_out")}
-    return config | {key: value for key, value in rare.items() if value != getattr(usual, key)}
 
 
 def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
     """Load a data set of the catalogue, or one that scikit-learn ships."""
-    if name in bundled.NAMES:
-        return bundled.load(name, dtype)
     return datasets.load(name, data_dir, dtype=dtype)
 
 
@@ -66,8 +60,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
     rows, features = loaded.X.shape
     n = rows - int(panel.held_out * rows)
     for name, count in (("--batch", panel.batch), ("--budget", panel.calls)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ArgumentError(f"{name} = {count!r} cannot be used: pass an integer ≥ 1.")
+        sanc.errors.require_integer(name, count, 1)
     if panel.batch is not None and panel.batch > n:
         raise ArgumentError(f"--batch {panel.batch} does not fit the {n} rows of {panel.data}: pass at most {n}.")
     for method in panel.methods:
@@ -88,11 +81,8 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
 
 def image_shape(features: int) -> tuple[int, int]:
     """Channels and side of a square image of so many numbers: colour where a third of them is a square."""
-    for channels in (1, 3):
-        side = math.isqrt(features // channels)
-        if channels * side * side == features:
-            return channels, side
-    return 1, math.isqrt(features)
+    colour = math.isqrt(features // 3)
+    return (3, colour) if 3 * colour**2 == features else (1, math.isqrt(features))
 
 
 def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
@@ -109,9 +99,7 @@ def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
         return sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=panel.strength)
     if panel.problem == "svm":
         return sanc.problems.NonconvexSVM(loaded.X, 2 * np.asarray(loaded.y) - 1, strength=panel.strength)
-    if panel.problem == "softmax":
-        return sanc.problems.Softmax(loaded.X, loaded.y, loaded.classes, strength=panel.strength)
-    raise ArgumentError(f"problem = {panel.problem!r} is not known: choose from logistic, svm, softmax, mlp, cnn.")
+    return sanc.problems.Softmax(loaded.X, loaded.y, loaded.classes, strength=panel.strength)
 
 
 def execute(
@@ -166,7 +154,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         batch_size=batch, objective_batch_size=None if judged or spec.on_samples else batch,
         max_calls=config["budget"], max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
-        **spec.settings(),
+        **spec.variant.options,
     )  # fmt: skip
     journal.finish(result.status.name.lower().replace("_", " "), result.fun)
 
@@ -183,17 +171,14 @@ def _converted(content: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
     """Run a network, through the optimisers."""
     panel = spec.panel
-    rows = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else loaded.X
-    x = torch.from_numpy(np.array(rows, np.float32)).to(spec.device)
-    y = torch.from_numpy(np.array(loaded.y, np.int64)).to(spec.device)
+    rows = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else np.array(loaded.X)
+    x, y = (torch.from_numpy(part).to(spec.device) for part in (rows, np.array(loaded.y)))
     model = _model(panel, x.shape[1], loaded.classes)
     if panel.problem == "cnn":
         x = x.view(len(x), -1, *[image_shape(x.shape[1])[1]] * 2)
-    test_x, test_y = x[:0], y[:0]
-    if panel.held_out:
+    if held := int(panel.held_out * len(x)):
         order = torch.from_numpy(np.random.default_rng((spec.seed, 0)).permutation(len(x)))
-        kept, held = order[int(panel.held_out * len(x)) :], order[: int(panel.held_out * len(x))]
-        (test_x, test_y), (x, y) = (x[held], y[held]), (x[kept], y[kept])
+        (test_x, x), (test_y, y) = ((part[order[:held]], part[order[held:]]) for part in (x, y))
     models.initialise(model, spec.seed)
     model.to(spec.device)
     config = configuration(spec, len(x), sum(p.numel() for p in model.parameters()), loaded.note)
@@ -203,12 +188,10 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
     sizes = (batch, 1, 1) if first_order else (batch,) * 3
     samples = sanc.ThreeSamples(torch.utils.data.TensorDataset(x, y), sizes, seed=spec.seed)
     parts = {"model": model, "optimizer": optimiser, "samples": samples}
+    whole = partial(models.training_loss, model, x, y, panel.strength)
 
     def loss_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(a), b)
-
-    def whole() -> float:
-        return models.training_loss(model, x, y, panel.strength)
 
     def step() -> dict[str, Any]:
         g, b, f = samples.draw()
@@ -238,7 +221,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
             status = "not finite"
             break
         journal.offer(lambda: {name: part.state_dict() for name, part in parts.items()})
-    more = {"accuracy": models.accuracy(model, test_x, test_y)} if panel.held_out else {}
+    more = {"accuracy": models.accuracy(model, test_x, test_y)} if held else {}
     journal.finish(status, journal.loss, **more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, fields
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import sanc
-from sanc.lab import bundled, claims, cluster, datasets, experiments, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces
+from sanc.lab.checks import one_of
+from sanc.lab.directory import compare, finished, write_json
 from sanc.lab.experiments import Panel
 
 PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
@@ -25,27 +28,24 @@ def own_panel(given: dict[str, Any]) -> Panel:
     for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
-    for key, known in (("data", (*datasets.CATALOGUE, *bundled.NAMES)), ("problem", PROBLEMS)):
-        if given[key] not in known:
-            raise sanc.ArgumentError(f"{key} = {given[key]!r} is not known: {sanc.errors.nearest(given[key], known)}.")
-    methods = experiments.check_methods(given["methods"])
-    options = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
-    for key in given["options"]:
-        if key not in options:
-            raise sanc.ArgumentError(f"option {key!r} is not known: {sanc.errors.nearest(key, options)}.")
-        user = {"lr": {"sgd"}, "momentum": {"crm"}}.get(key, set(methods) - {"sgd"})
-        if not user & set(methods):
+    data = one_of("data", given["data"], (*datasets.CATALOGUE, *datasets.BUNDLED))
+    problem = one_of("problem", given["problem"], PROBLEMS)
+    methods, options = experiments.check_methods(given["methods"]), given["options"]
+    known = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
+    for key in options:
+        users = {"lr": {"sgd"}, "momentum": {"crm"}}.get(one_of("option", key, known), set(methods) - {"sgd"})
+        if not users & set(methods):
             raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
-    network, activation = given["problem"] in ("mlp", "cnn"), given["activation"]
+    network, activation = problem in ("mlp", "cnn"), given["activation"]
     if activation is not None and not network:
-        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {given['problem']}: leave it out.")
-    name = given["name"] if given["name"] is not None else f"own-{given['problem']}-{given['data']}"
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: leave it out.")
+    usual = {"name": f"own-{problem}-{data}"} | ({"batch": 128, "strength": 0.01} if network else {"strength": 1.0})
+    chosen: dict[str, Any] = usual | {key: value for key, value in given.items() if value is not None}
+    name = str(chosen["name"])
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
-    batch = given["batch"] if given["batch"] is not None else 128 if network else None
-    strength = given["strength"] if given["strength"] is not None else 0.01 if network else 1.0
-    asked = (given["problem"], given["data"], methods, given["options"], activation or "tanh", batch)
-    return Panel(name, "own", *asked, calls=given["budget"], strength=strength)
+    asked = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
+    return Panel(name, "own", *asked, calls=given["budget"], strength=chosen["strength"])
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,10 @@ class Study:
 
     def go(self) -> int:
         """Say what will happen, do it, draw it, and say where the result is; return the exit code."""
-        if self.preset not in sanc.PRESETS:
-            raise sanc.ArgumentError(f"--preset {self.preset!r} is not known: choose from {', '.join(sanc.PRESETS)}.")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        one_of("--preset", self.preset, sanc.PRESETS)
+        one_of("--device", self.device.partition(":")[0], ("cpu", "cuda"))
+        if self.device != "cpu" and not torch.cuda.is_available():
             raise sanc.ArgumentError(f"--device {self.device!r} is not there: torch sees no CUDA device; use cpu.")
-        if self.device != "cpu" and not self.device.startswith("cuda"):
-            raise sanc.ArgumentError(f"--device {self.device!r} is not known: use cpu or cuda.")
         self.out.mkdir(parents=True, exist_ok=True)
         present = self._present()
         wanted = experiments.specs(present, self.runs, self.preset, self.device)
@@ -83,67 +81,56 @@ class Study:
             wanted, self.out, data_dir=self.data_dir, workers=self.workers, console=self.console,
             checkpoint_every=self.checkpoint_every, scheduler=self.scheduler,
         )  # fmt: skip
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        self.console.print(
-            f"{outcome.finished} runs finished in {time.perf_counter() - clock:.0f} s, {outcome.known} were finished "
-            "before"
-            + (f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else "")
-            + (f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else "")
-            + "."
-        )
+        took = f"{time.perf_counter() - clock:.0f} s"
+        words = f"{outcome.finished} runs finished in {took}, {outcome.known} were finished before"
+        words += f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else ""
+        words += f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else ""
+        self.console.print(f"{words}.", soft_wrap=True)
         for name, text in outcome.failed.items():
             self.console.print(f"  {name}: {text}", soft_wrap=True, markup=False)
-        missing = [spec.path for spec in wanted if not runs.finished(self.out / "runs" / spec.path)]
         if outcome.finished or outcome.known:
-            plan = {panel.name: dict.fromkeys(panel.methods, self.runs) for panel in present}
-            report(self.out, self.console, plan)
+            report(self.out, self.console, {panel.name: dict.fromkeys(panel.methods, self.runs) for panel in present})
+        missing = self._missing(wanted)
         if missing:
-            names = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+            names = ", ".join(spec.path for spec in missing[:5]) + (" …" if len(missing) > 5 else "")
             words = f"{len(missing)} runs are not finished ({names}): the same command goes on with them."
             self.console.print(words, soft_wrap=True)
         return int(bool(missing))
 
+    def _missing(self, wanted: list[experiments.RunSpec]) -> list[experiments.RunSpec]:
+        return [spec for spec in wanted if not finished(self.out / "runs" / spec.path)]
+
     def _present(self) -> list[Panel]:
         """Load every data set, check that its panels can run, and note those whose data cannot be had."""
         skipped = traces.skipped(self.out)
-        found: dict[tuple[str, str], datasets.Loaded | str] = {}
+        load = cache(partial(runs.load_data, data_dir=self.data_dir))
         present = []
         for panel in self.panels:
-            key = (panel.data, "float32" if panel.network else "float64")
-            if key not in found:
-                try:
-                    if self.console.is_terminal:
-                        self.console.print(f"Reading {panel.data} …", end="\r")
-                    found[key] = runs.load_data(panel.data, self.data_dir, key[1])
-                except sanc.SancError as problem:
-                    found[key] = str(problem)
-            loaded = found[key]
-            if isinstance(loaded, str):
-                skipped[panel.name] = loaded
-                self.console.print(f"[yellow]Without {panel.name}[/]: {escape(loaded)}", soft_wrap=True)
+            try:
+                with self.console.status(f"Reading {panel.data} …"):
+                    loaded = load(panel.data, dtype="float32" if panel.network else "float64")
+            except sanc.SancError as problem:
+                skipped[panel.name] = str(problem)
+                self.console.print(f"[yellow]Without {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
             n, dim = runs.describe(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):
-                runs.compare(self.out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
-        runs.write_json(self.out / "skipped.json", skipped)
+                compare(self.out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
+        write_json(self.out / "skipped.json", skipped)
         return present
 
     def _announce(self, panels: list[Panel], wanted: list[experiments.RunSpec]) -> None:
-        left = [spec for spec in wanted if not runs.finished(self.out / "runs" / spec.path)]
+        left = self._missing(wanted)
         # Measured on two cores: a logistic run takes a second or so, covtype several, a network a minute or more.
         seconds = [60.0 if s.panel.network else 8.0 if s.panel.data in ("covtype", "higgs") else 1.5 for s in left]
         minutes = max(1, round(sum(seconds) / self.workers / 60))
+        names = ", ".join(panel.name for panel in panels)
         where = f"on {self.scheduler}" if self.scheduler else f"with {self.workers} worker{'s' * (self.workers > 1)}"
-        self.console.print(
-            f"{len(wanted)} runs in {len(panels)} panels ({', '.join(panel.name for panel in panels)}), "
-            f"{len(left)} still to make {where}"
-            + (f": about {minutes} min, if this machine is like ours" if left else "")
-            + f". Results go to [bold]{self.out}[/].",
-            soft_wrap=True,
-        )
+        guess = f": about {minutes} min, if this machine is like ours" if left else ""
+        words = f"{len(wanted)} runs in {len(panels)} panels ({names}), {len(left)} still to make {where}{guess}."
+        self.console.print(f"{words} Results go to [bold]{self.out}[/].", soft_wrap=True)
 
 
 def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None = None) -> None:
@@ -151,25 +138,16 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
     from sanc.lab import figures
     from sanc.lab import report as page
 
-    found_runs = traces.read(out)
-    if not found_runs:
+    made = traces.read(out)
+    if not made:
         raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
-    order = [panel.name for panels in experiments.FIGURES.values() for panel in panels]
-    places = {name: place for place, name in enumerate(order)}
-    known = sorted({trace.panel for trace in found_runs} | set(plan or {}), key=lambda n: (places.get(n, 99), n))
-    wanted: dict[str, dict[str, int]] = {name: dict((plan or {}).get(name, {})) for name in known}
-    for trace in found_runs:
-        methods = wanted[trace.panel]
-        methods[trace.method] = max(methods.get(trace.method, 0), trace.seed + 1)
-    found = sorted(claims.evaluate(found_runs), key=lambda claim: known.index(claim.panel))
-    runs.write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
-    figures.save_all(out, order=order)
-    summary.write(out, found_runs, found, order)
-    path = page.write(out, found, plan=wanted)
+    found = claims.evaluate(made)
+    write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
+    figures.save_all(out, made)
+    summary.write(out, made, found)
+    path = page.write(out, made, found, plan)
     if found:
-        table = Table(title="The paper's claims", title_justify="left")
-        for column in ("panel", "claim", "measured", "holds"):
-            table.add_column(column)
+        table = Table("panel", "claim", "measured", "holds", title="The paper's claims", title_justify="left")
         for claim in found:
             verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
             table.add_row(claim.panel, claim.statement, claim.measured, verdict)

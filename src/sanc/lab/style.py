@@ -1,9 +1,7 @@
-"""How methods, branches and pictures look, and labels that do not cover each other."""
+"""How methods, branches and pictures look."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +67,10 @@ METHODS: dict[str, Look] = {
 }
 """The methods in the order of every table and picture."""
 
-_OTHERS = (("#5B4A9E", "#A99BF0"), ("#7A5C3A", "#C9A67C"), ("#4D7A1E", "#9CCB62"), ("#444444", "#DDDDDD"))
-
 
 def look(method: str) -> Look:
-    """Return how a method appears; one that is not of the paper gets a colour that depends on its name alone."""
-    if method in METHODS:
-        return METHODS[method]
-    return Look(method, *_OTHERS[sum(method.encode()) % len(_OTHERS)], (3.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    """Return how a method appears."""
+    return METHODS.get(method) or Look(method, "#5B4A9E", "#A99BF0", (3.0, 1.0, 1.0, 1.0))
 
 
 def rank(method: str) -> tuple[int, str]:
@@ -86,23 +80,4 @@ def rank(method: str) -> tuple[int, str]:
 
 def figure_name(name: str) -> str:
     """Write ``fig2a`` as the paper does."""
-    match = re.fullmatch(r"fig(?:ure)?[-_ ]?(\d+\w?)", name)
-    return f"Figure {match[1]}" if match else name
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move positions apart until neighbours are at least `gap` from each other, and within [low, high] if they fit."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[tuple[float, int]] = []  # (centre, members) of blocks of labels that touch
-    for i in order:
-        centre, size = wanted[i], 1
-        while True:
-            half = gap * (size - 1) / 2
-            centre = max(low + half, min(centre, high - half))
-            if not groups or groups[-1][0] + gap * (groups[-1][1] - 1) / 2 + gap <= centre - half + 1e-12:
-                break
-            other, members = groups.pop()
-            centre, size = (other * members + centre * size) / (members + size), size + members
-        groups.append((centre, size))
-    places = [centre + gap * (k - (size - 1) / 2) for centre, size in groups for k in range(size)]
-    return [place for _, place in sorted(zip(order, places, strict=True))]
+    return name.replace("fig", "Figure ", 1) if name.startswith("fig") else name
