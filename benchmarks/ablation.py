@@ -15,15 +15,13 @@ run ended at a minimum that the zoo lists. *logistic*: regression with the paper
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -33,11 +31,6 @@ import sanc
 from benchmarks.common import Counted, median, plain_table, zoo
 from sanc.lab import models
 from sanc.lab.runs import load_data
-from sanc.minibatch import watch
-from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.model import Model
-
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 EXACT: Mapping[str, dict[str, Any]] = {
     "everything on": {},
@@ -55,28 +48,16 @@ EXACT: Mapping[str, dict[str, Any]] = {
 }
 
 
-def _never(_: Any) -> bool:
-    return False
-
-
-def _signed(model: Model, spectrum: Callable[[Model], Any] = Model.spectrum) -> Any:
-    with mock.patch.object(model, "fresh", True):
-        return spectrum(model)
-
-
-SAMPLED: Mapping[str, tuple[dict[str, Any], Patch]] = {
-    "everything on": ({}, contextlib.nullcontext),
-    "no Krylov space": ({}, lambda: mock.patch.object(MinibatchIteration, "_due", _never)),
-    "a Krylov space in every step": ({"refresh": 1}, contextlib.nullcontext),
-    "an old space keeps its sign": ({}, lambda: mock.patch.object(Model, "spectrum", _signed)),
-    "Euclid's metric": ({"metric": 0.0}, contextlib.nullcontext),
-    "Adam's metric": ({"metric": 1.0}, contextlib.nullcontext),
-    "no averaging": ({"averaging": 0.0}, contextlib.nullcontext),
-    "σ does not follow the slopes": ({"sigma_rate": 0.0}, contextlib.nullcontext),
-    "no margin": ({"margin": 0.0}, contextlib.nullcontext),
-    "no judgement on the own batch": ({"check_every": 0}, contextlib.nullcontext),
-    "no first phase": ({"warm_up": 0}, contextlib.nullcontext),
-    "no way back": ({}, lambda: mock.patch.object(watch, "_JUMP", math.inf)),
+SAMPLED: Mapping[str, dict[str, Any]] = {
+    "everything on": {},
+    "no Hessian products": {"curvature": False},
+    "diagonal metric": {"metric": "diagonal"},
+    "Euclid's metric": {"metric": "none"},
+    "no averaging": {"averaging": 0.0},
+    "equal weights in the average": {"weighting": 0.0},
+    "no stretch by the distance": {"distance": 0.0},
+    "the scale does not fall": {"slow_down": 0},
+    "no warm-up": {"warm_up": 0},
 }
 
 
@@ -112,7 +93,7 @@ def logistic(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     problem = sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=1.0)
     start = np.ones(problem.dim)
     lowest = float(sanc.minimize(problem, start).fun)
-    for name, (settings, patch) in SAMPLED.items():
+    for name, settings in SAMPLED.items():
         calls, gaps, sigmas = [], [], []
         for seed in range(options.seeds):
             seen: list[tuple[float, float, float]] = []
@@ -122,18 +103,17 @@ def logistic(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 value = problem.value(intermediate_result.x)
                 seen.append((record.calls.paper_calls / problem.n, value, record.sigma))  # noqa: B023 - used at once
 
-            with patch():
-                result = sanc.minimize(
-                    problem,
-                    start,
-                    batch_size=-(-problem.n // 20),
-                    seed=seed,
-                    max_calls=(4 if options.quick else 20) * problem.n,
-                    max_iter=10**9,
-                    certify=False,
-                    callback=see,
-                    **settings,
-                )
+            result = sanc.minimize(
+                problem,
+                start,
+                batch_size=-(-problem.n // 20),
+                seed=seed,
+                max_calls=(4 if options.quick else 20) * problem.n,
+                max_iter=10**9,
+                certify=False,
+                callback=see,
+                **settings,
+            )
             calls.append(next((at for at, value, _ in seen if value <= 1.001 * lowest), math.inf))
             gaps.append(result.fun - lowest)
             sigmas += [sigma for _, _, sigma in seen]
@@ -149,7 +129,7 @@ def mlp(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     x = torch.from_numpy(np.array(rows, np.float32))
     y = torch.from_numpy(np.array(loaded.y, np.int64))
     budget = 2_000 if options.quick else options.budget
-    for name, (settings, patch) in SAMPLED.items():
+    for name, settings in SAMPLED.items():
         hits, finals = [], []
         for seed in range(options.seeds):
             model = models.mlp(x.shape[1], loaded.classes, widths=(50, 30) if options.quick else (300, 500))
@@ -159,14 +139,13 @@ def mlp(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 return nn.functional.cross_entropy(model(a), b)
 
             rng, spent, step, hit = np.random.default_rng(seed), 0, 0, math.inf
-            with patch():
-                optimiser = sanc.SANC(models.groups(model, 0.01), seed=seed, **settings)
-                while spent < budget:
-                    g, h = (torch.from_numpy(rng.choice(len(x), 128, replace=False)) for _ in range(2))
-                    optimiser.step(sanc.Batch(loss, x[g], y[g]), hessian=sanc.Batch(loss, x[h], y[h]))
-                    spent, step = optimiser.record.calls.total, step + 1
-                    if step % 10 == 0 and hit == math.inf:
-                        hit = spent if models.training_loss(model, x, y, 0.01) <= options.target else math.inf
+            optimiser = sanc.SANC(models.groups(model, 0.01), seed=seed, **settings)
+            while spent < budget:
+                g, h = (torch.from_numpy(rng.choice(len(x), 128, replace=False)) for _ in range(2))
+                optimiser.step(sanc.Batch(loss, x[g], y[g]), hessian=sanc.Batch(loss, x[h], y[h]))
+                spent, step = optimiser.record.calls.total, step + 1
+                if step % 10 == 0 and hit == math.inf:
+                    hit = spent if models.training_loss(model, x, y, 0.01) <= options.target else math.inf
             hits.append(hit)
             finals.append(models.training_loss(model, x, y, 0.01))
         yield {"part": f"mlp, {data}", "name": name, "evaluations": median(hits), "loss": median(finals),

@@ -35,7 +35,7 @@ import sanc
 from benchmarks.common import plain_table
 from benchmarks.timing import machine, synchronise, write_json
 from sanc.lab.models import cnn
-from sanc.minibatch.model import KRYLOV_DIM
+from sanc.minibatch.iteration import KRYLOV_DIM
 
 BEYOND, SLACK = 8, 0.1
 """The promise: most vectors of a step beside the J of its basis, and what is granted for activations."""

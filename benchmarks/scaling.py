@@ -104,9 +104,9 @@ def network_row(width: int, batch: int, dim: int, device: torch.device, seconds:
 
 
 def robust_row(width: int, batch: int, device: torch.device, seconds: float, cycle: int) -> dict[str, Any]:
-    """Time the default preset over a whole cycle, in which one Krylov space serves all steps; a mean over its steps."""
+    """Time the default preset over `cycle` steps; a mean over them."""
     model, loss = network(width, batch, device)
-    optimizer = sanc.SANC(model.parameters(), refresh=cycle, check=False, seed=0, capture=device.type == "cuda")
+    optimizer = sanc.SANC(model.parameters(), check=False, seed=0, capture=device.type == "cuda")
     for _ in range(2 * cycle):  # the first phase is over
         optimizer.step(loss)
     before = optimizer.record

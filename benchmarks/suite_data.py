@@ -22,20 +22,18 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 """Rows x and targets y, the held-out rows held_x and held_y, and perhaps a note."""
 
 
-def _lab(name: str, folder: Path | None, part: str = "train") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]:
+def _lab(name: str, folder: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]:
     """Load a set of the laboratory as dense float32, its labels as bytes."""
     from sanc.lab import datasets
 
-    loaded = datasets.load(name, folder, dtype="float32", part=part)
+    loaded = datasets.load(name, folder, dtype="float32")
     rows = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else loaded.X
     return rows, loaded.y.astype(np.uint8), loaded.note
 
 
 def _pixels(name: str, folder: Path | None, rows: int, held: int) -> Arrays:
     x, y, _ = _lab(name, folder)
-    held_x, held_y, _ = _lab(name, folder, "test")
-    as_bytes = [np.rint(a * 255).astype(np.uint8) for a in (x[:rows], held_x[:held])]
-    return {"x": as_bytes[0], "y": y[:rows], "held_x": as_bytes[1], "held_y": held_y[:held]}
+    return _split(np.rint(x * 255).astype(np.uint8), y, rows, held)
 
 
 def _split(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], rows: int, held: int) -> Arrays:

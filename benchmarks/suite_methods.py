@@ -18,8 +18,18 @@ import sanc
 from benchmarks.suite import TASKS, Problem
 from benchmarks.timing import synchronise
 
-VARIANTS: dict[str, dict[str, Any]] = {"sanc": {}, "robust01": {}}
-"""Options of `sanc.SANC` by the name of a method; add entries here for an ablation."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sanc": {},
+    "no-averaging": {"averaging": 0.0},
+    "diagonal": {"metric": "diagonal"},
+    "euclid": {"metric": "none"},
+    "fixed-scale": {"distance": 0.0},
+    "no-slow-down": {"slow_down": 0},
+    "no-curvature": {"curvature": False},
+    "robust02": {},
+}
+"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off, and the default of version 0.2,
+for which the source of that version has to stand in front on the path."""
 
 
 @dataclass(frozen=True)

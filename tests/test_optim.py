@@ -324,7 +324,8 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
         return value if torch.equal(flat(model), w) else value * float("nan")
 
     opt = cls(model.parameters(), preset=preset, seed=0, L1=1.0, L2=1.0, check=False)
-    sigma = opt._iterates.state.sigma
+    judged = getattr(opt._iterates, "judged", opt._iterates)
+    sigma = judged.state.sigma
     for k in range(3):
         if isinstance(opt._iterates, MinibatchIteration):  # judges on the gradient sample
             opt.step(cliff, hessian=good)
@@ -332,8 +333,8 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
             opt.step(good, objective=cliff)
         assert torch.equal(flat(model), w), k
         assert opt.record.branch is Branch.STAYED
-        assert opt._iterates.state.sigma > sigma or sigma >= 1e8  # bounded
-        sigma = opt._iterates.state.sigma
+        assert judged.state.sigma > sigma or sigma >= 1e8  # bounded
+        sigma = judged.state.sigma
         assert "finite" in opt.record.note or "lower" in opt.record.note
 
 

@@ -79,7 +79,7 @@ def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
     assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ablation.json").read_text())
     assert [row["name"] for row in rows] == 2 * list(ablation.SAMPLED)
-    gaps = {row["name"]: row["gap"] for row in rows if "gap" in row}
-    assert gaps["σ does not follow the slopes"] > 2 * gaps["everything on"]
+    losses = {row["name"]: row["loss"] for row in rows if "loss" in row}
+    assert losses["Euclid's metric"] > losses["everything on"]
     assert "everything on" in capsys.readouterr().out
     assert (tmp_path / "ablation.png").stat().st_size > 10_000

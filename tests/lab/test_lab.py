@@ -206,10 +206,10 @@ def test_a_run_of_a_network(tmp_path, method):
 
 
 def test_which_runs_have_an_objective_sample_is_decided_by_their_options():
-    """One Krylov space for many steps judges on the gradient sample, whichever way it was asked for."""
+    """The iteration on samples judges on the gradient sample, whichever way it was asked for."""
     for preset, options, on_samples in (
         ("paper", {}, False),
-        ("paper", {"refresh": 50}, True),
+        ("paper", {"scale": 0.01}, True),
         ("robust", {}, True),
         ("robust", {"minibatch": None}, False),
     ):

@@ -290,9 +290,9 @@ def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves)
     assert opt._iterates.state.noisy
     assert all(record.trial_value < record.value and record.curvature_share > 0.5 for record in taken)
     if leaves:
-        assert len(taken) == 1 and abs(abs(float(p[1])) - 1) < 0.05
+        assert len(taken) == 1 and abs(abs(p[1].item()) - 1) < 0.05
     else:
-        assert not taken and float(p[1]) == 0.0
+        assert not taken and p[1].item() == 0.0
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
@@ -318,7 +318,7 @@ def test_where_the_gradient_vanishes_the_space_starts_at_random():
     bend = torch.tensor([-1.0, 0.5, 1.0, 1.5, 2.0], dtype=torch.float64)
     opt = sanc.SANC([p], seed=3)
     opt.step(lambda: 0.5 * (bend * p**2).sum() + 0.25 * (p**4).sum())
-    assert opt.record.branch is Branch.CURVATURE
+    assert opt.record.curvature_share == 1.0 and opt.record.step_norm > 0.1
     assert opt.record.ritz_value == pytest.approx(-1.0)
 
 

@@ -163,8 +163,8 @@ class Run:
             )
         if set(state["numbers"]) != set(self.iterates.numbers()):
             raise ArgumentError(
-                "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in the "
-                "run that was interrupted, and a state of this version."
+                "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in "
+                "the run that was interrupted, and a state of this version."
             )
         self.x = state["x"]
         self.iterates.restore(state["numbers"], state["vectors"])

@@ -273,8 +273,9 @@ class MinibatchIteration:
         self._work, self._squares, self._factors = None, vectors.get("squares"), factors
 
     def forget(self) -> None:
-        """Begin anew with vectors of another length; the counts stay."""
+        """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
         state = self.state
-        self.state = State(state.seed, state.iteration, state.seconds, state.noisy)
+        kept = (state.seed, state.iteration, state.seconds, state.noisy, state.gained, state.reached)
+        self.state = State(*kept)
         self.judged.forget()
         self._work, self._squares, self._factors = None, None, ()
