@@ -116,7 +116,7 @@ def test_a_recorded_step_of_robust_is_the_eager_one(three, metric):
     runs = []
     for captured in (False, True):
         model = network()
-        runs.append((model, *train(model, data, captured, three=three, metric=metric, noise=3.0)))
+        runs.append((model, *train(model, data, captured, three=three, metric=metric)))
     (eager, _, losses, records, _), (model, _, again, recorded, replayed) = runs
     assert replayed == [False] + [True] * 89
     assert sum(record.krylov_dim > 0 for record, done in zip(recorded, replayed, strict=True) if done) >= 2
@@ -355,7 +355,7 @@ def test_a_bad_batch_teaches_nothing(bad):
     data = batches(75)
     spoilt = [*data[:bad], (data[bad][0] * math.nan, data[bad][1]), *data[bad:]]
     kinds = ((spoilt, False), (spoilt, True), (data, True))
-    runs = [train(network(), rows, captured, noise=3.0) for rows, captured in kinds]
+    runs = [train(network(), rows, captured) for rows, captured in kinds]
     assert runs[1][3][-1]
     for a, b in zip(runs[0][2], runs[1][2], strict=True):
         same(a, b, rel=1e-5)

@@ -66,16 +66,16 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
     engine, oracle = engine_on(problem, **own)
     s = engine.own
     x0 = x = z = average = np.ones(problem.dim)
-    V, total, r, drift, d, unit = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None
+    V, total, r, drift, d, unit, path = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0
     for k in range(60):
         oracle.begin(k)
         g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
         unit = np.linalg.norm(g) if unit is None else unit
         V = V + max(1 - s.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
         p = g / unit / (np.sqrt(V) + 1e-6 * np.sqrt(V).max())
-        eta = (
-            min(max(s.scale, distance * d), 3 * s.scale) * min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down)
-        )
+        straight = k > 2 * s.warm_up and np.abs(z - average).sum() > 0.7 * path
+        eta = min(max(s.scale, distance * d), math.inf if straight else 3 * s.scale)
+        eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down)
         memory = math.sqrt(0.999)
         drift = memory * drift + (1 - memory) * d * d * p
         r = memory * r + (1 - memory) * d * d * p @ (x0 - z)
@@ -83,6 +83,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         total += (k + 1) ** s.weighting
         share = (k + 1) ** s.weighting / total if averaging else 1.0
         average = average + share * (z - average)
+        path = (1 - share) * (path + eta * np.abs(p).sum()) if distance else math.inf
         x, record = engine.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
@@ -99,19 +100,21 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
 def test_products_are_spent_as_long_as_batches_agree(problem):
     batch = 29
     engine, oracle = engine_on(problem, batch=batch)
-    x, calls, spaces = np.ones(problem.dim), 0, []
+    x, before, spaces = np.ones(problem.dim), sanc.Calls(), []
     for k in range(140):
         x, record = engine.iterate(x, oracle)
-        assert record.calls.paper_calls - calls == batch + record.krylov_dim * batch
-        calls = record.calls.paper_calls
-        if record.krylov_dim:
+        products = record.calls.product - before.product
+        if products:
             spaces.append(k)
-    assert 1 <= len(spaces) < 30 and spaces == list(range(len(spaces)))
-    assert engine.state.steps == 140 - len(spaces)
+        else:
+            assert record.calls.paper_calls - before.paper_calls == batch
+        before = record.calls
+    first = next(k for k in range(140) if k not in spaces)
+    assert 1 <= first < 30 and spaces[first:] == [first + 100]  # where it is looked whether they pay again
     engine, oracle = engine_on(problem, curvature=False)
-    for _ in range(30):
+    for _ in range(130):
         x, record = engine.iterate(x, oracle)
-    assert record.calls.product == 0 and engine.state.steps == 30
+    assert record.calls.product == 0 and engine.state.steps == 130
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e9])
@@ -197,11 +200,11 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
 
 def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
     engine, oracle, x = settled_run(problem)
-    point = there = x + 3.0
+    point, _ = engine.iterate(x + 3.0, oracle)
+    assert np.linalg.norm(point - x - 3.0) < 0.1
     for _ in range(60):
         point, record = engine.iterate(point, oracle)
         assert "back" not in record.note
-    assert np.linalg.norm(point - there) < np.linalg.norm(point - x)
 
 
 def test_rare_rows_are_learnt_from():
@@ -282,7 +285,7 @@ def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves)
     p = nn.Parameter(torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64))
     rng, taken = np.random.default_rng(0), []
     opt = cls([p], seed=0)
-    for _ in range(500):
+    for _ in range(1700):
         a = torch.from_numpy(rng.standard_normal(2))
         opt.step(lambda a=a: 0.5 * (p[::2] - a).square().sum() + 0.25 * (p[1] ** 2 - 1) ** 2)
         if "negative curvature" in opt.record.note:

@@ -39,7 +39,8 @@ class AveragedStep:
         """Return the new x, the new offset, what the host reads, and the new drift where there was one.
 
         `numbers` are the factor of g, the weight of g in the metric, η, c and λ. What is read: gᵀM⁻¹g (in units of the
-        factor), ‖z − x‖², ‖x‖² before and after, and for the distance ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        factor), ‖z − x‖², ‖x‖² before and after, and for the distance the 1-norms of p and of z − x, ⟨p, x_0 − z⟩ and
+        the 1-norm of the drift.
         """
         factor, weight, eta, share, trust = numbers.unbind()
         g = g * factor
@@ -49,5 +50,6 @@ class AveragedStep:
         read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
             new.append(MEMORY * drift + trust * direction)
-            read += [torch.dot(direction, start - x - offset), new[2].abs().sum()]
+            read += [direction.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
+            read.append(new[2].abs().sum())
         return [*new[:2], torch.stack(read), *new[2:]]

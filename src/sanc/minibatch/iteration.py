@@ -34,7 +34,7 @@ from sanc.errors import NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, scale, weight
+from sanc.minibatch.scale import learn_distance, scale, shrink, weight
 from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
@@ -42,6 +42,10 @@ KRYLOV_DIM = 5
 
 _EARLY = (1, 5, 10, 20, 35)
 """Steps after which the eigenbases are renewed beside those that `renew` says: at first they know little."""
+_PAYS = 0.5
+"""Judged steps are taken up again where one of them brings its batch and the next one below this share of the loss."""
+_FIRST_LOOK = 100
+"""The averaged step at which it is first looked whether judged steps pay again; each look is twice as late."""
 _OUTLIER = 5.0
 """A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
 
@@ -98,21 +102,33 @@ class MinibatchIteration:
         return point, record
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        state, own = self.state, self.own
-        looks = state.noisy and self.method.escapes and own.curvature and watch.stands_still(state)
-        oracle.begin(state.iteration, products=not state.noisy or looks)
+        state = self.state
+        looks = state.noisy and self.own.curvature and state.held is None and state.steps >= _FIRST_LOOK << state.looks
+        oracle.begin(state.iteration, products=looks or not state.noisy or state.held is not None)
         if looks:
-            found = self._follow_curvature(x, oracle)
+            found = self._look(x, oracle)
             if found is not None:
                 return found
+        if state.held is not None:  # a judged step was tried
+            state.noisy = oracle.gradient(x)[0] > _PAYS * (state.reached + state.gained)
+            x = state.held if state.noisy else x
+            state.held, state.offset = None, state.offset if state.noisy else None
         if not state.noisy:
-            value, _ = oracle.gradient(x)
-            if not watch.disagrees(state, value, own, oracle.space.eps):
+            if self._agrees(oracle.gradient(x)[0], oracle.space.eps):
                 return self._judged_step(x, oracle)
             state.noisy = True
+            shrink(state, self.own, self.judged.state.reach, oracle.space.dim)
         return self._averaged_step(x, oracle)
 
     # ------------------------------------------------------------------ steps that are judged on their batch
+
+    def _agrees(self, value: float, eps: float) -> bool:
+        """Whether this batch tells of the last judged step what its own batch did, or has not often told otherwise."""
+        state = self.state
+        if math.isnan(state.reached):
+            return True
+        state.misses = watch.misses(state, value, self.own, eps)
+        return state.misses < watch.PATIENCE
 
     def _judged_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration as if the batch were the objective, and remember what it gained."""
@@ -124,14 +140,27 @@ class MinibatchIteration:
         state.gained = record.value - record.trial_value if moved else 0.0
         return point, record
 
-    def _follow_curvature(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Make a judged step from a random start of Lanczos, if negative curvature is what it follows."""
+    def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+        """Try a judged step now and then, and keep it where it pays.
+
+        In turns: one from the gradient, which pays where it halves the loss, and that of the next batch too; and where
+        the loss stands still one from a random start of Lanczos, which pays where it follows negative curvature.
+        """
         state, before = self.state, self.judged.state
-        start = Draws(state.seed, state.iteration).start(oracle.space)
+        state.looks += 1
+        still = watch.stands_still(state)
+        for_curvature = state.looks % 2 == 0
+        if for_curvature and not (still and self.method.escapes):
+            return None
+        start = Draws(state.seed, state.iteration).start(oracle.space) if for_curvature else None
         point, record = self._judged_step(x, oracle, start)
-        if point is not x and record.curvature_share > 0.5:
+        if for_curvature and point is not x and record.curvature_share > 0.5:
             record.note = "the loss stood still: a step along negative curvature"
             state.offset = None
+            return point, record
+        if not for_curvature and state.reached < _PAYS * record.value and state.variance < state.mean * state.mean:
+            record.note = "a judged step was tried"
+            state.held = x
             return point, record
         self.judged.state = before
         return None
@@ -187,7 +216,9 @@ class MinibatchIteration:
             state.mean, state.safe = math.nan, None
         if bound:
             state.drift = space.vector(drift[0])
-            learn_distance(state, *bound)
+            direction, state.beyond, along, drift_norm = bound
+            state.path = (1.0 - share) * (state.path + eta * direction)
+            learn_distance(state, along, drift_norm)
         state.offset, state.weights = space.vector(beyond), state.weights + late
         state.steps += 1
         if state.steps in _EARLY or state.steps % own.renew == 0:
@@ -275,7 +306,7 @@ class MinibatchIteration:
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
         state = self.state
-        kept = (state.seed, state.iteration, state.seconds, state.noisy, state.gained, state.reached)
+        kept = (state.seed, state.iteration, state.seconds, state.noisy, state.misses, state.gained, state.reached)
         self.state = State(*kept)
         self.judged.forget()
         self._work, self._squares, self._factors = None, None, ()

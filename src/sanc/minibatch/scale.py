@@ -6,7 +6,9 @@ way is longer than that number can tell, a lower bound of the distance to a solu
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
-It is an estimate, not a proof, with p in place of g; so it may stretch the scale, but only by `FARTHEST`.
+It is an estimate, not a proof, with p in place of g; so it may stretch the scale, but only by `FARTHEST`, unless the
+last steps led the same way: where z has come half as far from x as its steps are long together, there is little noise
+to be afraid of.
 """
 
 from __future__ import annotations
@@ -17,21 +19,42 @@ from sanc.core.settings import MinibatchSettings
 from sanc.minibatch.state import State
 
 FARTHEST = 3.0
-"""The most by which a long way stretches the scale."""
+"""The most by which a long way stretches the scale, where the last steps differ."""
+STRAIGHT = 0.7
+"""‖z − x‖_1 over the length of the steps that led there, above which they led the same way."""
+ARRIVED = 0.01
+"""Length of a judged step, in units of an averaged one, below which it had arrived."""
+GROWTH = 1.1
+"""By which a scale that was made smaller grows back in a step, where the last steps led the same way."""
 MEMORY = math.sqrt(0.999)
 """Of the sums that the bound is made of."""
 
 
 def scale(state: State, own: MinibatchSettings) -> float:
     """η of the next step: grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`)."""
-    base = min(max(own.scale, own.distance * state.distance), FARTHEST * own.scale)
+    farthest = math.inf if state.steps > 2 * own.warm_up and straight(state) else FARTHEST * own.scale
+    base = min(max(own.scale, own.distance * state.distance), farthest)
     ramp = min(1.0, (state.steps + 1) / own.warm_up) if own.warm_up else 1.0
     slower = math.sqrt(1.0 + state.steps / own.slow_down) if own.slow_down else 1.0
     return base * ramp / slower * state.shrink
 
 
+def straight(state: State) -> bool:
+    """Whether the last steps led the same way."""
+    return state.beyond > STRAIGHT * state.path
+
+
+def shrink(state: State, own: MinibatchSettings, reach: float, dim: int) -> None:
+    """Begin where judged steps ended: where they were far shorter than the scale, they had arrived."""
+    length = reach / (own.scale * math.sqrt(dim))
+    if length < ARRIVED:
+        state.shrink = length
+
+
 def learn_distance(state: State, along: float, drift_norm: float) -> None:
-    """Raise the bound, given ⟨p, x_0 − z⟩ of the last step and ‖Σ λ_i p_i‖_1."""
+    """Raise the bound, given ⟨p, x_0 − z⟩ of the last step and ‖Σ λ_i p_i‖_1; let a small scale grow."""
+    if straight(state):
+        state.shrink = min(1.0, GROWTH * state.shrink)
     state.along = MEMORY * state.along + weight(state) * along
     if drift_norm > 0.0 and math.isfinite(state.along / drift_norm):
         state.distance = max(state.distance, state.along / drift_norm)

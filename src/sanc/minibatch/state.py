@@ -9,7 +9,7 @@ from typing import Any
 
 from sanc.core.space import Vector
 
-VECTORS = ("offset", "safe", "start", "drift")
+VECTORS = ("held", "offset", "safe", "start", "drift")
 
 
 @dataclass(slots=True)
@@ -20,6 +20,7 @@ class State:
     iteration: int = 0
     seconds: float = 0.0
     noisy: bool = False  # whether batches differ by more than a step gains
+    misses: int = 0  # batches in a row that told otherwise of the last judged steps
     gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
     steps: int = 0  # averaged steps
@@ -29,6 +30,8 @@ class State:
     shrink: float = 1.0  # of the scale, after a run went wrong
     broken: int = 0  # steps in a row whose loss or gradient was not finite
     distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric
+    path: float = 0.0  # length of the steps that led to z, weighted as in z − x, in the 1-norm …
+    beyond: float = 0.0  # … and ‖z − x‖_1
     along: float = 0.0  # what that bound is made of, beside `drift`
     watched: int = 0  # losses in the mean
     mean: float = math.nan  # of the loss …
@@ -36,7 +39,8 @@ class State:
     best: float = math.nan  # the lowest mean, slowly forgotten
     square: float = math.nan  # ‖x‖² where the last averaged step ended: another says that somebody moved the parameters
     looked: float = math.nan  # the mean when progress was last looked at …
-    look_at: int = 100  # … and the step at which it is looked at again
+    looks: int = 0  # … and how often it was
+    held: Vector | None = None  # where a judged step was tried from, until the next batch confirms it
     offset: Vector | None = None  # z − x: from the average to where steps are made
     safe: Vector | None = None  # a point to go back to
     start: Vector | None = None  # where averaging began

@@ -8,21 +8,28 @@ from sanc.core.settings import MinibatchSettings
 from sanc.core.space import Vector
 from sanc.minibatch.state import State
 
+PATIENCE = 2
+"""Batches in a row that must disagree before noise has taken over."""
+_GROSS = 10.0
 _MEMORY = 0.95
 _FORGET_BEST = 0.002
 _RISEN = 2.0
 """Standard deviations of a batch by which the mean loss may lie above the best; chance alone does not lead there."""
-_MOVED = 0.1
+_MOVED = 0.5
 """Standard deviations by which the mean loss falls where a run is not standing still."""
 YOUNG = 20
 """Averaged steps after which means say something."""
 
 
-def disagrees(state: State, value: float, own: MinibatchSettings, eps: float) -> bool:
-    """Whether this batch tells the last judged step otherwise than its own batch did, by more than rounding."""
-    if math.isnan(state.reached):
-        return False
-    return abs(value - state.reached) > own.noise * state.gained + 100.0 * eps * abs(value)
+def misses(state: State, value: float, own: MinibatchSettings, eps: float) -> int:
+    """How often batches in a row told otherwise of the last judged step than its own batch, by more than rounding.
+
+    One that tells of something else altogether counts for all that are needed.
+    """
+    off = abs(value - state.reached) - 100.0 * eps * abs(value)
+    if off <= own.noise * state.gained:
+        return 0
+    return state.misses + 1 if off <= _GROSS * own.noise * state.gained else PATIENCE
 
 
 def watch_loss(state: State, x: Vector, value: float) -> None:
@@ -46,9 +53,6 @@ def goes_wrong(state: State) -> bool:
 
 
 def stands_still(state: State) -> bool:
-    """Whether the mean loss has not fallen since the last look; each look is twice as late as the one before."""
-    if state.steps < state.look_at:
-        return False
+    """Whether the mean loss has not fallen since the last look."""
     before, state.looked = state.looked, state.mean
-    state.look_at *= 2
     return state.mean > before - _MOVED * math.sqrt(state.variance)
