@@ -42,8 +42,6 @@ KRYLOV_DIM = 5
 
 _EARLY = (1, 5, 10, 20, 35)
 """Steps after which the eigenbases are renewed beside those that `renew` says: at first they know little."""
-_PAYS = 0.5
-"""Judged steps are taken up again where one of them brings its batch and the next one below this share of the loss."""
 _FIRST_LOOK = 100
 """The averaged step at which it is first looked whether judged steps pay again; each look is twice as late."""
 _OUTLIER = 5.0
@@ -110,25 +108,18 @@ class MinibatchIteration:
             if found is not None:
                 return found
         if state.held is not None:  # a judged step was tried
-            state.noisy = oracle.gradient(x)[0] > _PAYS * (state.reached + state.gained)
+            state.noisy = oracle.gradient(x)[0] > watch.PAYS * state.entry
             x = state.held if state.noisy else x
             state.held, state.offset = None, state.offset if state.noisy else None
         if not state.noisy:
-            if self._agrees(oracle.gradient(x)[0], oracle.space.eps):
+            value, _ = oracle.gradient(x)
+            if watch.judged_on(state, value, self.own, oracle.space.eps):
                 return self._judged_step(x, oracle)
             state.noisy = True
-            shrink(state, self.own, self.judged.state.reach, oracle.space.dim)
+            shrink(state, self.own, value, self.judged.state.reach, oracle.space.dim)
         return self._averaged_step(x, oracle)
 
     # ------------------------------------------------------------------ steps that are judged on their batch
-
-    def _agrees(self, value: float, eps: float) -> bool:
-        """Whether this batch tells of the last judged step what its own batch did, or has not often told otherwise."""
-        state = self.state
-        if math.isnan(state.reached):
-            return True
-        state.misses = watch.misses(state, value, self.own, eps)
-        return state.misses < watch.PATIENCE
 
     def _judged_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration as if the batch were the objective, and remember what it gained."""
@@ -158,8 +149,10 @@ class MinibatchIteration:
             record.note = "the loss stood still: a step along negative curvature"
             state.offset = None
             return point, record
-        if not for_curvature and state.reached < _PAYS * record.value and state.variance < state.mean * state.mean:
+        halved = state.reached < watch.PAYS * record.value
+        if not for_curvature and halved and state.variance < state.mean * state.mean:
             record.note = "a judged step was tried"
+            watch.begin_judged(state, record.value)
             state.held = x
             return point, record
         self.judged.state = before
@@ -306,7 +299,7 @@ class MinibatchIteration:
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
         state = self.state
-        kept = (state.seed, state.iteration, state.seconds, state.noisy, state.misses, state.gained, state.reached)
-        self.state = State(*kept)
+        judged = {name: getattr(state, name) for name in ("misses", "gained", "reached", "idle", "level", "entry")}
+        self.state = State(state.seed, state.iteration, state.seconds, state.noisy, **judged)
         self.judged.forget()
         self._work, self._squares, self._factors = None, None, ()

@@ -23,7 +23,7 @@ FARTHEST = 3.0
 STRAIGHT = 0.7
 """‖z − x‖_1 over the length of the steps that led there, above which they led the same way."""
 ARRIVED = 0.01
-"""Length of a judged step, in units of an averaged one, below which it had arrived."""
+"""Share of the loss, and length of the last judged step in units of an averaged one, below which it had arrived."""
 GROWTH = 1.1
 """By which a scale that was made smaller grows back in a step, where the last steps led the same way."""
 MEMORY = math.sqrt(0.999)
@@ -44,10 +44,10 @@ def straight(state: State) -> bool:
     return state.beyond > STRAIGHT * state.path
 
 
-def shrink(state: State, own: MinibatchSettings, reach: float, dim: int) -> None:
-    """Begin where judged steps ended: where they were far shorter than the scale, they had arrived."""
+def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim: int) -> None:
+    """Begin where judged steps ended: where they took nearly all of the loss and were very short, they had arrived."""
     length = reach / (own.scale * math.sqrt(dim))
-    if length < ARRIVED:
+    if value < ARRIVED * state.entry and length < ARRIVED:
         state.shrink = length
 
 

@@ -21,6 +21,9 @@ class State:
     seconds: float = 0.0
     noisy: bool = False  # whether batches differ by more than a step gains
     misses: int = 0  # batches in a row that told otherwise of the last judged steps
+    idle: int = 0  # judged steps since they last halved the loss …
+    level: float = math.nan  # … to this
+    entry: float = math.nan  # the loss where judged steps began
     gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
     steps: int = 0  # averaged steps

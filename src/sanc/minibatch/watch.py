@@ -8,9 +8,14 @@ from sanc.core.settings import MinibatchSettings
 from sanc.core.space import Vector
 from sanc.minibatch.state import State
 
+PAYS = 0.5
+"""Share of the loss to which judged steps have to bring it to be worth their products …"""
+_IDLE = 8
+"""… within so many steps."""
 PATIENCE = 2
-"""Batches in a row that must disagree before noise has taken over."""
+"""Batches in a row that must disagree before noise has taken over …"""
 _GROSS = 10.0
+"""… or one, by so many times as much."""
 _MEMORY = 0.95
 _FORGET_BEST = 0.002
 _RISEN = 2.0
@@ -21,15 +26,27 @@ YOUNG = 20
 """Averaged steps after which means say something."""
 
 
-def misses(state: State, value: float, own: MinibatchSettings, eps: float) -> int:
-    """How often batches in a row told otherwise of the last judged step than its own batch, by more than rounding.
+def judged_on(state: State, value: float, own: MinibatchSettings, eps: float) -> bool:
+    """Whether steps go on being judged, by what this batch tells of the last one.
 
-    One that tells of something else altogether counts for all that are needed.
+    They do where it tells what the step's own batch told, but for rounding. Where it differs by less than the step
+    gained, they do as long as they halve the loss within some steps; where it differs by more for a second time in a
+    row, or by far more, they do not.
     """
+    if math.isnan(state.reached):
+        begin_judged(state, value)
+        return True
     off = abs(value - state.reached) - 100.0 * eps * abs(value)
-    if off <= own.noise * state.gained:
-        return 0
-    return state.misses + 1 if off <= _GROSS * own.noise * state.gained else PATIENCE
+    state.misses = 0 if off <= own.noise * state.gained else state.misses + 1
+    state.idle = 0 if value < PAYS * state.level else state.idle + 1
+    state.level = value if state.idle == 0 else state.level
+    agrees = state.misses < PATIENCE and off <= _GROSS * own.noise * state.gained
+    return off <= 0.0 or (agrees and state.idle < _IDLE)
+
+
+def begin_judged(state: State, value: float) -> None:
+    """Watch judged steps from here on."""
+    state.misses, state.idle, state.level, state.entry = 0, 0, value, value
 
 
 def watch_loss(state: State, x: Vector, value: float) -> None:
