@@ -66,31 +66,38 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
     engine, oracle = engine_on(problem, **own)
     s = engine.own
     x0 = x = z = average = np.ones(problem.dim)
-    V, total, r, drift, d, unit, path = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0
-    for k in range(60):
+    V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
+    renewed, floor = 0, 0.0
+    for k in range(90):
         oracle.begin(k)
         g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
         unit = np.linalg.norm(g) if unit is None else unit
         V = V + max(1 - s.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
-        p = g / unit / (np.sqrt(V) + 1e-6 * np.sqrt(V).max())
-        straight = k > 2 * s.warm_up and np.abs(z - average).sum() > 0.7 * path
-        eta = min(max(s.scale, distance * d), math.inf if straight else 3 * s.scale)
+        floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
+        p = g / unit / (np.sqrt(V) + floor)
+        straight = beyond > 0.7 * path
+        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and straight else 3 * s.scale)
         eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down)
-        memory = math.sqrt(0.999)
-        drift = memory * drift + (1 - memory) * d * d * p
-        r = memory * r + (1 - memory) * d * d * p @ (x0 - z)
-        z = z - eta * p
+        step, M = -eta * p, unit * (np.sqrt(V) + floor)
         total += (k + 1) ** s.weighting
         share = (k + 1) ** s.weighting / total if averaging else 1.0
+        if distance and (k < 20 or k % 5 == 0):
+            drift = 0.998 * drift + 0.002 * d * d * p
+            r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
+            many = 1 if k < 20 else 5
+            path = (1 - share) ** many * path + (1 - share) * many * eta * np.abs(p).sum()
+            d = max(d, r / np.abs(drift).sum())
+        z = z + step
         average = average + share * (z - average)
-        path = (1 - share) * (path + eta * np.abs(p).sum()) if distance else math.inf
+        if distance and (k < 20 or k % 5 == 0):
+            beyond = np.abs(z - average).sum()
+        if k + 1 - renewed >= (min(max(renewed, 1), 50) if renewed < 200 else renewed // 4):
+            renewed, floor = k + 1, 1e-6 * np.sqrt(V.max())
         x, record = engine.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
-            d = max(d, r / np.abs(drift).sum())
             assert engine.state.distance == pytest.approx(d, rel=1e-6)
         # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M
-        step, M = -eta * p, unit * (np.sqrt(V) + 1e-6 * np.sqrt(V).max())
         norm = math.sqrt(step @ (M * step))
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
         assert record.model_decrease == pytest.approx(-(g @ step + record.sigma / 3 * norm**3))

@@ -33,7 +33,7 @@ def states(metric):
 def learnt(kind, gs, weights, renew_after=(), largest_side=1024):
     metric = Metric(SHAPES, kind, LIKE, largest_side)
     for k, (g, weight) in enumerate(zip(gs, weights, strict=True)):
-        direction = metric.direction(g, weight)
+        direction = metric.direction(g, weight, weight)
         if k in renew_after:
             metric.renew()
     return metric, direction
@@ -142,11 +142,11 @@ def test_a_restored_metric_goes_on_bit_for_bit(kind):
     gs = gradients(6)
     metric, _ = learnt(kind, gs[:4], [1.0, 0.5, 0.3, 0.3], (1,))
     other = Metric(SHAPES, kind, LIKE, 1024)
-    other.restore(metric.squares(), metric.factors())
+    other.restore(metric.squares(), metric.factors(), metric.floors())
     for g in gs[4:]:
         for one in (metric, other):
             one.renew()
-        assert torch.equal(metric.direction(g, 0.2), other.direction(g, 0.2))
+        assert torch.equal(metric.direction(g, 0.2, 0.1), other.direction(g, 0.2, 0.1))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])

@@ -31,7 +31,7 @@ class MinibatchSettings:
     memory : float
         Memory of the means that the metric is made of.
     renew : int
-        Steps after which the eigenbases are renewed.
+        Steps after which the eigenbases are renewed; more often at first, more rarely in a long run.
     largest_side : int
         A longer side of a matrix keeps its coordinates, which saves memory and time.
     scale : float

@@ -71,7 +71,7 @@ class CapturedOracle(AutogradOracle):
         self._point, self._first = self.leaves.read(), self.leaves.read()
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._work: tuple[Any, list[Any], Recording] | None = None  # the vector work that was recorded
+        self._work: dict[Any, tuple[list[Any], Recording]] = {}  # the vector work that was recorded
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -244,9 +244,9 @@ class CapturedOracle(AutogradOracle):
         return Replayed(numbers, rows, self.space)
 
     def repeat(self, work: Any, *tensors: Any) -> list[Any]:
-        if self._work is None or self._work[0] is not work:
-            self._work = (work, *self._record_work(work, tensors))
-        _, inputs, recording = self._work
+        if work not in self._work:
+            self._work[work] = self._record_work(work, tensors)
+        inputs, recording = self._work[work]
         with torch.no_grad():
             for old, new in zip(inputs, tensors, strict=True):
                 if old is not None:

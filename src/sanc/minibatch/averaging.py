@@ -23,11 +23,13 @@ class AveragedStep:
     Parameters
     ----------
     metric : Metric
-        M, which learns from every gradient.
+        M, whose second moments learn from every gradient.
+    learns : bool
+        Whether its factors and the distance learn, too, which need not be in every step.
     """
 
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
+    def __init__(self, metric: Metric, learns: bool) -> None:
+        self.metric, self.learns = metric, learns
 
     def tensors(self) -> list[Tensor]:
         """Return what it changes in place."""
@@ -38,18 +40,18 @@ class AveragedStep:
     ) -> list[Tensor]:
         """Return the new x, the new offset, what the host reads, and the new drift where there was one.
 
-        `numbers` are the factor of g, the weight of g in the metric, η, c and λ. What is read: gᵀM⁻¹g (in units of the
-        factor), ‖z − x‖², ‖x‖² before and after, and for the distance the 1-norms of p and of z − x, ⟨p, x_0 − z⟩ and
-        the 1-norm of the drift.
+        `numbers` are the factor of g, the weights of g in the second moments and in the factors, η, c and λ. What is
+        read: gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and after, and for the distance the 1-norms of p
+        and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
         """
-        factor, weight, eta, share, trust = numbers.unbind()
+        factor, weight, factor_weight, eta, share, trust = numbers.unbind()
         g = g * factor
-        direction = self.metric.direction(g, weight)
-        away = offset - eta * direction
-        new = [x + share * away, (1.0 - share) * away]
+        direction = self.metric.direction(g, weight, factor_weight if self.learns else None)
+        away = torch.addcmul(offset, direction, eta, value=-1.0)
+        new = [torch.addcmul(x, away, share), torch.addcmul(away, away, share, value=-1.0)]
         read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
-            new.append(MEMORY * drift + trust * direction)
+            new.append(torch.addcmul(MEMORY * drift, direction, trust))
             read += [direction.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
         return [*new[:2], torch.stack(read), *new[2:]]

@@ -40,8 +40,8 @@ from sanc.minibatch.state import State
 KRYLOV_DIM = 5
 """Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
 
-_EARLY = (1, 5, 10, 20, 35)
-"""Steps after which the eigenbases are renewed beside those that `renew` says: at first they know little."""
+_LEARN = 5
+"""Steps, after the first ones, of which one teaches the factors of the metric and the distance."""
 _FIRST_LOOK = 100
 """The averaged step at which it is first looked whether judged steps pay again; each look is twice as late."""
 _OUTLIER = 5.0
@@ -49,6 +49,11 @@ _OUTLIER = 5.0
 
 _SAME = 1e-5
 """Relative difference of ‖x‖² that rounding may make."""
+
+
+def _gap(renewed: int, renew: int) -> int:
+    """Return after how many steps the eigenbases are renewed: few at first, more as gradients change less."""
+    return min(max(renewed, 1), renew) if renewed < 4 * renew else renewed // 4
 
 
 class MinibatchIteration:
@@ -80,9 +85,10 @@ class MinibatchIteration:
         self.judged = Iteration(method, judged, seed, one_sample=True)
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
-        self._work: AveragedStep | None = None
+        self._work: tuple[AveragedStep, AveragedStep] | None = None
         self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
         self._factors: Sequence[Mapping[str, Tensor]] = ()
+        self._floors: Sequence[float] = ()
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
@@ -193,14 +199,15 @@ class MinibatchIteration:
         cut = _OUTLIER * usual / length if state.steps > watch.YOUNG and length > _OUTLIER * usual else 1.0
         if cut < 1.0:
             record.note = "the gradient is an outlier and was cut"
-        learn = max(1.0 - own.memory, 1.0 / (state.steps + 1))
-        state.size += learn * ((cut * length) ** 2 - state.size)
+        weights = [max(1.0 - own.memory, 1.0 / (count + 1)) for count in (state.steps, state.learnt)]
+        state.size += weights[0] * ((cut * length) ** 2 - state.size)
         eta, late = scale(state, own), float(state.steps + 1) ** own.weighting
         share = late / (state.weights + late) if own.averaging else 1.0
+        learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
         gradient = space.tensor(g)
-        work = self._prepared(gradient, oracle, 1.0 / state.unit)
-        numbers = gradient.new_tensor([cut / state.unit, learn, eta, share, weight(state)])
-        bound_from = [None if v is None else space.tensor(v) for v in (state.start, state.drift)]
+        work = self._prepared(gradient, oracle, 1.0 / state.unit)[learns]
+        numbers = gradient.new_tensor([cut / state.unit, *weights, eta, share, weight(state)])
+        bound_from = [None if v is None or not learns else space.tensor(v) for v in (state.start, state.drift)]
         point, beyond, read, *drift = oracle.repeat(
             work, space.tensor(x), space.tensor(offset), gradient, numbers, *bound_from
         )
@@ -210,11 +217,13 @@ class MinibatchIteration:
         if bound:
             state.drift = space.vector(drift[0])
             direction, state.beyond, along, drift_norm = bound
-            state.path = (1.0 - share) * (state.path + eta * direction)
+            many = 1 if state.steps < watch.YOUNG else _LEARN
+            state.path = (1.0 - share) ** many * state.path + (1.0 - share) * many * eta * direction
             learn_distance(state, along, drift_norm)
         state.offset, state.weights = space.vector(beyond), state.weights + late
-        state.steps += 1
-        if state.steps in _EARLY or state.steps % own.renew == 0:
+        state.steps, state.learnt = state.steps + 1, state.learnt + learns
+        if state.steps - state.renewed >= _gap(state.renewed, own.renew):
+            state.renewed = state.steps
             work.metric.renew()
         judge = Judge(self.settings, space.eps, self.judged.state.sigma)
         dual = max(dual, 0.0) * state.unit  # gᵀM⁻¹g
@@ -224,15 +233,18 @@ class MinibatchIteration:
         record.branch, record.step_norm = Branch.UNTESTED, share * math.sqrt(max(away, 0.0))
         return space.vector(point)
 
-    def _prepared(self, g: Tensor, oracle: Oracle, factor: float) -> AveragedStep:
-        """Return the vector work, with a metric that has seen a first gradient, or that of a resumed run."""
+    def _prepared(self, g: Tensor, oracle: Oracle, factor: float) -> tuple[AveragedStep, AveragedStep]:
+        """Return the vector work of a plain step and of one that learns.
+
+        Its metric has seen a first gradient, or is that of a run that is resumed.
+        """
         if self._work is None:
             metric = Metric(oracle.shapes, self.own.metric, g, self.own.largest_side)
             if self._squares is None:
                 metric.begin(g * factor)
             else:
-                metric.restore(oracle.space.tensor(self._squares), self._factors)
-            self._work, self._space = AveragedStep(metric), oracle.space
+                metric.restore(oracle.space.tensor(self._squares), self._factors, self._floors)
+            self._work, self._space = (AveragedStep(metric, False), AveragedStep(metric, True)), oracle.space
         return self._work
 
     # ------------------------------------------------------------------ going back
@@ -276,17 +288,18 @@ class MinibatchIteration:
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return self.state.numbers() | {"judged": self.judged.numbers()}
+        floors = self._floors if self._work is None else self._work[0].metric.floors()
+        return self.state.numbers() | {"judged": self.judged.numbers(), "floors": list(floors)}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state, and the metric's second moments."""
         if self._work is not None:
-            self._squares = self._space.vector(self._work.metric.squares())
+            self._squares = self._space.vector(self._work[0].metric.squares())
         return self.state.vectors() | ({} if self._squares is None else {"squares": self._squares})
 
     def factors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the rest of the metric: for every parameter the tensors that turn its basis."""
-        return self._factors if self._work is None else self._work.metric.factors()
+        return self._factors if self._work is None else self._work[0].metric.factors()
 
     def restore(
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
@@ -294,7 +307,8 @@ class MinibatchIteration:
         """Go on from what `numbers`, `vectors` and `factors` returned."""
         self.state = State.of(numbers, vectors)
         self.judged.restore(numbers["judged"], {})
-        self._work, self._squares, self._factors = None, vectors.get("squares"), factors
+        self._work, self._floors = None, numbers["floors"]
+        self._squares, self._factors = vectors.get("squares"), factors
 
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
@@ -302,4 +316,4 @@ class MinibatchIteration:
         judged = {name: getattr(state, name) for name in ("misses", "gained", "reached", "idle", "level", "entry")}
         self.state = State(state.seed, state.iteration, state.seconds, state.noisy, **judged)
         self.judged.forget()
-        self._work, self._squares, self._factors = None, None, ()
+        self._work, self._squares, self._factors, self._floors = None, None, (), ()

@@ -23,7 +23,8 @@ from torch import Tensor
 MetricKind = Literal["kronecker", "diagonal", "none"]
 
 _EPSILON = 1e-6
-"""ε, in units of the root of a block's largest second moment: below it a direction is left alone, not blown up."""
+"""ε, in units of the root of a block's largest second moment: below it a direction is left alone, not blown up. It is
+set when the bases are renewed."""
 _RIDGE = 1e-3
 """δ, in units of the mean eigenvalue of a factor."""
 
@@ -56,41 +57,43 @@ class Metric:
             else:
                 self._flat.append(place)
         self._lengths = [self._sizes[place] for place in self._flat]
-        self._square = like.new_zeros(sum(self._lengths))
+        self._square, self._floor = like.new_zeros(sum(self._lengths)), like.new_zeros(1)
         self._matrices = [_Matrices(shape, where, like, largest_side) for shape, where in places.items()]
 
     def begin(self, g: Tensor) -> None:
         """Set up the bases with a first gradient."""
-        self.direction(g, 1.0)
+        self.direction(g, 1.0, 1.0)
         self.renew()
 
-    def direction(self, g: Tensor, weight: Tensor | float) -> Tensor:
-        """Learn from a gradient, which gets this weight in the means, and return M⁻¹g."""
+    def direction(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+        """Learn from a gradient, which gets these weights in the second moments and in the factors; return M⁻¹g."""
         pieces = torch.split_with_sizes(g, self._sizes)
         found = list(pieces)
         if self._flat:
             rest = torch.cat([pieces[place] for place in self._flat])
             square = rest.square()
             self._square.lerp_(square.mean().expand_as(square) if self._scalar else square, weight)
-            rest = rest / _root(self._square)
+            rest = rest / (self._square.sqrt() + self._floor)
             for place, part in zip(self._flat, torch.split_with_sizes(rest, self._lengths), strict=True):
                 found[place] = part
         for matrices in self._matrices:
             block = torch.stack([pieces[place] for place in matrices.places]).view(-1, *matrices.shape)
-            turned = matrices.direction(block, weight).reshape(len(matrices.places), -1)
+            turned = matrices.direction(block, weight, factor_weight).reshape(len(matrices.places), -1)
             for place, part in zip(matrices.places, turned, strict=True):
                 found[place] = part
         return torch.cat(found)
 
     def renew(self) -> None:
-        """Bring the eigenbases up to date with the factors."""
+        """Bring the eigenbases up to date with the factors, and ε with the second moments."""
+        if self._flat:
+            self._floor.copy_(_floor(self._square))
         for matrices in self._matrices:
             matrices.renew()
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that the metric is made of, as it is."""
-        blocks = [(matrices.square, *matrices.named().values()) for matrices in self._matrices]
-        return [self._square, *(tensor for block in blocks for tensor in block)]
+        blocks = [(matrices.square, matrices.floor, *matrices.named().values()) for matrices in self._matrices]
+        return [self._square, self._floor, *(tensor for block in blocks for tensor in block)]
 
     def squares(self) -> Tensor:
         """Return the second moments V as a flat vector, each in the basis of its matrix."""
@@ -110,8 +113,19 @@ class Metric:
                 found[place] = {name: tensor[number].clone() for name, tensor in matrices.named().items()}
         return found
 
-    def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]]) -> None:
-        """Go on from what `squares` and `factors` returned."""
+    def floors(self) -> list[float]:
+        """Return ε of every block."""
+        found: list[float] = torch.cat([self._floor, *(block.floor.reshape(-1) for block in self._matrices)]).tolist()
+        return found
+
+    def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]], floors: Sequence[float]) -> None:
+        """Go on from what `squares`, `factors` and `floors` returned."""
+        held = self._floor.new_tensor(floors)
+        counts = [1, *(len(block.places) for block in self._matrices)]
+        for floor, part in zip(
+            [self._floor, *(block.floor for block in self._matrices)], held.split(counts), strict=True
+        ):
+            floor.copy_(part.view_as(floor))
         pieces = torch.split_with_sizes(squares, self._sizes)
         if self._flat:
             self._square.copy_(torch.cat([pieces[place] for place in self._flat]))
@@ -130,7 +144,7 @@ class _Matrices:
         many, sides = len(places), [side if side <= largest_side else 0 for side in shape]
         self._factors = [like.new_zeros(many, side, side) for side in sides]
         self._bases = [torch.eye(side, dtype=like.dtype, device=like.device).repeat(many, 1, 1) for side in sides]
-        self.square = like.new_zeros(many, *shape)
+        self.square, self.floor = like.new_zeros(many, *shape), like.new_zeros(many, 1, 1)
         self._left, self._right = (side > 0 for side in sides)
 
     def named(self) -> dict[str, Tensor]:
@@ -138,17 +152,19 @@ class _Matrices:
         names = ("left", "right", "left_basis", "right_basis")
         return dict(zip(names, (*self._factors, *self._bases), strict=True))
 
-    def direction(self, block: Tensor, weight: Tensor | float) -> Tensor:
+    def direction(self, block: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None) -> Tensor:
         """Learn from a block of gradients, and return M⁻¹ of each."""
         turned = block
         if self._left:
-            self._factors[0].lerp_(block @ block.mT, weight)
             turned = self._bases[0].mT @ turned
         if self._right:
-            self._factors[1].lerp_(block.mT @ block, weight)
             turned = turned @ self._bases[1]
+        if factor_weight is not None and self._left:
+            self._factors[0].lerp_(block @ block.mT, factor_weight)
+        if factor_weight is not None and self._right:
+            self._factors[1].lerp_(block.mT @ block, factor_weight)
         self.square.lerp_(turned.square(), weight)
-        turned = turned / _root(self.square)
+        turned = turned / (self.square.sqrt() + self.floor)
         if self._left:
             turned = self._bases[0] @ turned
         return turned @ self._bases[1].mT if self._right else turned
@@ -169,10 +185,10 @@ class _Matrices:
             change = (new.mT @ basis).square()
             self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
             basis.copy_(new)
+        self.floor.copy_(_floor(self.square))
 
 
-def _root(square: Tensor) -> Tensor:
-    """√V + ε, for a vector or each matrix of a block."""
-    root = square.sqrt()
-    largest = root.amax(dim=tuple(range(root.ndim - 2 if root.ndim > 1 else 0, root.ndim)), keepdim=True)
-    return root + (_EPSILON * largest + torch.finfo(root.dtype).tiny)
+def _floor(square: Tensor) -> Tensor:
+    """ε for a vector, or each matrix of a block."""
+    dims = (1, 2) if square.ndim == 3 else (0,)
+    return _EPSILON * square.amax(dim=dims, keepdim=True).sqrt() + math.sqrt(torch.finfo(square.dtype).tiny)

@@ -26,7 +26,7 @@ ARRIVED = 0.01
 """Share of the loss, and length of the last judged step in units of an averaged one, below which it had arrived."""
 GROWTH = 1.1
 """By which a scale that was made smaller grows back in a step, where the last steps led the same way."""
-MEMORY = math.sqrt(0.999)
+MEMORY = 0.998
 """Of the sums that the bound is made of."""
 
 
@@ -52,7 +52,7 @@ def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim
 
 
 def learn_distance(state: State, along: float, drift_norm: float) -> None:
-    """Raise the bound, given ⟨p, x_0 − z⟩ of the last step and ‖Σ λ_i p_i‖_1; let a small scale grow."""
+    """Raise the bound, given ⟨p, x_0 − z⟩ and ‖Σ λ_i p_i‖_1; let a small scale grow."""
     if straight(state):
         state.shrink = min(1.0, GROWTH * state.shrink)
     state.along = MEMORY * state.along + weight(state) * along

@@ -27,6 +27,8 @@ class State:
     gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
     steps: int = 0  # averaged steps
+    learnt: int = 0  # those that taught the factors of the metric
+    renewed: int = 0  # the one after which the eigenbases were renewed
     weights: float = 0.0  # sum of the weights in the average
     unit: float = 1.0  # norm of the first gradient, in which all are measured
     size: float = 1.0  # mean square of the gradients' norms
