@@ -120,11 +120,9 @@ class Metric:
 
     def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]], floors: Sequence[float]) -> None:
         """Go on from what `squares`, `factors` and `floors` returned."""
-        held = self._floor.new_tensor(floors)
-        counts = [1, *(len(block.places) for block in self._matrices)]
-        for floor, part in zip(
-            [self._floor, *(block.floor for block in self._matrices)], held.split(counts), strict=True
-        ):
+        blocks = [self._floor, *(block.floor for block in self._matrices)]
+        held = torch.split_with_sizes(self._floor.new_tensor(floors), [block.numel() for block in blocks])
+        for floor, part in zip(blocks, held, strict=True):
             floor.copy_(part.view_as(floor))
         pieces = torch.split_with_sizes(squares, self._sizes)
         if self._flat:
