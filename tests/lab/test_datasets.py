@@ -624,11 +624,11 @@ BIG = b"".join(b"%d 1:%d 2:%d\n" % (1 - 2 * (k % 2), k + 1, k * k + 1) for k in 
 def remote(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make /tiny the one set of the catalogue."""
 
-    def register(content: bytes = TEXT, digest: str | None = "right", rows: int = 4) -> None:
+    def register(content: bytes = TEXT, digest: str | None = "right", rows: int = 4, size: int | None = None) -> None:
         server.content["/tiny"] = content
         if digest == "right":
             digest = "sha256:" + hashlib.sha256(content).hexdigest()
-        file = RemoteFile(f"{server.url}/tiny", "tiny", len(content), digest)
+        file = RemoteFile(f"{server.url}/tiny", "tiny", size or len(content), digest)
         monkeypatch.setattr(datasets, "CATALOGUE", {"tiny": replace(TINY, rows=rows, files=(file,))})
 
     return register
@@ -692,6 +692,13 @@ def test_a_cut_connection_is_gone_on_with(
     datasets.fetch(["tiny"], folder)  # the next call goes on
     assert names(folder) == ["tiny"] and (folder / "tiny").read_bytes() == BIG
     assert server.requests[-1][1] is not None
+
+
+def test_a_download_that_is_too_large_is_cut_off(folder: Path, server: Server, remote: Callable[..., None]) -> None:
+    remote(size=10)
+    with pytest.raises(datasets.DataError, match="more than the 10 bytes") as caught:
+        datasets.fetch(["tiny"], folder)
+    assert f"put it at {folder / 'tiny'}" in str(caught.value) and names(folder) == []
 
 
 def test_an_old_half_is_not_kept(folder: Path, server: Server, remote: Callable[..., None]) -> None:

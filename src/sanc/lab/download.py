@@ -62,6 +62,12 @@ def _resume(file: RemoteFile, target: Path, output: str) -> None:
                 with part.open("ab" if going_on else "wb") as kept:
                     for block in answer.iter_content(1 << 18):
                         kept.write(block)
+                        if file.size is not None and kept.tell() > file.size:
+                            kept.truncate(0)
+                            what = f"{file.url} sends more than the {file.size:,} bytes of the published file"
+                            raise DataError(
+                                f"{target.name}: {what}. Get it by other means and put it at {target}.", target
+                            )
             shutil.move(part, output)
         finally:
             if part.is_file() and part.stat().st_size == 0:
