@@ -40,8 +40,9 @@ class CubicOptimizer(Optimizer):
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
         left alone).
     preset : {"robust", "paper", "authors"} or Settings
-        The set of rules and numbers to start from. "robust" has no constants to tune, and in SANC and SCR one Krylov
-        space serves many steps; with ``refresh=0`` every step builds its own, which pays where the closure is exact.
+        The set of rules and numbers to start from. "robust" has no constants to tune. In SANC and SCR it judges steps
+        as long as batches agree, and averages them in a learnt metric where they do not; the parameters then hold the
+        average between steps. ``minibatch=None`` takes every batch for the objective.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
@@ -59,7 +60,7 @@ class CubicOptimizer(Optimizer):
         Evaluate the loss twice at the first step and complain if it differs.
     **options
         Any field of `sanc.Settings` or `sanc.MinibatchSettings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2,
-        lanczos, refresh …
+        lanczos, metric, scale …
 
     Attributes
     ----------
@@ -231,7 +232,7 @@ class CubicOptimizer(Optimizer):
             Returns the mean loss on the gradient sample.
         hessian : callable or Batch, optional
             Returns the mean loss on the Hessian sample; by default the gradient sample.
-            Where one Krylov space serves many steps it is called only when a new one is built, and in the first step.
+            Where steps are averaged it is called now and then only, when negative curvature is looked for.
         objective : callable or Batch, optional
             Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, where the
             model that is judged comes from; on another sample ρ carries the noise of both. Preset "robust" always
@@ -240,7 +241,8 @@ class CubicOptimizer(Optimizer):
         Returns
         -------
         Tensor
-            The loss of `closure` before the step, without weight decay.
+            The loss of `closure` where the gradient was taken, without weight decay: before the step, or, where steps
+            are averaged, a little beside the average.
         """
         if METHODS[self.method].exact and (hessian is not None or objective is not None):
             raise ArgumentError(

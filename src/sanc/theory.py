@@ -119,7 +119,8 @@ class ComplexityBound:
     Attributes
     ----------
     first_order : int
-        l1, as proved, with ε^{3/2} in both terms.
+        l1 with ε^{3/2} in both terms, which is a bound where unsuccessful steps find λ1 ≤ −√ε/2, as the paper's lemma
+        asks. Without that they are sure of ‖g‖²/(4 L1) − ε_g²/L1 only, which vanishes at ε = 3 ε_g.
     first_order_stated : int
         l1 as the theorem states it, with ε³ in the curvature term.
     second_order : int

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -529,6 +530,26 @@ def test_claims_on_a_tiny_configuration(tmp_path):
     assert rejected.panel == "fig1-tiny"
     assert len({c.panel for c in found}) == 2 and len(by) >= 5
     assert all(claim.holds in (True, False, None) for claim in found)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict", "holds"),
+    [
+        ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], "lower", True),
+        ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "higher", False),
+        ([1.0, 1.3, 1.1], [1.1, 1.1, 1.2], "no difference", True),
+        ([1.0], [1.1], "no difference", None),
+    ],
+)
+def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
+    methods = {
+        name: [SimpleNamespace(seed=seed, final_loss=loss) for seed, loss in enumerate(losses)]
+        for name, losses in (("sanc", ours), ("scr", theirs[::-1]))
+    }
+    for place, trace in enumerate(methods["scr"]):  # the order of the runs does not matter, their seeds do
+        trace.seed = len(theirs) - 1 - place
+    claim = claims._ahead("fig2b", methods, "scr")
+    assert verdict in claim.measured and claim.holds is holds and "competitive" in claim.statement
 
 
 # ---------------------------------------------------------------------------------------------- command line

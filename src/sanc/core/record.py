@@ -57,8 +57,8 @@ class Record:
     branch : Branch
         The kind of step taken.
     rho : float
-        Actual over predicted decrease of the last trial, on the objective sample (where one Krylov space serves many
-        steps, and below, the gradient sample); NaN where no ratio was formed.
+        Actual over predicted decrease of the last trial, on the objective sample (of preset "robust" with samples, and
+        below, the gradient sample); NaN where no ratio was formed.
     sigma : float
         The cubic coefficient of the last trial; NaN for a method without a model.
     grad_norm : float
@@ -71,7 +71,8 @@ class Record:
     model_decrease : float
         Decrease that the cubic model predicted for its last trial; NaN where there was no model.
     value : float
-        f(x) at the start of the iteration: on the objective sample where that was asked, else on the gradient sample.
+        f(x) at the start of the iteration: on the objective sample where that was asked, else on the gradient sample;
+        where steps are averaged, f where the gradient was taken.
     trial_value : float
         f at the point the iteration ended at, on the objective sample.
     krylov_dim : int

@@ -132,7 +132,7 @@ class RunSpec:
 
     @property
     def on_samples(self) -> bool:
-        """Whether one Krylov space serves many steps, so that there is no objective sample."""
+        """Whether steps are judged on the gradient sample, so that there is no objective sample."""
         variant = self.variant
         if variant.method not in METHODS:
             return False

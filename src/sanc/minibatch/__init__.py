@@ -1,1 +1,1 @@
-"""The iteration on samples: one Krylov space serves many steps, and the next batch judges the last ones."""
+"""The iteration on samples: judged steps as long as batches agree, then steps that are averaged in a learnt metric."""
