@@ -1,0 +1,150 @@
+"""The default on small tasks that were hard for it or its peers: what it must not lose again."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sanc
+
+
+def shuffled(rows, size, seed):
+    """Batches of shuffled epochs without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(rows, generator=generator)
+        yield from (order[start : start + size] for start in range(0, rows - size + 1, size))
+
+
+def train(params, loss, rows, size, steps, seed=0, **options):
+    """Return the loss on all rows after each tenth of the steps, and the optimiser."""
+    opt, batches, seen = sanc.SANC(params, seed=seed, **options), shuffled(rows, size, seed), []
+    for k in range(steps):
+        batch = next(batches)
+        opt.step(lambda batch=batch: loss(batch))
+        if (k + 1) % (steps // 10) == 0:
+            with torch.no_grad():
+                seen.append(float(loss(torch.arange(rows))))
+    return seen, opt
+
+
+def network(*widths, act=nn.ReLU, seed=0):
+    torch.manual_seed(seed)
+    layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), act())]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    return torch.tensor(X / 16.0, dtype=torch.float32), torch.tensor(y)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_factorisation_from_an_exact_zero_is_solved(seed):
+    """All gradients vanish there, and first-order methods stay for ever."""
+    rng = np.random.default_rng(seed)
+    target = torch.tensor(rng.standard_normal((20, 3)) @ rng.standard_normal((3, 15)) / 2, dtype=torch.float32)
+    U, V = (nn.Parameter(torch.zeros(n, 3)) for n in (20, 15))
+    places = torch.cartesian_prod(torch.arange(20), torch.arange(15))
+
+    def loss(rows):
+        i, j = places[rows].T
+        return ((U[i] * V[j]).sum(1) - target[i, j]).square().mean()
+
+    seen, _ = train([U, V], loss, 300, 64, 500, seed)
+    assert seen[-1] < 1e-5 < float(target.square().mean())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_targets_in_any_units_are_reached(seed):
+    """A mean of 5000 would take a step of fixed length a million steps; batches agree on it, so steps are judged."""
+    net = network(8, 64, 64, 1, act=nn.Tanh, seed=seed)
+    x = torch.randn(2000, 8)
+    y = 5000 + 500 * torch.sin(x.sum(1, keepdim=True))
+    seen, _ = train(net.parameters(), lambda rows: (net(x[rows]) - y[rows]).square().mean(), 2000, 128, 400, seed)
+    assert seen[-1] < 1e5 < float(y.var())
+
+
+def test_low_noise_is_followed_down(digits):
+    """The training loss of digits with batches of 128 falls by six orders of magnitude in 600 steps."""
+    X, y = digits
+    net = network(64, 128, 128, 10)
+    seen, opt = train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 128, 600)
+    assert seen[-1] < 1e-5
+    assert opt.record.calls.product < 0.3 * opt.record.calls.gradient  # products were spent as long as they paid
+
+
+def test_features_of_very_different_scales(digits):
+    X, y = digits
+    X = X * 10 ** torch.tensor(np.random.default_rng(1).uniform(-3, 3, 64), dtype=torch.float32)
+    net = network(64, 128, 10)
+    seen, _ = train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 64, 600)
+    assert seen[-1] < 0.1
+
+
+def test_batch_norm_fits_the_point_that_is_handed_out(digits):
+    """In evaluation mode, with the averages that training left behind, the loss is nearly that with fresh ones."""
+    X, y = digits
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 64, 300)
+    with torch.no_grad():
+        held = float(nn.functional.cross_entropy(net.eval()(X), y))
+        net.train()
+        net[1].reset_running_stats()
+        net[1].momentum = None
+        for rows in torch.randperm(len(X)).split(64):
+            net(X[rows])
+        fresh = float(nn.functional.cross_entropy(net.eval()(X), y))
+    assert held < 0.05 and abs(held - fresh) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch tells where its kernels for bfloat16 are slow
+def test_under_autocast_to_bfloat16(digits):
+    X, y = digits
+    net = network(64, 64, 10)
+
+    def loss(rows):
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.cross_entropy(net(X[rows]).float(), y[rows])
+
+    seen, _ = train(net.parameters(), loss, len(X), 64, 200)
+    assert seen[-1] < 0.1
+    assert all(p.dtype == torch.float32 for p in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_a_long_run_neither_freezes_nor_falls_apart(digits, noise):
+    """20,000 steps over shuffled epochs, also with wrong labels: never worse than after a tenth, and still moving."""
+    X, y = digits
+    torch.manual_seed(0)
+    wrong = torch.rand(len(y)) < noise
+    y = torch.where(wrong, torch.randint(10, (len(y),)), y)
+    net = network(64, 32, 10, act=nn.Tanh)
+
+    def loss(rows):
+        return nn.functional.cross_entropy(net(X[rows]), y[rows]) + 5e-4 * sum(
+            p.square().sum() for p in net.parameters()
+        )
+
+    seen, opt = train(net.parameters(), loss, len(X), 32, 20_000)
+    assert all(later <= seen[0] for later in seen) and seen[-1] <= 1.02 * min(seen)
+    assert opt.record.step_norm > 0.0 and opt._iterates.state.shrink == 1.0
+    assert max(p.norm().item() for p in net.parameters()) < 100.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 8, 512])
+def test_any_batch_size_trains(digits, size):
+    X, y = digits
+    net = network(64, 64, 10)
+    steps = {1: 4000, 8: 1000, 512: 300}[size]
+    seen, _ = train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), size, steps)
+    assert seen[-1] < 0.1 and seen[-1] <= seen[0]
