@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode, require_mode
@@ -29,6 +30,15 @@ from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
+_DRIVEN = {
+    "": "not driven yet",
+    "loss": "driven by closures that return the loss",
+    "backward": "driven by closures that call backward()",
+    "gradients": "driven by gradients, without closures",
+}
+_SMALL_RATE = 0.5
+"""Below this `lr` was probably meant as a step size."""
+
 
 class CubicOptimizer(Optimizer):
     """What the optimisers of the family share.
@@ -43,6 +53,9 @@ class CubicOptimizer(Optimizer):
         The set of rules and numbers to start from. "robust" has no constants to tune. In SANC and SCR it judges steps
         as long as batches agree, and averages them in a learnt metric where they do not; the parameters then hold the
         average between steps. ``minibatch=None`` takes every batch for the objective.
+    lr : float
+        A factor on the length of averaged steps, in every group, for schedulers to move; steps that are judged do not
+        heed it. It is no step size: the method finds that itself.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
@@ -84,6 +97,7 @@ class CubicOptimizer(Optimizer):
         params: Iterable[Any],
         *,
         preset: str | Settings = "robust",
+        lr: float = 1.0,
         weight_decay: float = 0.0,
         hvp: HvpMode = "auto",
         microbatch: int | None = None,
@@ -93,11 +107,7 @@ class CubicOptimizer(Optimizer):
         **options: Any,
     ) -> None:
         method = METHODS[self.method]
-        own = ("preset", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
-        if "lr" in options:
-            raise ArgumentError(
-                f"option 'lr' (= {options['lr']!r}) has no effect here: these methods have no step size."
-            )
+        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
         self._settings = make_settings(method, preset, options, own)
         if self._settings.krylov_dim is None:
             if "krylov_dim" in options:
@@ -115,14 +125,22 @@ class CubicOptimizer(Optimizer):
         params = list(params)
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
-        super().__init__(params, {"weight_decay": weight_decay, "frozen": False})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "frozen": False})
+        if lr < _SMALL_RATE:
+            warnings.warn(
+                f"lr = {lr!r} is a factor on the length that steps have by themselves, not a step size: leave it at 1, "
+                "unless a scheduler starts there.",
+                stacklevel=3,
+            )
         self._hvp: HvpMode = hvp  # as it was asked for
         self._microbatch = microbatch
         self._check = check
         self._meter = Meter()
         self._record: Record | None = None
         self._known: Leaves | None = None  # of the last step: what the vectors of the state belong to
-        self._oracle = AutogradOracle(self._leaves(), hvp=hvp, meter=self._meter, exact=method.exact)
+        self._by_gradients = False  # whether steps have no closure
+        self._at_average = True  # whether the parameters hold the average, or the point where gradients are taken
+        self._oracle = self._new_oracle(self._leaves(), hvp, None)
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
         kind = MinibatchIteration if method.on_samples(self._settings) else Iteration
@@ -131,17 +149,34 @@ class CubicOptimizer(Optimizer):
 
     _OWN = (
         "_settings", "_hvp", "_microbatch", "_check", "_meter", "_record", "_known", "_iterates", "_capture",
+        "_by_gradients", "_at_average",
     )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         mine = {name: self.__dict__[name] for name in self._OWN}
-        return super().__getstate__() | mine | {"_mode": self._oracle.hvp}
+        return super().__getstate__() | mine | {"_mode": (self._oracle.hvp, self._oracle.by_backward)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         mode = state.pop("_mode", None)
         super().__setstate__(state)
         if mode is not None:  # torch calls this for its own part of a state, too
-            self._oracle = AutogradOracle(self._leaves(), hvp=mode, meter=self._meter, exact=METHODS[self.method].exact)
+            self._oracle = self._new_oracle(self._leaves(), *mode)
+
+    def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
+        exact = METHODS[self.method].exact
+        oracle = AutogradOracle(leaves, hvp=cast(HvpMode, hvp), meter=self._meter, exact=exact)
+        oracle.by_backward = by_backward
+        return oracle
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}    {_DRIVEN[self.style]}\n)"
+
+    @property
+    def style(self) -> str:
+        """What drives the steps: closures that return the "loss", that call "backward", or "gradients" alone."""
+        if self._by_gradients:
+            return "gradients"
+        return {None: "", False: "loss", True: "backward"}[self._oracle.by_backward]
 
     @property
     def record(self) -> Record | None:
@@ -161,13 +196,14 @@ class CubicOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
-        known = {"params", "weight_decay", "frozen"}
+        known = {"params", "lr", "weight_decay", "frozen"}
         for name, value in param_group.items():
             if name not in known:
                 raise ArgumentError(f"group option {name!r} (= {value!r}) is not known: {nearest(name, known)}.")
-        decay = param_group.get("weight_decay", self.defaults["weight_decay"])
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < math.inf:
-            raise ArgumentError(f"weight_decay = {decay!r} cannot be used: pass a finite number ≥ 0.")
+        for name in ("weight_decay", "lr"):
+            value = param_group.get(name, self.defaults[name])
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
         if not isinstance(param_group.get("frozen", False), bool):
             raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
         super().add_param_group(param_group)
@@ -219,17 +255,20 @@ class CubicOptimizer(Optimizer):
 
     def step(  # type: ignore[override]
         self,
-        closure: Callable[[], Tensor],
+        closure: Callable[[], Tensor] | None = None,
         *,
         hessian: Callable[[], Tensor] | None = None,
         objective: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Make one iteration.
 
         Parameters
         ----------
-        closure : callable or Batch
-            Returns the mean loss on the gradient sample.
+        closure : callable or Batch, optional
+            Returns the mean loss on the gradient sample. It may call ``backward()`` on it, too, as for
+            `torch.optim.LBFGS`; Hessian products are then differences of gradients. Without it, which needs preset
+            "robust", the gradients in ``.grad`` are taken: see `train` and `eval`. The first step decides which of the
+            three it is.
         hessian : callable or Batch, optional
             Returns the mean loss on the Hessian sample; by default the gradient sample.
             Where steps are averaged it is called now and then only, when negative curvature is looked for.
@@ -240,7 +279,7 @@ class CubicOptimizer(Optimizer):
 
         Returns
         -------
-        Tensor
+        Tensor or None
             The loss of `closure` where the gradient was taken, without weight decay: before the step, or, where steps
             are averaged, a little beside the average.
         """
@@ -254,13 +293,23 @@ class CubicOptimizer(Optimizer):
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
+        if closure is None:
+            if hessian is not None or objective is not None:
+                raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
+            return self._step_on_gradients()
+        if self._by_gradients:
+            raise ArgumentError(
+                "closure cannot be used: the steps before had none. Construct another optimiser to change that."
+            )
         leaves = self._leaves()
         given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
         samples = self._samples(given)
         first = self._iterates.state.iteration == 0
         with self._without_grads(), torch.enable_grad():
             captured = None
-            if self._capture is not None:
+            if isinstance(self._iterates, MinibatchIteration):
+                self._iterates.rates = self._rates()
+            if self._capture is not None and not self._oracle.by_backward:
                 mode, microbatch = self._oracle.hvp, self._microbatch
                 captured = self._capture.oracle(given, leaves, mode, microbatch, first=first)
             if captured is not None:  # whose loss draws no random numbers
@@ -268,6 +317,63 @@ class CubicOptimizer(Optimizer):
                 return self._iterate(captured)
             with own_randomness(leaves.device):
                 return self._iterate(self._eager(leaves, samples), probe=first)
+
+    def _rates(self) -> list[float]:
+        """Return the factor of each parameter that takes part."""
+        free = [(p, group["lr"]) for group in self.param_groups if not group["frozen"] for p in group["params"]]
+        return [float(rate) for p, rate in free if p.requires_grad]
+
+    # ------------------------------------------------------------------ steps without a closure
+
+    @torch.no_grad()
+    def _step_on_gradients(self) -> None:
+        """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
+        iterates = self._iterates
+        if not isinstance(iterates, MinibatchIteration):
+            raise ArgumentError(
+                f"closure is missing: {self.method.upper()} with these settings needs values and Hessian products. "
+                'Pass a function that returns the loss, or use SANC or SCR with preset="robust".'
+            )
+        if self._oracle.by_backward is not None:
+            raise ArgumentError("closure is missing: the steps before had one. Pass it again.")
+        leaves = self._leaves()
+        if all(leaf.grad is None for leaf in leaves.tensors):
+            raise ArgumentError(
+                "closure is missing and no parameter has a gradient: call loss.backward() before step()."
+            )
+        if self._by_gradients and self._at_average:
+            raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
+        if self._known is None or not self._known.matches(leaves):
+            iterates.forget()
+        y = leaves.read()
+        iterates.rates = self._rates()
+        point, record = iterates.iterate(iterates.average(y), GivenGradient(leaves, y, self._meter))
+        leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
+        self._by_gradients, self._at_average, self._known = True, False, leaves
+        record.style = self.style
+        self._record = record
+
+    def train(self) -> None:
+        """Move the parameters to where gradients are taken; for loops without a closure, before a training epoch."""
+        self._move(at_average=False)
+
+    def eval(self) -> None:
+        """Move the parameters to the average; for loops without a closure, before evaluating or saving.
+
+        With closures the parameters are always at the average between steps, and neither is needed.
+        """
+        self._move(at_average=True)
+
+    @torch.no_grad()
+    def _move(self, *, at_average: bool) -> None:
+        iterates = self._iterates
+        if not self._by_gradients or at_average is self._at_average:
+            return
+        assert isinstance(iterates, MinibatchIteration)
+        assert self._known is not None
+        here = self._known.read()
+        self._known.write(iterates.average(here) if at_average else iterates.gradient_point(here))  # type: ignore[arg-type]
+        self._at_average = at_average
 
     def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
         """Return what the oracle evaluates; the gradient's sample where another was not given."""
@@ -296,8 +402,7 @@ class CubicOptimizer(Optimizer):
     def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
         """Return the oracle of this optimiser, ready for a step on these samples."""
         if not leaves.matches(self._oracle.leaves) or leaves.decays != self._oracle.leaves.decays:
-            exact = METHODS[self.method].exact
-            self._oracle = AutogradOracle(leaves, hvp=cast(HvpMode, self._oracle.hvp), meter=self._meter, exact=exact)
+            self._oracle = self._new_oracle(leaves, self._oracle.hvp, self._oracle.by_backward)
         self._oracle.meter = self._meter
         self._oracle.bind(*samples)
         return self._oracle
@@ -306,7 +411,7 @@ class CubicOptimizer(Optimizer):
         """Make one iteration; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
         iterates, known = self._iterates, self._known
-        meter, state = replace(self._meter), iterates.state
+        meter, state, driven = replace(self._meter), iterates.state, (self._oracle.by_backward, self._oracle.hvp)
         try:
             if probe:
                 self._probe(oracle, x)
@@ -321,11 +426,13 @@ class CubicOptimizer(Optimizer):
         except BaseException:
             self._undo_training(oracle)
             iterates.state, self._known, self._meter = state, known, meter
+            self._oracle.by_backward, self._oracle.hvp = driven
             raise
         finally:
             oracle.load(point)
             loss = oracle.raw_loss
             oracle.unbind()
+        record.style = self.style
         self._record = record
         assert loss is not None
         return loss
@@ -383,6 +490,8 @@ class CubicOptimizer(Optimizer):
                 "numbers": self._iterates.numbers(),
                 "meter": asdict(self._meter),
                 "hvp": self._oracle.hvp,
+                "style": self.style,
+                "at_average": self._at_average,
             }
         }
 
@@ -391,7 +500,7 @@ class CubicOptimizer(Optimizer):
         engine = state_dict.get("engine")
         if not isinstance(engine, dict):
             raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-        wanted = {"method", "settings", "numbers", "meter", "hvp"}
+        wanted = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average"}
         if not wanted <= engine.keys() or set(engine["meter"]) != set(Meter.__slots__):
             raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
         if engine["method"] != self.method:
@@ -429,6 +538,8 @@ class CubicOptimizer(Optimizer):
         else:
             self._iterates.restore(engine["numbers"], vectors)
         self._meter = Meter(**engine["meter"])
+        self._oracle.by_backward = {"loss": False, "backward": True}.get(engine["style"])
+        self._by_gradients, self._at_average = engine["style"] == "gradients", engine["at_average"]
         self._record = None
 
 

@@ -43,6 +43,7 @@ class AutogradOracle(Oracle):
         self.hvp: str = hvp
         self._samples: tuple[Sample, Sample, Sample] | None = None
         self._inspected = False  # whether a graph was searched for functions that are differentiable once only
+        self.by_backward: bool | None = None  # whether closures call backward() themselves; None: not seen yet
         self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
         self._products = True
         self.unbind()
@@ -128,10 +129,11 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
         total: Any = 0.0
-        with still_buffers(), torch.set_grad_enabled(graph or self._differentiates):
+        with still_buffers(), torch.set_grad_enabled(graph or self._differentiates or bool(self.by_backward)):
             self._rewind(sample)
             for weight, closure in sample.parts:
                 total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
+                self._take_grads()
         assert isinstance(total, Tensor)
         return total
 
@@ -192,7 +194,7 @@ class AutogradOracle(Oracle):
         total: Any = None
         g: Tensor | None = None
         for weight, loss, grads in self.passes(sample, create_graph=keep):
-            if keep:
+            if keep and not self.by_backward:
                 self._graph = (x, grads)
             part = self.leaves.flatten(grads)
             part = part if weight == 1.0 else part.mul_(weight)
@@ -206,6 +208,9 @@ class AutogradOracle(Oracle):
         self._rewind(sample)
         for weight, closure in sample.parts:
             loss = self._loss(closure, sample.name)
+            if self.by_backward:
+                yield weight, loss, self._take_grads()
+                continue
             if create_graph and not self._inspected:
                 name = internals.once_differentiable(loss)
                 if name:
@@ -227,13 +232,34 @@ class AutogradOracle(Oracle):
         if sample.seed is not None:
             seed_all(sample.seed, self.leaves.device)
 
+    def _take_grads(self) -> Grads:
+        """Take what a closure's own ``backward()`` left in the leaves out of them."""
+        grads = [leaf.grad for leaf in self.leaves.tensors]
+        for leaf in self.leaves.tensors:
+            leaf.grad = None
+        return grads
+
     def _loss(self, closure: Closure, name: str, *, graph: bool = True) -> Tensor:
-        """Run a closure; reject what is no scalar that depends on the leaves, and a closure that called backward()."""
+        """Run a closure; reject what is no scalar that depends on the leaves.
+
+        The first call shows whether closures call ``backward()`` themselves; later ones have to do as it did.
+        """
         loss = closure()
-        if any(leaf.grad is not None for leaf in self.leaves.tensors):
+        called = any(leaf.grad is not None for leaf in self.leaves.tensors)
+        if self.by_backward is None:
+            self.by_backward = called
+            if called:
+                self._only_first_derivatives(name)
+        if called and not self.by_backward:
             raise ArgumentError(
-                f"{name} called backward(): only return the loss, the optimiser differentiates it itself."
+                f"{name} called backward(), and the closures before only returned the loss: do one of the two in all."
             )
+        if self.by_backward and not called:
+            raise ArgumentError(
+                f"{name} did not call backward(), or it reached no parameter, and the closures before did: call "
+                "backward() in all of them, or in none."
+            )
+        graph = graph and not called
         if not isinstance(loss, Tensor):
             raise ArgumentTypeError(
                 f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one "
@@ -251,6 +277,15 @@ class AutogradOracle(Oracle):
                 "closure, without torch.no_grad(), detach() or .data."
             )
         return loss.reshape(())
+
+    def _only_first_derivatives(self, name: str) -> None:
+        """Make products as differences of gradients, since a closure's own backward pass leaves no graph."""
+        if self.hvp not in ("auto", "finite-difference"):
+            raise ArgumentError(
+                f"hvp = {self.hvp!r} cannot be used with a {name} that calls backward(): only return the loss, or "
+                "leave hvp out."
+            )
+        self.hvp = "finite-difference"
 
     # ------------------------------------------------------------------ products
 

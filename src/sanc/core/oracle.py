@@ -79,12 +79,15 @@ class Oracle(ABC):
         Whether all three samples are the whole objective in every iteration.
     hvp : str
         How torch makes the Hessian products; empty where it does not.
+    values : bool
+        Whether it knows values and products, and not gradients only.
     """
 
     space: Space
     meter: Meter
     exact: bool = False
     hvp: str = ""
+    values: bool = True
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -90,6 +90,8 @@ class Record:
         Why the iteration went as it did, where that is not plain from the branch.
     hvp : str
         How torch makes the Hessian products; empty where they are given.
+    style : str
+        What drives an optimiser: closures that return the "loss", closures that call "backward", or "gradients" alone.
     """
 
     iteration: int
@@ -109,6 +111,7 @@ class Record:
     curvature_share: float = math.nan
     note: str = ""
     hvp: str = ""
+    style: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and strings, ready for JSON."""

@@ -244,9 +244,10 @@ class CapturedOracle(AutogradOracle):
         return Replayed(numbers, rows, self.space)
 
     def repeat(self, work: Any, *tensors: Any) -> list[Any]:
-        if work not in self._work:
-            self._work[work] = self._record_work(work, tensors)
-        inputs, recording = self._work[work]
+        key = (work, *(tensor is None for tensor in tensors))
+        if key not in self._work:
+            self._work[key] = self._record_work(work, tensors)
+        inputs, recording = self._work[key]
         with torch.no_grad():
             for old, new in zip(inputs, tensors, strict=True):
                 if old is not None:

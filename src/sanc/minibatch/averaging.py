@@ -36,7 +36,14 @@ class AveragedStep:
         return self.metric.tensors()
 
     def __call__(
-        self, x: Tensor, offset: Tensor, g: Tensor, numbers: Tensor, start: Tensor | None, drift: Tensor | None
+        self,
+        x: Tensor,
+        offset: Tensor,
+        g: Tensor,
+        numbers: Tensor,
+        rates: Tensor | None = None,
+        start: Tensor | None = None,
+        drift: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the new x, the new offset, what the host reads, and the new drift where there was one.
 
@@ -47,7 +54,8 @@ class AveragedStep:
         factor, weight, factor_weight, eta, share, trust = numbers.unbind()
         g = g * factor
         direction = self.metric.direction(g, weight, factor_weight if self.learns else None)
-        away = torch.addcmul(offset, direction, eta, value=-1.0)
+        step = direction if rates is None else direction * rates
+        away = torch.addcmul(offset, step, eta, value=-1.0)
         new = [torch.addcmul(x, away, share), torch.addcmul(away, away, share, value=-1.0)]
         read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sanc.core.family import Method
@@ -74,6 +75,8 @@ class MinibatchIteration:
         Always false: with samples nothing ends a run but its limits.
     went_back : bool
         Whether the last iteration returned to an earlier point.
+    rates : sequence of float
+        Factors of the scale, one for each parameter; empty: 1.
     """
 
     at_rest = False
@@ -85,6 +88,7 @@ class MinibatchIteration:
         self.judged = Iteration(method, judged, seed, one_sample=True)
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
+        self.rates: Sequence[float] = ()
         self._work: tuple[AveragedStep, AveragedStep] | None = None
         self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
         self._factors: Sequence[Mapping[str, Tensor]] = ()
@@ -107,7 +111,14 @@ class MinibatchIteration:
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         state = self.state
-        looks = state.noisy and self.own.curvature and state.held is None and state.steps >= _FIRST_LOOK << state.looks
+        state.noisy = state.noisy or not oracle.values
+        looks = (
+            oracle.values
+            and state.noisy
+            and self.own.curvature
+            and state.held is None
+            and state.steps >= _FIRST_LOOK << state.looks
+        )
         oracle.begin(state.iteration, products=looks or not state.noisy or state.held is not None)
         if looks:
             found = self._look(x, oracle)
@@ -168,18 +179,18 @@ class MinibatchIteration:
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Take the gradient between z and x, step from z, and average."""
-        state, own, space = self.state, self.own, oracle.space
+        state, space = self.state, oracle.space
         record = Record(state.iteration)
         offset = state.offset
-        between = x if offset is None else x + offset * (1.0 - own.averaging)
-        value, g = oracle.gradient(between)
+        value, g = oracle.gradient(self.gradient_point(x))
         record.value, record.grad_norm = value, oracle.norm(g)
         oracle.meter.paper_calls += oracle.sizes[0]
-        if not (math.isfinite(value) and math.isfinite(record.grad_norm)):
+        if not (math.isfinite(value) or not oracle.values) or not math.isfinite(record.grad_norm):
             return self._not_finite(x, oracle, record), record
         state.broken = 0
-        watch.watch_loss(state, x, value)
-        if watch.goes_wrong(state):
+        if oracle.values:
+            watch.watch_loss(state, x, value)
+        if oracle.values and watch.goes_wrong(state):
             rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
             if self._worse_than_before(x, oracle, record, rise):
                 state.shrink *= 0.5
@@ -202,6 +213,8 @@ class MinibatchIteration:
         weights = [max(1.0 - own.memory, 1.0 / (count + 1)) for count in (state.steps, state.learnt)]
         state.size += weights[0] * ((cut * length) ** 2 - state.size)
         eta, late = scale(state, own), float(state.steps + 1) ** own.weighting
+        factor, rates = self._factors_of_scale(space.tensor(g), oracle.shapes)
+        eta *= factor
         share = late / (state.weights + late) if own.averaging else 1.0
         learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
         gradient = space.tensor(g)
@@ -209,7 +222,7 @@ class MinibatchIteration:
         numbers = gradient.new_tensor([cut / state.unit, *weights, eta, share, weight(state)])
         bound_from = [None if v is None or not learns else space.tensor(v) for v in (state.start, state.drift)]
         point, beyond, read, *drift = oracle.repeat(
-            work, space.tensor(x), space.tensor(offset), gradient, numbers, *bound_from
+            work, space.tensor(x), space.tensor(offset), gradient, numbers, rates, *bound_from
         )
         dual, away, found, state.square, *bound = read.tolist()
         if not abs(found - expected) <= _SAME * expected:  # somebody else moved the parameters: that is not undone
@@ -227,11 +240,18 @@ class MinibatchIteration:
             work.metric.renew()
         judge = Judge(self.settings, space.eps, self.judged.state.sigma)
         dual = max(dual, 0.0) * state.unit  # gᵀM⁻¹g
-        if dual > 0.0:
+        if dual > 0.0 < eta:
             judge.move(1.0 / (eta * eta * math.sqrt(dual)))  # σ‖s‖_M = 1/η with ‖s‖_M = η √(gᵀM⁻¹g)
         record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
         record.branch, record.step_norm = Branch.UNTESTED, share * math.sqrt(max(away, 0.0))
         return space.vector(point)
+
+    def _factors_of_scale(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
+        """Return the factor of the scale, and a vector of more where parameters have different ones."""
+        if len(set(self.rates)) <= 1:
+            return (self.rates[0] if self.rates else 1.0), None
+        sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
+        return 1.0, torch.repeat_interleave(like.new_tensor(self.rates), sizes)
 
     def _prepared(self, g: Tensor, oracle: Oracle, factor: float) -> tuple[AveragedStep, AveragedStep]:
         """Return the vector work of a plain step and of one that learns.
@@ -252,9 +272,9 @@ class MinibatchIteration:
     def _not_finite(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
         """Stay: the batch may be to blame; where it is not the only one, go back."""
         state = self.state
-        what = "gradient" if math.isfinite(record.value) else "loss"
+        what = "gradient" if math.isfinite(record.value) or not oracle.values else "loss"
         record.note = f"the {what} of the gradient sample is not finite"
-        if state.iteration == 0:
+        if state.iteration == 0 and oracle.values:
             raise NonFiniteStartError(
                 f"{record.note} at the starting point (loss {record.value!r}, gradient norm {record.grad_norm!r})."
                 " Start where the loss is finite, and check the data and the initial weights."
@@ -283,6 +303,18 @@ class MinibatchIteration:
         record.note += ": back to the last safe point"
         self.went_back = True
         return state.safe
+
+    # ------------------------------------------------------------------ where gradients are taken
+
+    def gradient_point(self, x: Vector) -> Vector:
+        """Return y for an average x."""
+        offset = self.state.offset
+        return x if offset is None else x + offset * (1.0 - self.own.averaging)
+
+    def average(self, y: Vector) -> Vector:
+        """Return the average x for a y."""
+        offset = self.state.offset
+        return y if offset is None else y - offset * (1.0 - self.own.averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 

@@ -1,0 +1,39 @@
+"""Gradients that somebody else's ``backward()`` left in the leaves: all there is where a step has no closure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+
+from torch import Tensor
+
+from sanc.autograd.leaves import Leaves
+from sanc.core.oracle import Meter, Oracle
+from sanc.core.space import TorchSpace, Vector
+
+
+class GivenGradient(Oracle):
+    """Answers with one gradient, wherever it is asked, and knows neither values nor products."""
+
+    values = False
+
+    def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
+        self.space = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.meter = meter
+        self._shapes = [tuple(leaf.shape) for leaf in leaves.tensors]
+        self._gradient = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        return self._shapes
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        self.meter.count_gradient(1)
+        return math.nan, self._gradient
+
+    def value(self, x: Vector) -> NoReturn:
+        raise NotImplementedError
+
+    def hessian(self, x: Vector) -> NoReturn:
+        raise NotImplementedError

@@ -1,0 +1,243 @@
+"""Three ways to drive an optimiser: closures that return the loss, closures that call backward(), and no closure."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import sanc
+
+
+def network(kind="plain"):
+    torch.manual_seed(0)
+    middle = [nn.Dropout(0.3)] if kind == "dropout" else [nn.BatchNorm1d(8)] if kind == "norm" else []
+    return nn.Sequential(nn.Linear(4, 8), *middle, nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def batches(count, size=20):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(400, 4, dtype=torch.float64, generator=generator)
+    y = x.prod(1, keepdim=True) + 0.1 * torch.randn(400, 1, dtype=torch.float64, generator=generator)
+    return [(x[rows], y[rows]) for rows in torch.randint(400, (count, size), generator=generator)]
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def drive(style, model, opt, data):
+    """Train with one of the three styles."""
+    for a, b in data:
+
+        def loss(a=a, b=b):
+            return (model(a) - b).square().mean()
+
+        def conventional(loss=loss):
+            opt.zero_grad()
+            value = loss()
+            value.backward()
+            return value
+
+        if style == "gradients":
+            opt.train()
+            conventional()
+            opt.step()
+        else:
+            opt.step(loss if style == "loss" else conventional)
+
+
+def run(style, steps=80, kind="plain", **options):
+    model = network(kind)
+    opt = sanc.SANC(model.parameters(), seed=0, **options)
+    drive(style, model, opt, batches(steps))
+    opt.eval()
+    return model, opt
+
+
+@pytest.mark.parametrize("style", ["backward", "gradients"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01}, {"metric": "diagonal"}, {"averaging": 0.0}], ids=str)
+def test_averaged_steps_are_the_same_however_they_are_driven(style, options):
+    model, opt = run("loss", curvature=False, **options)
+    other, twin = run(style, curvature=False, **options)
+    assert torch.allclose(flat(model), flat(other), rtol=0, atol=1e-10)
+    assert (opt.record.style, twin.record.style) == ("loss", style)
+    assert twin.record.sigma == pytest.approx(opt.record.sigma, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dropout", "norm"])
+def test_a_conventional_closure_is_judged_with_differences_of_gradients(kind):
+    """Judged steps on one batch: the loss is that of exact products, nearly; randomness and buffers are held still."""
+    ends = []
+    for style in ("loss", "backward"):
+        model = network(kind)
+        opt = sanc.SANC(model.parameters(), seed=0, check=kind != "dropout")
+        data = batches(1, size=200) * 12
+        drive(style, model, opt, data)
+        a, b = data[0]
+        ends.append(float((model.eval()(a) - b).square().mean().detach()))
+    assert opt.record.hvp == "finite-difference" and opt.record.calls.product > 0
+    assert ends[1] == pytest.approx(ends[0], rel=0.05)
+    if kind == "norm":
+        assert int(model[1].num_batches_tracked) == 12
+
+
+def test_gradients_may_be_clipped_in_a_conventional_closure():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    for a, b in batches(3):
+
+        def closure(a=a, b=b):
+            opt.zero_grad()
+            loss = (model(a) - b).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            return loss
+
+        opt.step(closure)
+        assert opt.record.grad_norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_train_and_eval_move_between_the_two_points():
+    model, opt = run("gradients")
+    average = flat(model)
+    state = opt._iterates.state
+    opt.train()
+    assert torch.allclose(flat(model), average + 0.1 * state.offset, rtol=0, atol=1e-12)
+    opt.train()
+    opt.eval()
+    assert torch.allclose(flat(model), average, rtol=0, atol=1e-12)
+    a, b = batches(1)[0]
+    (model(a) - b).square().mean().backward()
+    with pytest.raises(sanc.ArgumentError, match=r"eval\(\): call train\(\)"):
+        opt.step()
+    model, opt = run("loss")
+    held = flat(model)
+    opt.train()
+    assert torch.equal(held, flat(model))  # with closures nothing has to be moved
+
+
+def test_a_gradient_that_is_not_finite_is_left_out():
+    model, opt = run("gradients", steps=30)
+    opt.train()
+    held = flat(model)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    opt.step()
+    assert torch.equal(held, flat(model)) and "not finite" in opt.record.note
+    assert math.isnan(opt.record.value)
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_a_run_resumes_bit_for_bit(style, evaluating):
+    data = batches(90)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive(style, model, opt, data[:50])
+    if evaluating:
+        opt.eval()
+    file = io.BytesIO()
+    torch.save((model.state_dict(), opt.state_dict()), file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    other = network()
+    other.load_state_dict(weights)
+    twin = sanc.SANC(other.parameters(), seed=1)
+    twin.load_state_dict(state)
+    assert twin.style == style
+    for net, mine in ((model, opt), (other, twin)):
+        drive(style, net, mine, data[50:])
+        mine.eval()
+    assert torch.equal(flat(model), flat(other))
+    assert copy.deepcopy(twin).style == style
+
+
+@pytest.mark.parametrize(("first", "second", "words"), [
+    ("loss", "backward", "called backward.*do one of the two"), ("loss", "gradients", "closure is missing: the steps"),
+    ("backward", "loss", "did not call backward"), ("backward", "gradients", "closure is missing: the steps"),
+    ("gradients", "loss", "closure cannot be used: the steps before had none"),
+])  # fmt: skip
+def test_styles_cannot_be_mixed(first, second, words):
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive(first, model, opt, batches(3))
+    with pytest.raises(sanc.ArgumentError, match=words):
+        drive(second, model, opt, batches(1))
+    drive(first, model, opt, batches(3))  # and nothing is lost
+    assert opt._iterates.state.iteration == 6
+
+
+@pytest.mark.parametrize(("cls", "options"), [
+    (sanc.SANC, {"preset": "paper"}), (sanc.SANC, {"preset": "authors"}), (sanc.ARC, {}), (sanc.CR, {}),
+    (sanc.SANC, {"minibatch": None}),
+])  # fmt: skip
+def test_methods_that_need_a_model_ask_for_a_closure(cls, options):
+    model = network()
+    opt = cls(model.parameters(), seed=0, **options)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(sanc.ArgumentError, match=r"closure is missing.*needs values and Hessian products"):
+        opt.step()
+
+
+def test_without_gradients_there_is_nothing_to_do():
+    opt = sanc.SANC(network().parameters(), seed=0)
+    with pytest.raises(sanc.ArgumentError, match=r"no parameter has a gradient: call loss.backward\(\)"):
+        opt.step()
+    assert opt.style == ""
+
+
+def test_exact_products_cannot_be_had_from_a_conventional_closure():
+    model = network()
+    opt = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
+    with pytest.raises(sanc.ArgumentError, match="hvp = 'double-backward' cannot be used"):
+        drive("backward", model, opt, batches(1))
+    drive("loss", model, opt, batches(2))  # the failed step decided nothing
+    assert opt.style == "loss"
+
+
+def test_the_style_is_shown():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    assert "not driven yet" in repr(opt)
+    drive("backward", model, opt, batches(1))
+    assert "call backward()" in repr(opt) and opt.record.style == opt.style == "backward"
+
+
+# ---------------------------------------------------------------------------------------------- lr
+
+
+def test_lr_is_a_factor_on_the_scale():
+    model, _ = run("loss", curvature=False, distance=0.0, scale=0.004)
+    other, _ = run("loss", curvature=False, distance=0.0, scale=0.008, lr=0.5)
+    assert torch.allclose(flat(model), flat(other), rtol=0, atol=1e-12)
+    with pytest.warns(UserWarning, match=r"lr = 0.001 is a factor.*leave it at 1"):
+        sanc.SANC(network().parameters(), lr=1e-3)
+
+
+def test_schedulers_attach():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 40)
+    for a, b in batches(40):
+        opt.step(lambda a=a, b=b: (model(a) - b).square().mean())
+        schedule.step()
+    before = flat(model)
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    z = before + opt._iterates.state.offset
+    drive("loss", model, opt, batches(1))
+    assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z stands still
+
+
+def test_groups_have_factors_of_their_own():
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+    opt = sanc.SANC(groups, seed=0, curvature=False)
+    held = model[0].weight.detach().clone()
+    drive("loss", model, opt, batches(30))
+    assert torch.equal(held, model[0].weight) and not torch.equal(network()[2].weight, model[2].weight)
