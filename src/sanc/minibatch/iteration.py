@@ -47,7 +47,6 @@ _FIRST_LOOK = 100
 """The averaged step at which it is first looked whether judged steps pay again; each look is twice as late."""
 _OUTLIER = 5.0
 """A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
-
 _SAME = 1e-5
 """Relative difference of ‖x‖² that rounding may make."""
 
@@ -112,22 +111,18 @@ class MinibatchIteration:
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         state = self.state
         state.noisy = state.noisy or not oracle.values
-        looks = (
-            oracle.values
-            and state.noisy
-            and self.own.curvature
-            and state.held is None
-            and state.steps >= _FIRST_LOOK << state.looks
-        )
-        oracle.begin(state.iteration, products=looks or not state.noisy or state.held is not None)
+        tried = state.held is not None
+        looks = state.noisy and not tried and oracle.values and self.own.curvature
+        looks = looks and state.steps >= _FIRST_LOOK << state.looks
+        oracle.begin(state.iteration, products=looks or tried or not state.noisy)
         if looks:
             found = self._look(x, oracle)
             if found is not None:
                 return found
-        if state.held is not None:  # a judged step was tried
+        if state.held is not None:  # a judged step was tried: this batch decides
             state.noisy = oracle.gradient(x)[0] > watch.PAYS * state.entry
-            x = state.held if state.noisy else x
-            state.held, state.offset = None, state.offset if state.noisy else None
+            x, state.held = state.held if state.noisy else x, None
+            state.offset = state.offset if state.noisy else None
         if not state.noisy:
             value, _ = oracle.gradient(x)
             if watch.judged_on(state, value, self.own, oracle.space.eps):
@@ -200,51 +195,66 @@ class MinibatchIteration:
 
     def _step(self, x: Vector, offset: Vector, g: Vector, oracle: Oracle, record: Record) -> Vector:
         """Make the step, and keep the books."""
-        state, own, space, expected = self.state, self.own, oracle.space, self.state.square
+        state, own, space = self.state, self.own, oracle.space
         if state.steps == 0:
             state.unit = record.grad_norm or 1.0
             if own.distance:
                 state.start, state.drift = x, space.zeros()
-        length = record.grad_norm / state.unit
-        usual = math.sqrt(state.size)
-        cut = _OUTLIER * usual / length if state.steps > watch.YOUNG and length > _OUTLIER * usual else 1.0
-        if cut < 1.0:
-            record.note = "the gradient is an outlier and was cut"
         weights = [max(1.0 - own.memory, 1.0 / (count + 1)) for count in (state.steps, state.learnt)]
-        state.size += weights[0] * ((cut * length) ** 2 - state.size)
-        eta, late = scale(state, own), float(state.steps + 1) ** own.weighting
-        factor, rates = self._factors_of_scale(space.tensor(g), oracle.shapes)
-        eta *= factor
+        cut = self._cut(record, weights[0])
+        late = float(state.steps + 1) ** own.weighting
         share = late / (state.weights + late) if own.averaging else 1.0
-        learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
         gradient = space.tensor(g)
+        factor, rates = self._factors_of_scale(gradient, oracle.shapes)
+        eta = factor * scale(state, own)
+        learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
         work = self._prepared(gradient, oracle, 1.0 / state.unit)[learns]
         numbers = gradient.new_tensor([cut / state.unit, *weights, eta, share, weight(state)])
         bound_from = [None if v is None or not learns else space.tensor(v) for v in (state.start, state.drift)]
         point, beyond, read, *drift = oracle.repeat(
             work, space.tensor(x), space.tensor(offset), gradient, numbers, rates, *bound_from
         )
-        dual, away, found, state.square, *bound = read.tolist()
-        if not abs(found - expected) <= _SAME * expected:  # somebody else moved the parameters: that is not undone
-            state.mean, state.safe = math.nan, None
-        if bound:
-            state.drift = space.vector(drift[0])
-            direction, state.beyond, along, drift_norm = bound
-            many = 1 if state.steps < watch.YOUNG else _LEARN
-            state.path = (1.0 - share) ** many * state.path + (1.0 - share) * many * eta * direction
-            learn_distance(state, along, drift_norm)
-        state.offset, state.weights = space.vector(beyond), state.weights + late
+        state.offset = space.vector(beyond)
+        state.drift = space.vector(drift[0]) if drift else state.drift
+        dual, away, *more = read.tolist()
+        self._learn(more, eta, share)
+        state.weights += late
         state.steps, state.learnt = state.steps + 1, state.learnt + learns
         if state.steps - state.renewed >= _gap(state.renewed, own.renew):
             state.renewed = state.steps
             work.metric.renew()
-        judge = Judge(self.settings, space.eps, self.judged.state.sigma)
-        dual = max(dual, 0.0) * state.unit  # gᵀM⁻¹g
-        if dual > 0.0 < eta:
-            judge.move(1.0 / (eta * eta * math.sqrt(dual)))  # σ‖s‖_M = 1/η with ‖s‖_M = η √(gᵀM⁻¹g)
-        record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
-        record.branch, record.step_norm = Branch.UNTESTED, share * math.sqrt(max(away, 0.0))
+        self._tell(record, eta, max(dual, 0.0) * state.unit, share * math.sqrt(max(away, 0.0)), space.eps)
         return space.vector(point)
+
+    def _cut(self, record: Record, learn: float) -> float:
+        """Return the factor of the gradient, below 1 where it is an outlier, and learn how long gradients are."""
+        state = self.state
+        length, usual, cut = record.grad_norm / state.unit, math.sqrt(state.size), 1.0
+        if state.steps > watch.YOUNG and length > _OUTLIER * usual:
+            cut = _OUTLIER * usual / length
+            record.note = "the gradient is an outlier and was cut"
+        state.size += learn * ((cut * length) ** 2 - state.size)
+        return cut
+
+    def _learn(self, read: Sequence[float], eta: float, share: float) -> None:
+        """Learn from ‖x‖² before and after the step and, where they were measured, from the numbers of the distance."""
+        state, expected = self.state, self.state.square
+        found, state.square, *bound = read
+        if not abs(found - expected) <= _SAME * expected:  # somebody else moved the parameters: that is not undone
+            state.mean, state.safe = math.nan, None
+        if bound:
+            direction, state.beyond, along, drift_norm = bound
+            many = 1 if state.steps < watch.YOUNG else _LEARN
+            state.path = (1.0 - share) ** many * state.path + (1.0 - share) * many * eta * direction
+            learn_distance(state, along, drift_norm)
+
+    def _tell(self, record: Record, eta: float, dual: float, step_norm: float, eps: float) -> None:
+        """Write the record: with ‖s‖_M = η√(gᵀM⁻¹g), where `dual` is gᵀM⁻¹g, σ is such that σ‖s‖_M = 1/η."""
+        judge = Judge(self.settings, eps, self.judged.state.sigma)
+        if eta > 0.0 and dual > 0.0:
+            judge.move(1.0 / (eta * eta * math.sqrt(dual)))
+        record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
+        record.branch, record.step_norm = Branch.UNTESTED, step_norm
 
     def _factors_of_scale(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the factor of the scale, and a vector of more where parameters have different ones."""
