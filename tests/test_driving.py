@@ -241,3 +241,27 @@ def test_groups_have_factors_of_their_own():
     held = model[0].weight.detach().clone()
     drive("loss", model, opt, batches(30))
     assert torch.equal(held, model[0].weight) and not torch.equal(network()[2].weight, model[2].weight)
+
+
+# ---------------------------------------------------------------------------------------------- mistakes and logs
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+def test_a_loss_of_another_model_is_an_error(style):
+    model, other = network(), network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    held = flat(model)
+    with pytest.raises(
+        sanc.ArgumentError, match=r"reaches none of|did not call backward|no parameter has a gradient|depend"
+    ):
+        drive(style, other, opt, batches(1))
+    assert torch.equal(held, flat(model)) and opt.style == ""
+    drive(style, model, opt, batches(2))
+    assert opt.style == style
+
+
+def test_a_record_has_numbers_for_a_logger():
+    _, opt = run("loss", steps=3)
+    numbers = opt.record.scalars()
+    assert all(isinstance(value, (int, float)) for value in numbers.values())
+    assert numbers["sigma"] == opt.record.sigma and numbers["calls.gradient"] == opt.record.calls.gradient

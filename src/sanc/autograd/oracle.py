@@ -216,11 +216,15 @@ class AutogradOracle(Oracle):
                 if name:
                     raise no_second_derivative(f"{name} (marked once_differentiable)")
                 self._inspected = True
-            yield (
-                weight,
-                loss,
-                torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True),
-            )
+            grads = torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
+            if all(grad is None for grad in grads):
+                raise ArgumentError(
+                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass those of "
+                    "the model that it is computed from, and check that nothing cuts the graph (detach, a reentrant "
+                    "checkpoint)."
+                )
+            yield weight, loss, grads
+            del grads  # a name of ours would keep the graph of the last part alive
 
     def take_graph(self, x: Any, sample: Sample) -> Grads | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one on this sample."""

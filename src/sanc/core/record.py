@@ -116,3 +116,8 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and strings, ready for JSON."""
         return asdict(self) | {"branch": self.branch.value}
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers alone, side by side, for a logger: ``for k, v in record.scalars().items(): …``."""
+        plain = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
+        return plain | {f"calls.{name}": value for name, value in asdict(self.calls).items()}
