@@ -61,8 +61,8 @@ class Iteration:
         self.method = method
         self.settings = settings
         self.acceptance = method.acceptance(settings)
-        tested = settings if method.tested else replace(settings, resolves=0, first_radius=None)
-        self.model = method.model(tested, goal)
+        for_model = settings if method.tested else replace(settings, resolves=0, first_radius=None)
+        self.model = method.model(for_model, goal)
         self.on_rejection = method.on_rejection(settings)
         self.state = State(seed=seed, sigma=settings.sigma0)
         self.at_rest = False
@@ -133,7 +133,7 @@ class Iteration:
                 point = self.acceptance.judge(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1
                 if point is not None:
                     return point
-        except NonFiniteProductError as problem:
+        except NonFiniteProductError as problem:  # there is no cubic step, but the gradient step of 2.6 is still open
             self._refuse(at, str(problem))
             at.spectrum = None
         return None

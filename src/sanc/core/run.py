@@ -124,7 +124,7 @@ class Run:
             self.oracle.end(record.step_norm)
             if report(self):
                 return Status.CALLBACK
-            if self.iterates.at_rest and not self.oracle.exact:
+            if self.iterates.at_rest and not self.oracle.exact:  # of an exact objective rest is counted as a stall
                 return Status.AT_REST
 
     @property

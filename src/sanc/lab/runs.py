@@ -124,7 +124,7 @@ def _line(record: sanc.Record) -> dict[str, Any]:
     """Return a record as a line of the trace."""
     flat = record.as_dict()
     calls = flat.pop("calls")
-    for name in ("value", "trial_value", "hvp"):
+    for name in ("value", "trial_value", "hvp", "style"):
         flat.pop(name, None)
     return flat | {key: calls[key] for key in ("value", "gradient", "product", "paper_calls")}
 

@@ -109,17 +109,18 @@ class MinibatchIteration:
         return point, record
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        """Steps are judged, averaged (`noisy`), or on trial: a judged step was made (`held` is where from)."""
         state = self.state
         state.noisy = state.noisy or not oracle.values
         tried = state.held is not None
-        looks = state.noisy and not tried and oracle.values and self.own.curvature
-        looks = looks and state.steps >= _FIRST_LOOK << state.looks
-        oracle.begin(state.iteration, products=looks or tried or not state.noisy)
-        if looks:
+        looks_now = state.noisy and not tried and oracle.values and self.own.curvature
+        looks_now = looks_now and state.steps >= _FIRST_LOOK << state.looks
+        oracle.begin(state.iteration, products=looks_now or tried or not state.noisy)
+        if looks_now:
             found = self._look(x, oracle)
             if found is not None:
                 return found
-        if state.held is not None:  # a judged step was tried: this batch decides
+        if state.held is not None:  # on trial: this batch decides
             state.noisy = oracle.gradient(x)[0] > watch.PAYS * state.entry
             x, state.held = state.held if state.noisy else x, None
             state.offset = state.offset if state.noisy else None
@@ -249,7 +250,10 @@ class MinibatchIteration:
             learn_distance(state, along, drift_norm)
 
     def _tell(self, record: Record, eta: float, dual: float, step_norm: float, eps: float) -> None:
-        """Write the record: with ‖s‖_M = η√(gᵀM⁻¹g), where `dual` is gᵀM⁻¹g, σ is such that σ‖s‖_M = 1/η."""
+        """Write the record: with ‖s‖_M = η√(gᵀM⁻¹g), where `dual` is gᵀM⁻¹g, σ is such that σ‖s‖_M = 1/η.
+
+        The σ of judged steps stays as it is.
+        """
         judge = Judge(self.settings, eps, self.judged.state.sigma)
         if eta > 0.0 and dual > 0.0:
             judge.move(1.0 / (eta * eta * math.sqrt(dual)))
