@@ -1,4 +1,4 @@
-# make demo         train a network on the digits with every method; picture and table, into demo-output/ (half a minute)
+# make demo         train a network on the digits with every method; picture and table, into demo-output/ (a minute or two)
 # make test         lint, types, then every test that is not slow, on as many cores as there are
 # make test-slow    the tests that take minutes
 # make test-oldest  the tests with the oldest versions that pyproject.toml admits, in an environment of their own

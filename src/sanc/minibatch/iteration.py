@@ -109,7 +109,7 @@ class MinibatchIteration:
         return point, record
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Steps are judged, averaged (`noisy`), or on trial: a judged step was made (`held` is where from)."""
+        """Make a step that is judged, averaged (`noisy`), or undoes or confirms one on trial (`held` is where from)."""
         state = self.state
         state.noisy = state.noisy or not oracle.values
         tried = state.held is not None
