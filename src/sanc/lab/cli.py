@@ -219,7 +219,7 @@ def demo(
     workers: Workers = _CPUS,
     scheduler: Scheduler = None,
 ) -> None:
-    """Train a small network on scikit-learn's digits with every method; a table and a picture in half a minute."""
+    """Train a small network on scikit-learn's digits with every method; a table and a picture in a minute or two."""
     from sanc.lab import demo as module
 
     shown = console if console.is_terminal else Console(highlight=False, width=110)

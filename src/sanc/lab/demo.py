@@ -112,7 +112,7 @@ def draw(found: Sequence[RunTrace]) -> Figure:
     )
     figure = figures.sheet(10.8, 7.6, "Learning to read digits on a budget", story, [run.method for run in found])
     grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.065, right=0.85, top=0.8, bottom=0.07,
-                               wspace=0.48, hspace=0.5)  # fmt: skip
+                               wspace=0.58, hspace=0.5)  # fmt: skip
     words = {"calls": ("Training loss over work", "whole training set, logarithmic"),
              "seconds": ("Training loss over time", "the same runs, by the clock")}  # fmt: skip
     for column, (x, above) in enumerate(words.items()):
