@@ -26,7 +26,6 @@ def batches(count):
 
 
 def drive(style, model, opt, data):
-    values = []
     for a, b in data:
 
         def loss(a=a, b=b):
@@ -40,15 +39,60 @@ def drive(style, model, opt, data):
 
         if style == "gradients":
             opt.train()
-            values.append(conventional())
+            conventional()
             opt.step()
         else:
-            values.append(opt.step(loss if style == "loss" else conventional))
-    return [float(value.detach()) for value in values]
+            opt.step(loss if style == "loss" else conventional)
+
+
+def whole(model):
+    """Loss on many rows, in the mode of evaluation."""
+    model.eval()
+    with torch.no_grad():
+        values = [float((model(a) - b).square().mean()) for a, b in batches(40)]
+    model.train()
+    return sum(values) / 40
 
 
 def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+# ---------------------------------------------------------------------------------------------- compiled models
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")  # with hooks, by which buffers are held still
+def test_a_compiled_model_is_trained_like_a_plain_one(style, backend):
+    ends = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        net = network(norm=True)
+        model = torch.compile(net, backend=backend) if compiled else net
+        twice = style != "loss" or backend == "eager"
+        opt = sanc.SANC(model.parameters(), seed=0, hvp="auto" if twice else "finite-difference")
+        before = whole(model)
+        drive(style, model, opt, batches(30))
+        opt.eval()
+        assert whole(model) < 0.9 * before
+        assert int(net[1].num_batches_tracked) == 30
+        ends.append(flat(net))
+    assert torch.allclose(*ends, rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")
+def test_what_cannot_be_differentiated_twice_is_said_once():
+    torch._dynamo.reset()
+    model = torch.compile(network(), backend="aot_eager")
+    exact = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
+    with pytest.raises(sanc.SecondDerivativeError, match="not compiled"):
+        drive("loss", model, exact, batches(1))
+    opt = sanc.SANC(model.parameters(), seed=0)
+    with pytest.warns(RuntimeWarning, match=r"torch.compile with aot_autograd has no second derivative") as seen:
+        drive("loss", model, opt, batches(4))
+    assert sum(issubclass(w.category, RuntimeWarning) for w in seen) == 1
+    assert opt.hvp == opt.record.hvp == "finite-difference" and opt.style == "loss"
 
 
 # ---------------------------------------------------------------------------------------------- distributed checkpoints
