@@ -343,8 +343,10 @@ class CubicOptimizer(Optimizer):
         everyone = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self.style not in ("", "gradients") or not everyone or isinstance(closure, Batch) or not callable(closure):
             return False
+        if self._by_gradients:
+            return closure() is None
         kept = [p.grad for p in everyone]
-        copies = [grad if self._by_gradients else grad.clone() for grad in kept]  # it may turn out to be a real one
+        copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         for p, grad in zip(everyone, copies, strict=True):
             p.grad = grad
         with own_randomness(everyone[0].device), still_buffers():
