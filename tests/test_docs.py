@@ -6,6 +6,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,37 @@ import sanc
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
 MODULES = ["sanc.autograd.batches", "sanc.sums.losses", "sanc.theory"]
 
 
 def blocks(page):
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    text = page if isinstance(page, str) else page.read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "integrations.md"], ids=lambda page: page.name)
 def test_code_on_a_page_runs_in_order(page, capsys):
     namespace = {}
     for number, code in enumerate(blocks(page)):
         exec(compile(code, f"{page.name} block {number}", "exec"), namespace)
+
+
+def sections():
+    """Cut the page on frameworks at its headings; what comes before the first belongs to all."""
+    first, *others = re.split(r"^## ", (ROOT / "docs" / "integrations.md").read_text(), flags=re.MULTILINE)
+    return {text.splitlines()[0]: first + text for text in others}
+
+
+@pytest.mark.parametrize("name", sections())
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_code_for_a_framework_runs_where_it_is_installed(name, capsys, monkeypatch, tmp_path):
+    if name.lower() in FRAMEWORKS:
+        pytest.importorskip(name.lower(), reason=f"{name.lower()} is not installed")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    namespace = {"__name__": "page"}
+    for number, code in enumerate(blocks(sections()[name])):
+        exec(compile(code, f"{name} block {number}", "exec"), namespace)
 
 
 def test_the_readme_keeps_its_promises():

@@ -168,6 +168,7 @@ def test_styles_cannot_be_mixed(first, second, words):
     drive(first, model, opt, batches(3))
     with pytest.raises(sanc.ArgumentError, match=words):
         drive(second, model, opt, batches(1))
+    opt.zero_grad()
     drive(first, model, opt, batches(3))  # and nothing is lost
     assert opt._iterates.state.iteration == 6
 
@@ -190,6 +191,82 @@ def test_without_gradients_there_is_nothing_to_do():
     with pytest.raises(sanc.ArgumentError, match=r"no parameter has a gradient: call loss.backward\(\)"):
         opt.step()
     assert opt.style == ""
+
+
+def test_a_closure_that_does_nothing_stands_for_none():
+    """Frameworks pass one where the user passed none; what it does to the gradients beside counts."""
+    ends = []
+    for closure in (None, lambda: None):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        for a, b in batches(5):
+            opt.train()
+            opt.zero_grad()
+            (model(a) - b).square().mean().backward()
+            opt.step(closure)
+        ends.append(flat(model))
+    assert torch.equal(*ends) and opt.style == "gradients"
+    opt.step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3) and None)
+    assert opt.record.grad_norm <= 1.01e-3
+    with pytest.raises(sanc.ArgumentError, match="the steps before had none"):
+        opt.step(lambda: model(a).mean())
+
+
+@pytest.mark.parametrize("style", ["loss", "backward"])
+def test_gradients_from_before_do_not_matter_with_closures(style, recwarn):
+    model, other = network(), network()
+    opt, twin = (sanc.SANC(net.parameters(), seed=0) for net in (model, other))
+    other(torch.ones(3, 4).double()).sum().backward()
+    held = [p.grad.clone() for p in other.parameters()]
+    drive(style, model, opt, batches(3))
+    drive(style, other, twin, batches(3))
+    assert torch.equal(flat(model), flat(other)) and twin.style == style
+    assert all(torch.equal(a, p.grad) for a, p in zip(held, other.parameters(), strict=True))
+    assert any("left out" in str(warning.message) for warning in recwarn) is (style == "backward")
+
+
+def test_a_closure_that_forgets_to_return_the_loss_is_told_so():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    model(torch.ones(3, 4).double()).sum().backward()
+
+    def closure():
+        opt.zero_grad()
+        model(torch.ones(3, 4).double()).sum().backward()
+
+    with pytest.raises(sanc.ArgumentTypeError, match="closure returned NoneType"):
+        opt.step(closure)
+
+
+def test_a_step_of_zeros_changes_nothing():
+    """torch.distributed.checkpoint makes one where it finds no states, at a rate of zero."""
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert opt.style == "" and opt.record is None
+
+
+def test_a_state_without_its_vectors_is_refused():
+    model, opt = run("gradients", steps=5)
+    state = opt.state_dict()
+    state["state"] = {}
+    with pytest.raises(sanc.ArgumentError, match="lost its entry 'state'"):
+        sanc.SANC(model.parameters()).load_state_dict(state)
+
+
+def test_groups_may_carry_what_frameworks_write():
+    model = network()
+    groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
+    opt = sanc.SANC(groups, seed=0)
+    torch.optim.lr_scheduler.StepLR(opt, 10, last_epoch=5)
+    other = sanc.SANC(network().parameters())
+    other.load_state_dict(opt.state_dict())
+    assert other.param_groups[0]["name"] == "all" and "engine" not in other.param_groups[0]
+    with pytest.raises(sanc.ArgumentError, match="group option 'betas'"):
+        sanc.SANC([{"params": model.parameters(), "betas": (0.9, 0.99)}])
 
 
 def test_exact_products_cannot_be_had_from_a_conventional_closure():

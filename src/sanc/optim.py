@@ -18,7 +18,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode, require_mode
-from sanc.autograd.randomness import derive, own_randomness
+from sanc.autograd.randomness import derive, own_randomness, still_buffers
 from sanc.core.family import METHODS, make_settings
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
@@ -38,6 +38,8 @@ _DRIVEN = {
 }
 _SMALL_RATE = 0.5
 """Below this `lr` was probably meant as a step size."""
+_OF_OTHERS = {"name", "param_names", "initial_lr"}
+"""What torch, its schedulers and loggers of learning rates write into groups, or read there."""
 
 
 class CubicOptimizer(Optimizer):
@@ -198,7 +200,7 @@ class CubicOptimizer(Optimizer):
         """Add a group, after its entries were checked."""
         known = {"params", "lr", "weight_decay", "frozen"}
         for name, value in param_group.items():
-            if name not in known:
+            if name not in known | _OF_OTHERS:
                 raise ArgumentError(f"group option {name!r} (= {value!r}) is not known: {nearest(name, known)}.")
         for name in ("weight_decay", "lr"):
             value = param_group.get(name, self.defaults[name])
@@ -293,7 +295,7 @@ class CubicOptimizer(Optimizer):
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
-        if closure is None:
+        if closure is None or self._stands_for_none(closure):
             if hessian is not None or objective is not None:
                 raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
             return self._step_on_gradients()
@@ -305,6 +307,7 @@ class CubicOptimizer(Optimizer):
         given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
         samples = self._samples(given)
         first = self._iterates.state.iteration == 0
+        held = any(leaf.grad is not None for leaf in leaves.tensors)
         with self._without_grads(), torch.enable_grad():
             captured = None
             if isinstance(self._iterates, MinibatchIteration):
@@ -316,7 +319,14 @@ class CubicOptimizer(Optimizer):
                 captured.fill(given, self._meter)
                 return self._iterate(captured)
             with own_randomness(leaves.device):
-                return self._iterate(self._eager(leaves, samples), probe=first)
+                loss = self._iterate(self._eager(leaves, samples), probe=first)
+        if held and self._oracle.by_backward:
+            warnings.warn(
+                "gradients from before the step are left out: a closure that calls backward() is judged on its own "
+                "batch. Call zero_grad() after other passes; to accumulate gradients, step without a closure.",
+                stacklevel=3,
+            )
+        return loss
 
     def _rates(self) -> list[float]:
         """Return the factor of each parameter that takes part."""
@@ -325,10 +335,33 @@ class CubicOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ steps without a closure
 
+    def _stands_for_none(self, closure: Callable[[], Tensor | None]) -> bool:
+        """Call a closure beside gradients, where it may be one that does nothing: Lightning makes such.
+
+        What it runs beside, such as hooks that clip, has then been done to the gradients.
+        """
+        everyone = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self.style not in ("", "gradients") or not everyone or isinstance(closure, Batch) or not callable(closure):
+            return False
+        if self._by_gradients:
+            return closure() is None
+        kept = [p.grad for p in everyone]
+        copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
+        for p, grad in zip(everyone, copies, strict=True):
+            p.grad = grad
+        with own_randomness(everyone[0].device), still_buffers():
+            nothing = closure() is None and all(p.grad is grad for p, grad in zip(everyone, copies, strict=True))
+        if not nothing:
+            for p, grad in zip(everyone, kept, strict=True):
+                p.grad = grad
+        return nothing
+
     @torch.no_grad()
     def _step_on_gradients(self) -> None:
         """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
         iterates = self._iterates
+        if self._is_empty_step():
+            return
         if not isinstance(iterates, MinibatchIteration):
             raise ArgumentError(
                 f"closure is missing: {self.method.upper()} with these settings needs values and Hessian products. "
@@ -352,6 +385,13 @@ class CubicOptimizer(Optimizer):
         self._by_gradients, self._at_average, self._known = True, False, leaves
         record.style = self.style
         self._record = record
+
+    def _is_empty_step(self) -> bool:
+        """Whether every rate and every gradient is zero: torch.distributed.checkpoint steps so, to create states."""
+        if any(group["lr"] != 0.0 for group in self.param_groups):
+            return False
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return bool(grads) and not any(bool(grad.any()) for grad in grads)
 
     def train(self) -> None:
         """Move the parameters to where gradients are taken; for loops without a closure, before a training epoch."""
@@ -483,24 +523,28 @@ class CubicOptimizer(Optimizer):
                     self.state[p]["factors"] = factors
         packed = super().state_dict()
         self.state.clear()  # the iteration has them
-        return packed | {
-            "engine": {
-                "method": self.method,
-                "settings": asdict(self._settings),
-                "numbers": self._iterates.numbers(),
-                "meter": asdict(self._meter),
-                "hvp": self._oracle.hvp,
-                "style": self.style,
-                "at_average": self._at_average,
-            }
+        engine = {
+            "method": self.method,
+            "settings": asdict(self._settings),
+            "numbers": self._iterates.numbers(),
+            "meter": asdict(self._meter),
+            "hvp": self._oracle.hvp,
+            "style": self.style,
+            "at_average": self._at_average,
+            "vectors": any(packed["state"].values()),
         }
+        packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint keeps states and groups only
+        return packed | {"engine": engine}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state; the next step is bit for bit the one the saved run would have made."""
-        engine = state_dict.get("engine")
+        groups = [dict(group) for group in state_dict.get("param_groups", ())]
+        engine = state_dict.get("engine", groups[0].get("engine") if groups else None)
+        for group in groups:
+            group.pop("engine", None)
         if not isinstance(engine, dict):
             raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-        wanted = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average"}
+        wanted = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors"}
         if not wanted <= engine.keys() or set(engine["meter"]) != set(Meter.__slots__):
             raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
         if engine["method"] != self.method:
@@ -512,6 +556,8 @@ class CubicOptimizer(Optimizer):
                 "state_dict is of another iteration than this optimiser's, or of another version: construct it with "
                 "the same preset and the same minibatch as in the run that was saved."
             )
+        if engine["vectors"] and not any(state_dict["state"].values()):
+            raise ArgumentError("state_dict has lost its entry 'state': pass what state_dict() returned, as a whole.")
         require_mode(engine["hvp"])
         for name, value in engine["settings"].items():
             mine = asdict(self._settings).get(name)
@@ -525,7 +571,7 @@ class CubicOptimizer(Optimizer):
             warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=2)
         if self._capture is not None:
             self._capture.forget()
-        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        super().load_state_dict({"state": state_dict["state"], "param_groups": groups})
         saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         self._known = Leaves(saved, [0.0] * len(saved)) if saved else None
         vectors, factors = {}, [self.state[p].pop("factors") for p in saved if "factors" in self.state[p]]

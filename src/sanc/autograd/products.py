@@ -187,6 +187,7 @@ _MISSING = re.compile(
     r"|forward AD with (?:aten::)?(\w+) that does not support it"
     r"|jvp function for (custom autograd\.Function)"
     r"|(ZeroTensors) are immutable"
+    r"|(torch\.compile with aot_autograd) does not currently support double backward"
 )
 
 
@@ -213,6 +214,8 @@ def no_second_derivative(operator: str, *, forward: bool = False) -> SecondDeriv
         )
     if "cudnn_rnn" in operator:
         remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
+    if operator.startswith("torch.compile"):
+        remedy += "; or give the optimiser a loss of the model that is not compiled, which has the same parameters"
     return SecondDerivativeError(
         f"the operator {operator} has no {kind} in torch {torch.__version__}, so the loss has no exact Hessian product "
         f"in this way. {remedy}.",

@@ -1,0 +1,94 @@
+"""Accelerate: a prepared optimiser takes gradients or closures, sums gradients up, and is saved with the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sanc
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+
+def setting(parts=1):
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=parts)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt = sanc.SANC(net.parameters(), seed=0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0)
+    x = torch.randn(240, 4, generator=torch.Generator().manual_seed(1))
+    rows = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2] + x[:, 2:3]), batch_size=40 // parts)
+    return accelerator, *accelerator.prepare(net, opt, rows, schedule)
+
+
+def loss(net, rows):
+    x, y = rows.dataset.tensors
+    with torch.no_grad():
+        return float((net(x) - y).square().mean())
+
+
+def epoch(accelerator, net, opt, rows, schedule, style="gradients"):
+    opt.train()
+    for x, y in rows:
+        with accelerator.accumulate(net):
+            if style == "gradients":
+                accelerator.backward((net(x) - y).square().mean())
+                opt.step()
+                opt.zero_grad()  # at the end, where it waits for the last of the accumulated batches
+            else:
+                opt.step(lambda x=x, y=y: (net(x) - y).square().mean())
+            schedule.step()
+    opt.eval()
+
+
+def flat(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+@pytest.mark.parametrize("style", ["gradients", "loss"])
+@pytest.mark.parametrize("evaluating", [True, False])
+def test_training_is_saved_and_resumed(style, evaluating, tmp_path):
+    accelerator, net, opt, rows, schedule = setting()
+    before = loss(net, rows)
+    for _ in range(4):
+        epoch(accelerator, net, opt, rows, schedule, style)
+    assert opt.optimizer.style == style
+    average = flat(net)
+    if not evaluating:
+        opt.train()
+        assert torch.equal(average, flat(net)) is (style == "loss")  # with closures nothing is moved
+    accelerator.save_state(str(tmp_path))
+    for _ in range(4):
+        epoch(accelerator, net, opt, rows, schedule, style)
+    assert loss(net, rows) < 0.7 * before
+    again = setting()
+    again[0].load_state(str(tmp_path))
+    again[2].eval()
+    assert torch.allclose(average, flat(again[1]), rtol=0, atol=1e-6)
+    for _ in range(4):
+        epoch(*again, style)
+    assert torch.allclose(flat(net), flat(again[1]), rtol=0, atol=1e-6)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    ends = []
+    for parts in (1, 4):
+        accelerator, net, opt, rows, schedule = setting(parts)
+        for _ in range(3):
+            epoch(accelerator, net, opt, rows, schedule)
+        assert opt.optimizer._iterates.state.iteration == 18
+        ends.append(flat(net))
+    assert torch.allclose(*ends, rtol=0, atol=1e-4)
+
+
+def test_gradients_are_clipped():
+    accelerator, net, opt, rows, _ = setting()
+    x, y = next(iter(rows))
+    accelerator.backward((net(x) - y).square().mean())
+    accelerator.clip_grad_norm_(net.parameters(), 1e-3)
+    opt.step()
+    assert opt.optimizer.record.grad_norm == pytest.approx(1e-3, rel=1e-2)

@@ -1,0 +1,138 @@
+"""Lightning: automatic optimisation passes closures that call backward(), manual optimisation does what one writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sanc
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Automatic(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        self.values = []
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, index):
+        record = self.optimizers().record
+        if record is not None:  # there has been a step
+            self.values.append(record.value)
+
+    def configure_optimizers(self):
+        opt = sanc.SANC([{"params": self.parameters(), "name": "all"}], seed=0)
+        return [opt], [torch.optim.lr_scheduler.StepLR(opt, 3, 0.9)]
+
+
+class Manual(Automatic):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        opt = self.optimizers()
+        opt.step(lambda: super(Manual, self).training_step(batch, index))
+
+
+class Gradients(Automatic):
+    """Without a closure: the parameters are moved to the average for validation, and before they are saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def on_train_epoch_start(self):
+        self.optimizers().optimizer.train()
+
+    def training_step(self, batch, index):
+        opt = self.optimizers()
+        opt.zero_grad()
+        self.manual_backward(super().training_step(batch, index))
+        opt.step()
+
+    def on_train_epoch_end(self):
+        self.optimizers().optimizer.eval()
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(240, 4, generator=generator)
+    return DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2] + x[:, 2:3]), batch_size=40)
+
+
+def trainer(folder, epochs, **options):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **(quiet | options)
+    )
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()
+
+
+def loss(model):
+    model.eval()
+    x, y = data().dataset.tensors
+    with torch.no_grad():
+        value = float((model.net(x) - y).square().mean())
+    model.train()  # which Lightning leaves as it is
+    return value
+
+
+@pytest.mark.parametrize("kind", [Automatic, Manual, Gradients])
+def test_fit_lowers_the_loss_and_resumes(kind, tmp_path):
+    whole = made(kind)
+    before = loss(whole)
+    fit = trainer(tmp_path, 8)
+    fit.fit(whole, data())
+    opt = fit.optimizers[0]
+    assert fit.global_step == opt._iterates.state.iteration == 48
+    assert loss(whole) < 0.7 * before
+    assert opt.style == {Automatic: "backward", Manual: "loss", Gradients: "gradients"}[kind]
+    assert opt._at_average
+    assert int(whole.net[1].num_batches_tracked) == 48  # trial points do not count as training
+    first = made(kind)
+    part = trainer(tmp_path, 4)
+    part.fit(first, data())
+    part.save_checkpoint(tmp_path / "half.ckpt")
+    second = kind()
+    trainer(tmp_path, 8).fit(second, data(), ckpt_path=tmp_path / "half.ckpt")
+    for mine, theirs in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert first.values + second.values == pytest.approx(whole.values, nan_ok=True)
+
+
+def test_what_monitors_read(tmp_path):
+    from lightning.pytorch.callbacks import LearningRateMonitor
+    from lightning.pytorch.loggers import CSVLogger
+
+    model, monitor = made(Automatic), LearningRateMonitor("epoch")
+    options = {"logger": CSVLogger(tmp_path), "callbacks": [monitor], "log_every_n_steps": 1}
+    trainer(tmp_path, 4, enable_checkpointing=False, **options).fit(model, data())
+    assert monitor.lrs == {"lr-SANC/all": pytest.approx([1.0, 1.0, 1.0, 0.9])}
+
+
+def test_accumulated_batches_are_left_out_with_a_warning(tmp_path):
+    """A closure is judged on its own batch: what Lightning summed up before it is left out, with a warning."""
+    fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
+    with pytest.warns(UserWarning, match="gradients from before the step are left out"):
+        fit.fit(made(Automatic), data())
+    assert fit.optimizers[0]._iterates.state.iteration == 2
+
+
+def test_gradients_are_clipped(tmp_path):
+    model = made(Automatic)
+    fit = trainer(tmp_path, 1, gradient_clip_val=1e-3, enable_checkpointing=False)
+    fit.fit(model, data())
+    assert fit.optimizers[0].record.grad_norm <= 1.01e-3

@@ -1,0 +1,146 @@
+"""Parts of torch around an optimiser: compiled models, distributed checkpoints and TensorBoard."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import sanc
+
+dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict", reason="torch is built without distributed")
+
+
+def network(norm=False):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 4, generator=generator)
+    y = x[:, :1] * x[:, 1:2] + x[:, 2:3]
+    return [(x[rows], y[rows]) for rows in torch.randint(200, (count, 20), generator=generator)]
+
+
+def drive(style, model, opt, data):
+    for a, b in data:
+
+        def loss(a=a, b=b):
+            return (model(a) - b).square().mean()
+
+        def conventional(loss=loss):
+            opt.zero_grad()
+            value = loss()
+            value.backward()
+            return value
+
+        if style == "gradients":
+            opt.train()
+            conventional()
+            opt.step()
+        else:
+            opt.step(loss if style == "loss" else conventional)
+
+
+def whole(model):
+    """Loss on many rows, in the mode of evaluation."""
+    model.eval()
+    with torch.no_grad():
+        values = [float((model(a) - b).square().mean()) for a, b in batches(40)]
+    model.train()
+    return sum(values) / 40
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+# ---------------------------------------------------------------------------------------------- compiled models
+
+
+@pytest.mark.parametrize(("style", "backend"), [("loss", "eager"), ("backward", "eager"), ("gradients", "aot_eager")])
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")  # with hooks, by which buffers are held still
+def test_a_compiled_model_is_trained_like_a_plain_one(style, backend):
+    ends = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        net = network(norm=True)
+        model = torch.compile(net, backend=backend) if compiled else net
+        opt = sanc.SANC(model.parameters(), seed=0)
+        before = whole(model)
+        drive(style, model, opt, batches(30))
+        opt.eval()
+        assert whole(model) < 0.9 * before
+        assert int(net[1].num_batches_tracked) == 30
+        ends.append(flat(net))
+    assert torch.allclose(*ends, rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")
+def test_what_cannot_be_differentiated_twice_is_said_once():
+    torch._dynamo.reset()
+    model = torch.compile(network(), backend="aot_eager")
+    exact = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
+    with pytest.raises(sanc.SecondDerivativeError, match="not compiled"):
+        drive("loss", model, exact, batches(1))
+    opt = sanc.SANC(model.parameters(), seed=0)
+    with pytest.warns(RuntimeWarning, match=r"torch.compile with aot_autograd has no second derivative") as seen:
+        drive("loss", model, opt, batches(2))
+    assert sum(issubclass(w.category, RuntimeWarning) for w in seen) == 1
+    assert opt.hvp == opt.record.hvp == "finite-difference" and opt.style == "loss"
+
+
+# ---------------------------------------------------------------------------------------------- distributed checkpoints
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.parametrize("options", [{}, {"full_state_dict": True, "cpu_offload": True}], ids=str)
+def test_a_state_by_names_resumes(style, options):
+    how, data = dcp.StateDictOptions(**options), batches(60)
+    model, other = network(), network()
+    opt, twin = (sanc.SANC(net.parameters(), seed=seed) for seed, net in enumerate((model, other)))
+    drive(style, model, opt, data[:30])
+    opt.zero_grad()
+    held = flat(model)
+    state = dcp.get_optimizer_state_dict(model, opt, options=how)
+    assert torch.equal(held, flat(model)) and opt._iterates.state.iteration == 30  # nothing has been moved
+    assert "0.weight" in state["state"]
+    other.load_state_dict(model.state_dict())
+    dcp.set_optimizer_state_dict(other, twin, state)
+    assert twin.style == style and twin.param_groups[0]["lr"] == 1.0
+    for net, mine in ((model, opt), (other, twin)):
+        drive(style, net, mine, data[30:])
+        mine.eval()
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_asking_for_a_state_decides_no_style():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    dcp.get_optimizer_state_dict(model, opt)
+    assert opt.style == "" and opt._iterates.state.iteration == 0
+    drive("loss", model, opt, batches(2))
+    assert opt.style == "loss"
+
+
+# ---------------------------------------------------------------------------------------------- TensorBoard
+
+
+def test_numbers_of_the_record_go_to_tensorboard(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        for data in batches(5):
+            drive("loss", model, opt, [data])
+            for name, value in opt.record.as_dict().items():
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    writer.add_scalar(f"sanc/{name}", value, opt.record.iteration)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {"sanc/value", "sanc/sigma", "sanc/grad_norm"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("sanc/value")] == [0, 1, 2, 3, 4]

@@ -1,0 +1,94 @@
+"""The Trainer of transformers steps without closures, and calls train() and eval() of the optimiser itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sanc
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Sequences that count up by one, modulo the vocabulary."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        ids = (torch.arange(8) + index) % 16
+        return {"input_ids": ids, "labels": ids}
+
+
+def model():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def trainer(folder, epochs=6, opt=None, **options):
+    net = model()
+    args = transformers.TrainingArguments(
+        output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=16, lr_scheduler_type="constant",
+        logging_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", seed=0, **options,
+    )  # fmt: skip
+    opt = sanc.SANC(net.parameters(), seed=0)
+    return transformers.Trainer(model=net, args=args, train_dataset=Rows(), eval_dataset=Rows(), optimizers=(opt, None))
+
+
+def unwrapped(train):
+    return getattr(train.optimizer, "optimizer", train.optimizer)
+
+
+def flat(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def test_training_lowers_the_loss(tmp_path):
+    train = trainer(tmp_path, eval_strategy="epoch")
+    before = train.evaluate()["eval_loss"]
+    train.train()
+    opt = unwrapped(train)
+    assert opt.style == "gradients" and opt._iterates.state.iteration == 24
+    assert train.evaluate()["eval_loss"] < 0.7 * before
+    assert opt._at_average  # evaluate() moved the parameters there
+    seen = [row["eval_loss"] for row in train.state.log_history if "eval_loss" in row]
+    assert seen[-1] < seen[1]
+
+
+def test_a_run_resumes(tmp_path):
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    half = trainer(tmp_path / "half", max_steps=12)
+    half.args.save_strategy = transformers.trainer_utils.SaveStrategy.STEPS
+    half.args.save_steps = 12
+    half.train()
+    again = trainer(tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "half" / "checkpoint-12"))
+    for train in (whole, again):
+        unwrapped(train).eval()
+    assert unwrapped(again)._iterates.state.iteration == 24
+    assert torch.allclose(flat(whole.model), flat(again.model), rtol=0, atol=1e-6)
+
+
+def test_gradients_may_be_accumulated(tmp_path):
+    train = trainer(tmp_path, epochs=2, gradient_accumulation_steps=2)
+    train.train()
+    assert unwrapped(train)._iterates.state.iteration == 4
+
+
+def test_the_class_may_be_given_instead(tmp_path):
+    train = trainer(tmp_path, epochs=2)
+    args = train.args
+    args.learning_rate = 1.0
+    with_class = transformers.Trainer(
+        model=model(), args=args, train_dataset=Rows(), optimizer_cls_and_kwargs=(sanc.SANC, {"seed": 0})
+    )
+    with_class.train()
+    assert unwrapped(with_class).style == "gradients"
