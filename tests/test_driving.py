@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sanc
+from driving import drive, flat
 
 
 def network(kind="plain"):
@@ -24,31 +25,6 @@ def batches(count, size=20):
     x = torch.randn(400, 4, dtype=torch.float64, generator=generator)
     y = x.prod(1, keepdim=True) + 0.1 * torch.randn(400, 1, dtype=torch.float64, generator=generator)
     return [(x[rows], y[rows]) for rows in torch.randint(400, (count, size), generator=generator)]
-
-
-def flat(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def drive(style, model, opt, data):
-    """Train with one of the three styles."""
-    for a, b in data:
-
-        def loss(a=a, b=b):
-            return (model(a) - b).square().mean()
-
-        def conventional(loss=loss):
-            opt.zero_grad()
-            value = loss()
-            value.backward()
-            return value
-
-        if style == "gradients":
-            opt.train()
-            conventional()
-            opt.step()
-        else:
-            opt.step(loss if style == "loss" else conventional)
 
 
 def run(style, steps=80, kind="plain", **options):

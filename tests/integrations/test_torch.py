@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sanc
+from driving import drive, flat
 
 dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict", reason="torch is built without distributed")
 
@@ -25,26 +26,6 @@ def batches(count):
     return [(x[rows], y[rows]) for rows in torch.randint(200, (count, 20), generator=generator)]
 
 
-def drive(style, model, opt, data):
-    for a, b in data:
-
-        def loss(a=a, b=b):
-            return (model(a) - b).square().mean()
-
-        def conventional(loss=loss):
-            opt.zero_grad()
-            value = loss()
-            value.backward()
-            return value
-
-        if style == "gradients":
-            opt.train()
-            conventional()
-            opt.step()
-        else:
-            opt.step(loss if style == "loss" else conventional)
-
-
 def whole(model):
     """Loss on many rows, in the mode of evaluation."""
     model.eval()
@@ -52,10 +33,6 @@ def whole(model):
         values = [float((model(a) - b).square().mean()) for a, b in batches(40)]
     model.train()
     return sum(values) / 40
-
-
-def flat(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 # ---------------------------------------------------------------------------------------------- compiled models

@@ -61,10 +61,6 @@ class Space(ABC):
         """Euclidean norm, unread."""
 
     @abstractmethod
-    def products(self, rows: Any, v: Vector) -> Any:
-        """Inner products of every row with `v`, unread."""
-
-    @abstractmethod
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         """Read numbers, and short vectors of them, together."""
 
@@ -113,8 +109,8 @@ class Space(ABC):
         """Allocate an uninitialised ``(count, dim)`` block."""
 
     @abstractmethod
-    def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
-        """Sum of the rows weighted by the coefficients, and of `onto` where that is given; a fresh vector."""
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
+        """Sum of the rows weighted by the coefficients, a fresh vector."""
 
     @abstractmethod
     def orthogonalise(self, v: Vector, rows: Any) -> Any:
@@ -135,9 +131,6 @@ class NumpySpace(Space):
 
     def length(self, v: Any) -> Scalar:
         return self._length(v)
-
-    def products(self, rows: Any, v: Vector) -> Any:
-        return rows.dot(v)
 
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         read: list[float] = []
@@ -166,11 +159,8 @@ class NumpySpace(Space):
     def rows(self, count: int) -> Any:
         return np.empty((count, self.dim), self.dtype)
 
-    def combine(self, rows: Any, coefficients: Floats, onto: Vector | None = None) -> Vector:
-        total: Any = coefficients.astype(self.dtype, copy=False).dot(rows)
-        if onto is not None:
-            total += onto
-        return total  # type: ignore[no-any-return]
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
+        return coefficients.astype(self.dtype, copy=False).dot(rows)  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         parts = rows.dot(v)
@@ -209,9 +199,6 @@ class TorchSpace(Space):
         pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])
         return torch.linalg.vector_norm(pieces.double())
 
-    def products(self, rows: Any, v: Any) -> Any:
-        return torch.mv(rows, v)
-
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         parts = [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in numbers]
         read: list[float] = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist()
@@ -241,10 +228,9 @@ class TorchSpace(Space):
     def rows(self, count: int) -> Any:
         return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
 
-    def combine(self, rows: Any, coefficients: Floats, onto: Any = None) -> Vector:
+    def combine(self, rows: Any, coefficients: Floats) -> Vector:
         weights = torch.as_tensor(coefficients, dtype=self.dtype).to(self.device)
-        total = weights @ rows if onto is None else torch.addmv(onto, rows.t(), weights)
-        return total
+        return weights @ rows  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         parts = torch.mv(rows, v)

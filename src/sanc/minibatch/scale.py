@@ -7,8 +7,8 @@ way is longer than that number can tell, a lower bound of the distance to a solu
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
 It is an estimate, not a proof, with p in place of g; so it may stretch the scale, but only by `FARTHEST`, unless the
-last steps led the same way: where z has come half as far from x as its steps are long together, there is little noise
-to be afraid of.
+last steps led the same way: where z has come nearly as far from x as its steps are long together, there is little
+noise to be afraid of.
 """
 
 from __future__ import annotations

@@ -1,0 +1,30 @@
+"""Train a model in one of the three styles; for the tests that compare them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def drive(style, model, opt, data):
+    """Train with one of the three styles."""
+    for a, b in data:
+
+        def loss(a=a, b=b):
+            return (model(a) - b).square().mean()
+
+        def conventional(loss=loss):
+            opt.zero_grad()
+            value = loss()
+            value.backward()
+            return value
+
+        if style == "gradients":
+            opt.train()
+            conventional()
+            opt.step()
+        else:
+            opt.step(loss if style == "loss" else conventional)
