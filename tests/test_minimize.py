@@ -207,6 +207,28 @@ def test_limits(problem):
     assert sanc.minimize(problem, w0, max_iter=0).nit == 0
 
 
+def test_certificates_get_the_time_that_is_left(monkeypatch):
+    """Every product takes a second of a clock of its own."""
+    seconds = 0.0
+
+    def hessp(x, v):
+        nonlocal seconds
+        seconds += 1.0
+        return weights * v
+
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
+    weights = np.linspace(0.0, 100.0, 500)
+    given = {"jac": lambda x: weights * x, "hessp": hessp, "tol": 1e-6}
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.zeros(500), max_time=5.5, **given)
+    assert res.certificate.products == 6 and res.status is sanc.Status.TIME_LIMIT and not res.success
+    seconds = 0.0
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.ones(500), max_time=0.5, **given)
+    assert res.certificate.products == 1 and res.status is sanc.Status.TIME_LIMIT
+    seconds = 0.0
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.zeros(500), **given)
+    assert res.success and res.certificate.products > 6
+
+
 def test_callbacks(problem):
     def raises(x):
         raise StopIteration

@@ -84,7 +84,8 @@ def minimize(
     curvature_tol : float, optional
         How negative λ_min may be; by default √tol.
     max_iter, max_calls, max_time : number, optional
-        Limits on iterations, on `paper_calls` and on seconds.
+        Limits on iterations, on `paper_calls` and on seconds. An iteration that has begun is finished; certificates get
+        the time that is left, and one product at least.
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
@@ -117,7 +118,7 @@ def minimize(
     scipy.optimize.OptimizeResult
         With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
         calls, certificate (undecided where `certify` is off and its products did not suffice, None where the run then
-        ended at a limit), and hvp (how torch made the products; empty where it did not). The counts leave the
+        ended before it looked), and hvp (how torch made the products; empty where it did not). The counts leave the
         certificates out; they have their own.
 
     Examples
@@ -260,10 +261,8 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}  # as they are now
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
-    if status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER):  # which have one of this point
-        run.certificate = None
-        if run.limits.certify and status is not Status.NOT_FINITE:
-            run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
+    if run.certificate is None and run.limits.certify and status is not Status.NOT_FINITE:
+        run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
     return OptimizeResult(
         x=restore(run.x),
         fun=value,

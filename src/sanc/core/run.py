@@ -89,13 +89,14 @@ class Run:
     x: Vector
     seed: int
     history: list[Record] = field(default_factory=list)
-    certificate: Certificate | None = None
+    certificate: Certificate | None = None  # of x, where it is known
     stalled: int = 0
     best_gradient: float = math.inf
+    deadline: float = math.inf
 
     def go(self, report: Callable[[Run], bool]) -> Status:
         """Iterate until something ends the run."""
-        clock = time.perf_counter()
+        self.deadline = time.perf_counter() + self.limits.max_time
         while True:
             direction = None
             if self.oracle.exact:
@@ -113,8 +114,9 @@ class Run:
                 return Status.ITERATION_LIMIT
             if self.oracle.meter.paper_calls >= self.limits.max_calls:
                 return Status.CALL_LIMIT
-            if time.perf_counter() - clock >= self.limits.max_time:
+            if time.perf_counter() >= self.deadline:
                 return Status.TIME_LIMIT
+            self.certificate = None
             try:
                 self.x, record = self.iterates.iterate(self.x, self.oracle, direction)
             except NonFiniteStartError:
@@ -195,7 +197,10 @@ class Run:
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the direction of its least curvature."""
         eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
-        return probe(oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed)
+        return probe(
+            oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed,
+            until=self.deadline,
+        )  # fmt: skip
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
@@ -208,7 +213,7 @@ class Run:
         if cert.second_order:
             return Status.SECOND_ORDER, None
         if not cert.saddle:
-            return Status.UNCERTIFIED, None
+            return Status.TIME_LIMIT if time.perf_counter() >= self.deadline else Status.UNCERTIFIED, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
             return Status.FIRST_ORDER, None
         return None, v

@@ -135,11 +135,11 @@ class _CallableOperator(Operator):
         h = stretch * difference_step(o.space, self.x) / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
 
-    def error(self, v: Vector) -> float:
+    def error(self, v: Vector, product: Vector) -> float:
         if self.oracle.hessp is not None or self.oracle.hess is not None:
             return 0.0
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
-        return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+        return self.oracle.space.norm(self._difference(v, 2.0) - product)
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0
