@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, cast
@@ -23,8 +23,9 @@ from sanc.core.family import METHODS, make_settings
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
+from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.settings import Settings
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, nearest, require_integer
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 
@@ -198,6 +199,10 @@ class CubicOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
+        self._check_group(param_group)
+        super().add_param_group(param_group)
+
+    def _check_group(self, param_group: Mapping[str, Any]) -> None:
         known = {"params", "lr", "weight_decay", "frozen"}
         for name, value in param_group.items():
             if name not in known | _OF_OTHERS:
@@ -208,7 +213,6 @@ class CubicOptimizer(Optimizer):
                 raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
         if not isinstance(param_group.get("frozen", False), bool):
             raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
-        super().add_param_group(param_group)
 
     def _leaves(self) -> Leaves:
         """Gather the parameters that take part now: not frozen, and asking for a gradient."""
@@ -531,62 +535,131 @@ class CubicOptimizer(Optimizer):
             "hvp": self._oracle.hvp,
             "style": self.style,
             "at_average": self._at_average,
-            "vectors": any(packed["state"].values()),
+            "vectors": len(packed["state"]),  # parameters that have some
         }
         packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint keeps states and groups only
         return packed | {"engine": engine}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the next step is bit for bit the one the saved run would have made."""
-        groups = [dict(group) for group in state_dict.get("param_groups", ())]
+        """Go on from a saved state; the next step is bit for bit the one the saved run would have made.
+
+        Everything in it is checked first: after an error the optimiser goes on as if nothing had been loaded.
+        """
+        groups, engine = self._engine_of(state_dict)
+        kept = {name: self.__dict__[name] for name in ("state", "param_groups", "_known")}
+        try:
+            super().load_state_dict({"state": state_dict["state"], "param_groups": groups})
+            vectors, factors = self._vectors()
+            shapes = [] if self._known is None else [tuple(leaf.shape) for leaf in self._known.tensors]
+            self._iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, factors)
+            self._warn_of_changes(engine)
+        except BaseException as problem:
+            self.__dict__.update(kept)
+            if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
+                raise
+            text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
+            raise ArgumentError(text) from problem
+        self.state.clear()
+        if isinstance(self._iterates, MinibatchIteration):
+            self._iterates.restore(engine["numbers"], vectors, factors)
+        else:
+            self._iterates.restore(engine["numbers"], vectors)
+        if self._hvp == "auto":
+            self._oracle.hvp = engine["hvp"]
+        if self._capture is not None:
+            self._capture.forget()
+        self._meter = Meter(**engine["meter"])
+        self._oracle.by_backward = {"loss": False, "backward": True}.get(engine["style"])
+        self._by_gradients, self._at_average = engine["style"] == "gradients", engine["at_average"]
+        self._record = None
+
+    def _engine_of(self, state_dict: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the groups and our own part of a saved state, both checked."""
+        found = require_mapping("state_dict", state_dict).get("param_groups", ())
+        if not isinstance(found, (list, tuple)) or not all(isinstance(group, Mapping) for group in found):
+            raise refuse("state_dict['param_groups']", found, "a list of groups")
+        groups = [dict(group) for group in found]
         engine = state_dict.get("engine", groups[0].get("engine") if groups else None)
         for group in groups:
             group.pop("engine", None)
         if not isinstance(engine, dict):
             raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
         wanted = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors"}
-        if not wanted <= engine.keys() or set(engine["meter"]) != set(Meter.__slots__):
-            raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
-        if engine["method"] != self.method:
+        if not wanted <= engine.keys() or "state" not in state_dict:
+            raise ArgumentError(
+                f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned, as a whole."
+            )
+        if not isinstance(engine["method"], str) or engine["method"] != self.method:
             raise ArgumentError(
                 f"state_dict is of {engine['method']!r}, not {self.method!r}: load it into that method."
             )
-        if set(engine["numbers"]) != set(self._iterates.numbers()):
+        for name in ("settings", "numbers", "meter"):
+            require_mapping(f"state_dict['engine'][{name!r}]", engine[name])
+        if differ := set(engine["numbers"]) ^ set(self._iterates.numbers()):
             raise ArgumentError(
-                "state_dict is of another iteration than this optimiser's, or of another version: construct it with "
-                "the same preset and the same minibatch as in the run that was saved."
+                f"state_dict['engine']['numbers'] differ from this optimiser's in {sorted(map(str, differ))}, so they "
+                "are of another iteration or version: construct it with the same preset and the same minibatch as in "
+                "the run that was saved."
             )
-        if engine["vectors"] and not any(state_dict["state"].values()):
-            raise ArgumentError("state_dict has lost its entry 'state': pass what state_dict() returned, as a whole.")
+        require_fields("state_dict['engine']['meter']", engine["meter"], Meter)
+        if set(engine["meter"]) != set(Meter.__slots__):
+            raise refuse("state_dict['engine']['meter']", sorted(engine["meter"]), f"{sorted(Meter.__slots__)}")
+        if engine["style"] not in list(_DRIVEN):
+            raise refuse("state_dict['engine']['style']", engine["style"], f"one of {list(_DRIVEN)}")
+        if not isinstance(engine["at_average"], bool):
+            raise refuse("state_dict['engine']['at_average']", engine["at_average"], "True or False")
         require_mode(engine["hvp"])
+        for group in groups:
+            self._check_group(group)
+            if not isinstance(group.get("params"), (list, tuple)):
+                raise refuse("'params' in state_dict['param_groups']", group.get("params"), "a list of numbers")
+        sizes, own = [len(group["params"]) for group in groups], [len(group["params"]) for group in self.param_groups]
+        if sizes != own:
+            raise ArgumentError(
+                f"state_dict['param_groups'] are of {sizes} parameters and this optimiser's of {own}: construct it "
+                "with the same."
+            )
+        state = require_mapping("state_dict['state']", state_dict["state"])
+        require_count("state_dict['engine']['vectors']", engine["vectors"])
+        for number, entry in state.items():
+            if not require_mapping(f"state_dict['state'][{number!r}]", entry):
+                raise refuse(f"state_dict['state'][{number!r}]", entry, "a mapping of names to vectors")
+        if strange := set(state) - {number for group in groups for number in group["params"]}:
+            raise refuse("state_dict['state']", sorted(map(str, strange)), "entries of the parameters alone")
+        if engine["vectors"] != len(state):
+            raise ArgumentError(
+                f"state_dict['state'] has {len(state)} parameters instead of {engine['vectors']!r}: pass what "
+                "state_dict() returned, as a whole."
+            )
+        return groups, engine
+
+    def _vectors(self) -> tuple[dict[str, Tensor], list[Any]]:
+        """Put the vectors in the state of the parameters together, and let `_known` be whom they belong to."""
+        saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        self._known = Leaves(saved, [0.0] * len(saved)) if saved else None
+        entries = [dict(require_mapping(f"state of parameter {k}", self.state[p])) for k, p in enumerate(saved)]
+        factors = [entry.pop("factors", {}) for entry in entries]
+        for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
+            if set(entry) != set(entries[0]):
+                raise refuse(
+                    f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}"
+                )
+            for name, part in entry.items():
+                require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
+        if self._known is None:
+            return {}, factors
+        return {name: self._known.join([entry[name] for entry in entries]) for name in entries[0]}, factors
+
+    def _warn_of_changes(self, engine: dict[str, Any]) -> None:
+        """Say where the run will not go on as the saved one would have."""
         for name, value in engine["settings"].items():
             mine = asdict(self._settings).get(name)
             if mine != value:
                 text = f"the state was saved with {name} = {value!r} and this optimiser has {mine!r}"
-                warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=2)
-        if self._hvp == "auto":
-            self._oracle.hvp = engine["hvp"]
-        elif engine["hvp"] not in ("auto", self._hvp):
+                warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=3)
+        if self._hvp != "auto" and engine["hvp"] not in ("auto", self._hvp):
             text = f"the state was saved with hvp = {engine['hvp']!r} and this optimiser has {self._hvp!r}"
-            warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=2)
-        if self._capture is not None:
-            self._capture.forget()
-        super().load_state_dict({"state": state_dict["state"], "param_groups": groups})
-        saved = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
-        self._known = Leaves(saved, [0.0] * len(saved)) if saved else None
-        vectors, factors = {}, [self.state[p].pop("factors") for p in saved if "factors" in self.state[p]]
-        if self._known is not None:
-            names = set.intersection(*(set(self.state[p]) for p in saved))
-            vectors = {name: self._known.join([self.state[p][name] for p in saved]) for name in names}
-        self.state.clear()
-        if isinstance(self._iterates, MinibatchIteration):
-            self._iterates.restore(engine["numbers"], vectors, factors)
-        else:
-            self._iterates.restore(engine["numbers"], vectors)
-        self._meter = Meter(**engine["meter"])
-        self._oracle.by_backward = {"loss": False, "backward": True}.get(engine["style"])
-        self._by_gradients, self._at_average = engine["style"] == "gradients", engine["at_average"]
-        self._record = None
+            warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=3)
 
 
 class SANC(CubicOptimizer):

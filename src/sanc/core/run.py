@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from sanc.core.curvature import Certificate, probe
 from sanc.core.family import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -63,6 +64,7 @@ class Iterates(Protocol):
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]: ...
     def numbers(self) -> dict[str, Any]: ...
     def vectors(self) -> dict[str, Any]: ...
+    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any) -> None: ...
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None: ...
 
 
@@ -155,29 +157,42 @@ class Run:
             raise ArgumentError(
                 f"resume lacks {sorted(missing)}: pass the state of an intermediate result of this version."
             )
-        if state["method"] != self.iterates.method.name:
+        if not isinstance(state["method"], str) or state["method"] != self.iterates.method.name:
             raise ArgumentError(
                 f"resume is of method {state['method']!r}, not {self.iterates.method.name!r}: use that one."
             )
-        if len(state["x"]) != self.oracle.space.dim:
-            raise ArgumentError(
-                f"resume has {len(state['x'])} variables, not {self.oracle.space.dim}: use its problem."
-            )
-        if set(state["numbers"]) != set(self.iterates.numbers()):
+        dim = self.oracle.space.dim
+        if getattr(state["x"], "ndim", None) == 1 and len(state["x"]) != dim:
+            raise ArgumentError(f"resume has {len(state['x'])} variables, not {dim}: use its problem.")
+        numbers, vectors = state["numbers"], require_mapping("resume['vectors']", state["vectors"])
+        if set(require_mapping("resume['numbers']", numbers)) != set(self.iterates.numbers()):
             raise ArgumentError(
                 "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in "
                 "the run that was interrupted, and a state of this version."
             )
+        self.iterates.check("resume['numbers']", numbers, vectors, self.oracle.shapes)
+        for name, vector in {"x": state["x"], **vectors}.items():
+            require_vector(f"resume[{name!r}]", vector, (dim,))
+            if type(vector) is not type(self.x) or vector.dtype != self.x.dtype:  # type: ignore[attr-defined]
+                raise refuse(f"resume[{name!r}]", f"{type(vector).__name__} of {vector.dtype}", "one of the type of x0")
+        require_fields("resume['meter']", state["meter"], Meter)
+        require_count("resume['stalled']", state["stalled"])
+        best, knows = state["best_gradient"], state["knows"]
+        if not isinstance(best, float) or not best >= 0.0:
+            raise refuse("resume['best_gradient']", best, "a number ≥ 0")
+        if not isinstance(knows, (tuple, list)) or [type(known) for known in knows] != [bool, bool]:
+            raise refuse("resume['knows']", knows, "two of True and False")
+        meter = Meter(**state["meter"])
+        self.oracle.restore(require_mapping("resume['oracle']", state["oracle"]))
         self.x = state["x"]
-        self.iterates.restore(state["numbers"], state["vectors"])
-        self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
-        self.oracle.restore(state["oracle"])
-        value, gradient = state["knows"]
+        self.iterates.restore(numbers, vectors)
+        self.stalled, self.best_gradient = state["stalled"], best
+        value, gradient = knows
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)
         if gradient:
             self.oracle.gradient(self.x)
-        self.oracle.meter = Meter(**state["meter"])
+        self.oracle.meter = meter
 
     def _watch(self, record: Record) -> None:
         """Count iterations that neither moved x nor lowered the gradient."""

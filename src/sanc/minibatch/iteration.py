@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +29,15 @@ from sanc.core.iteration import Iteration
 from sanc.core.judge import Judge
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.saved import refuse, require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
-from sanc.errors import NonFiniteStartError
+from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
 from sanc.minibatch.scale import learn_distance, scale, shrink, weight
-from sanc.minibatch.state import State
+from sanc.minibatch.state import VECTORS, State
 
 KRYLOV_DIM = 5
 """Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
@@ -344,6 +345,29 @@ class MinibatchIteration:
     def factors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the rest of the metric: for every parameter the tensors that turn its basis."""
         return self._factors if self._work is None else self._work[0].metric.factors()
+
+    def check(
+        self,
+        where: str,
+        numbers: Any,
+        vectors: Collection[str],
+        shapes: Sequence[tuple[int, ...]],
+        factors: Sequence[Mapping[str, Tensor]] = (),
+    ) -> None:
+        """Refuse what `numbers`, `vectors` (of which the names are asked) and `factors` cannot have returned.
+
+        `shapes` are those of the parameters that the vectors belong to.
+        """
+        require_fields(where, numbers, State)
+        self.judged.check(f"{where}['judged']", numbers["judged"], ())
+        for name in vectors:
+            if name not in (*VECTORS, "squares"):
+                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+        metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
+        known = "squares" in vectors
+        if numbers["steps"] and not known:
+            raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
+        metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
 
     def restore(
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
