@@ -207,6 +207,28 @@ def test_limits(problem):
     assert sanc.minimize(problem, w0, max_iter=0).nit == 0
 
 
+def test_no_limit_on_iterations():
+    res = sanc.minimize(lambda x: (x**2).sum(), np.ones(2), max_iter=None)
+    assert res.success
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"jac": lambda x: 2 * x + 1j}, "jac returned"),
+        ({"jac": lambda x: ["a", "b"]}, "jac returned"),
+        ({"jac": lambda x: 2 * x, "hessp": lambda x, v: 2 * v + 1j}, "hessp returned"),
+        ({"jac": lambda x: 2 * x, "hess": lambda x: np.eye(2) * (1 + 1j)}, "hess returned|cannot be"),
+    ],
+)
+def test_answers_that_are_not_real_numbers(kind, given, word):
+    with pytest.raises(sanc.SancError, match=word):
+        sanc.minimize(lambda x: float((x**2).sum()), kind([1.0, 2.0]), **given)
+    with pytest.raises(sanc.ArgumentTypeError, match="fun returned"):
+        sanc.minimize(lambda x: (x**2).sum() + 1j, kind([1.0, 2.0]), jac=lambda x: 2 * x)
+
+
 def test_certificates_get_the_time_that_is_left(monkeypatch):
     """Every product takes a second of a clock of its own."""
     seconds = 0.0

@@ -40,7 +40,7 @@ def minimize(
     *,
     preset: str | Settings = "robust",
     curvature_tol: float | None = None,
-    max_iter: int = 10_000,
+    max_iter: int | None = 10_000,
     max_calls: float | None = None,
     max_time: float | None = None,
     batch_size: int | None = None,
@@ -84,8 +84,8 @@ def minimize(
     curvature_tol : float, optional
         How negative λ_min may be; by default √tol.
     max_iter, max_calls, max_time : number, optional
-        Limits on iterations, on `paper_calls` and on seconds. An iteration that has begun is finished; certificates get
-        the time that is left, and one product at least.
+        Limits on iterations, on `paper_calls` and on seconds; None is no limit. An iteration that has begun is
+        finished; certificates get the time that is left, and one product at least.
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
@@ -167,7 +167,7 @@ def minimize(
     limits = Limits(
         tol=tol,
         curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
-        max_iter=max_iter,
+        max_iter=math.inf if max_iter is None else max_iter,
         max_calls=math.inf if max_calls is None else max_calls,
         max_time=math.inf if max_time is None else max_time,
         certify=certify,

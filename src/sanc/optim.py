@@ -234,12 +234,14 @@ class CubicOptimizer(Optimizer):
                 f"params hold {first.dtype}: keep the parameters in float32 or float64, and use torch.autocast in the "
                 "closure for lower precision."
             )
-        for p in leaves:
+        for p, decay in chosen:
             if p.dtype != first.dtype or p.device != first.device:
                 raise ArgumentTypeError(
                     f"params mix {first.dtype} on {first.device} with {p.dtype} on {p.device}: put all that are "
                     "optimised on one device in one type."
                 )
+            if decay > torch.finfo(p.dtype).max:
+                raise ArgumentError(f"weight_decay = {decay!r} cannot be used with {p.dtype}: pass a smaller one.")
             if p.layout != torch.strided:
                 raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
         return Leaves(leaves, decays)

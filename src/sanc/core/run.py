@@ -74,7 +74,7 @@ class Limits:
 
     tol: float
     curvature_tol: float
-    max_iter: int
+    max_iter: float
     max_calls: float
     max_time: float
     certify: bool

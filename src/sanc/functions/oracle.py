@@ -50,13 +50,17 @@ class CallableOracle(Oracle):
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
         flat: Vector
-        if isinstance(self.space, TorchSpace):
-            tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
-            flat = tensor.detach().reshape(-1).clone()
-        else:
-            assert isinstance(self.space, NumpySpace)
-            answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
-            flat = np.array(answer, self.space.dtype).reshape(-1)
+        try:
+            _refuse_complex(answer)
+            if isinstance(self.space, TorchSpace):
+                tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
+                flat = tensor.detach().reshape(-1).clone()
+            else:
+                assert isinstance(self.space, NumpySpace)
+                answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
+                flat = np.array(answer, self.space.dtype).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentTypeError(f"{name} returned {answer!r:.60}: return an array of real numbers.") from None
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -120,6 +124,10 @@ class _CallableOperator(Operator):
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
         matrix = o.hess(o.given(self.x), *o.args)
+        try:
+            _refuse_complex(matrix)
+        except TypeError:
+            raise ArgumentTypeError(f"hess returned {matrix!r:.60}: return a matrix of real numbers.") from None
         if isinstance(o.space, TorchSpace):
             matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
         shape = tuple(getattr(matrix, "shape", ()))
@@ -145,11 +153,17 @@ class _CallableOperator(Operator):
         return self.oracle.gradient(self.x)[1] * 1.0
 
 
+def _refuse_complex(answer: Any) -> None:
+    if answer.is_complex() if isinstance(answer, Tensor) else np.iscomplexobj(answer):
+        raise TypeError("complex")
+
+
 def _scalar(answer: Any) -> float:
     size = answer.numel() if isinstance(answer, Tensor) else np.size(answer)
     if size != 1:
         raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
     try:
+        _refuse_complex(answer)
         return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"fun returned {answer!r:.60}: return a real number.") from None

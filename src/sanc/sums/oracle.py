@@ -122,7 +122,7 @@ class SumOracle(Oracle):
     def restore(self, numbers: Mapping[str, Any]) -> None:
         sizes, reference = numbers.get("sizes"), numbers.get("reference")
         fits = isinstance(sizes, list) and all(type(size) is int and 1 <= size <= self.problem.n for size in sizes)
-        if not fits or len(sizes) != 2:
+        if not fits or len(sizes or ()) != 2:
             raise refuse("resume['oracle']['sizes']", sizes, f"two sizes from 1 to {self.problem.n}")
         if reference is not None and not (isinstance(reference, float) and reference > 0):
             raise refuse("resume['oracle']['reference']", reference, "None or a positive number")
