@@ -20,6 +20,7 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.autograd.randomness import derive, own_randomness, still_buffers
 from sanc.core.family import METHODS, make_settings
+from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
@@ -261,6 +262,7 @@ class CubicOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ a step
 
+    @uninterrupted
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Tensor] | None = None,
@@ -350,12 +352,13 @@ class CubicOptimizer(Optimizer):
         if self.style not in ("", "gradients") or not everyone or isinstance(closure, Batch) or not callable(closure):
             return False
         if self._by_gradients:
-            return closure() is None
+            with interruptible():
+                return closure() is None
         kept = [p.grad for p in everyone]
         copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         for p, grad in zip(everyone, copies, strict=True):
             p.grad = grad
-        with own_randomness(everyone[0].device), still_buffers():
+        with own_randomness(everyone[0].device), still_buffers(), interruptible():
             nothing = closure() is None and all(p.grad is grad for p, grad in zip(everyone, copies, strict=True))
         if not nothing:
             for p, grad in zip(everyone, kept, strict=True):
@@ -410,6 +413,7 @@ class CubicOptimizer(Optimizer):
         """
         self._move(at_average=True)
 
+    @uninterrupted
     @torch.no_grad()
     def _move(self, *, at_average: bool) -> None:
         iterates = self._iterates
@@ -542,6 +546,7 @@ class CubicOptimizer(Optimizer):
         packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint keeps states and groups only
         return packed | {"engine": engine}
 
+    @uninterrupted
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state; the next step is bit for bit the one the saved run would have made.
 
