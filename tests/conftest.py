@@ -62,8 +62,8 @@ def faults_page(rows: list[list]) -> str:
     return "\n".join([
         "# Faults",
         "",
-        "Made by `python -m pytest -m slow tests/faults --faults-table docs/results/faults.md`, seeded and bounded; what each",
-        "line means is in the file of `tests/faults` of that name. Linux, "
+        "Made by `python -m pytest -m slow tests/faults --faults-table docs/results/faults.md`, which is seeded; the",
+        "files in `tests/faults` say what counts as a failure. Linux, "
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
         "",
         "| fault | cases | failures |",
