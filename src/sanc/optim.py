@@ -618,8 +618,9 @@ class CubicOptimizer(Optimizer):
         require_mode(engine["hvp"])
         for group in groups:
             self._check_group(group)
-            if not isinstance(group.get("params"), (list, tuple)):
-                raise refuse("'params' in state_dict['param_groups']", group.get("params"), "a list of numbers")
+            numbers = group.get("params")
+            if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
+                raise refuse("'params' in state_dict['param_groups']", numbers, "a list of numbers")
         sizes, own = [len(group["params"]) for group in groups], [len(group["params"]) for group in self.param_groups]
         if sizes != own:
             raise ArgumentError(

@@ -12,7 +12,7 @@ import sanc
 pytestmark = pytest.mark.slow
 
 
-def regression(kind, spoil, seed=0, steps=400):
+def regression(kind, spoil, seed=0, steps=250):
     """Train with batches that `spoil` may change; return the loss on clean data."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 1))
@@ -36,9 +36,9 @@ def clean(k, a, b):
 def test_outlier_batches(kind, tally):
     """Targets, or inputs, of one batch are many times too large, early or late."""
     cases, failures = 0, []
-    for seed in (0, 1):
+    for seed in (0,):
         usual = regression(kind, clean, seed)
-        for at in (3, 60, 150, 390):
+        for at in (60, 150):
             for factor in (30.0, 1e3, 1e6):
                 for target in (True, False):
 
@@ -60,8 +60,8 @@ def test_rows_that_are_not_finite(kind, tally):
     usual = regression(kind, clean)
     for value in (np.nan, np.inf):
         for share in (0.02, 0.2):
-            for seed in (0, 1):
-                draws = np.random.default_rng(seed).random(400) < share
+            for seed in (0,):
+                draws = np.random.default_rng(seed).random(250) < share
                 draws[0] = False
 
                 def spoil(k, a, b, value=value, draws=draws):
@@ -78,7 +78,7 @@ def test_rows_that_are_not_finite(kind, tally):
 def test_label_noise(tally):
     """A third of the labels is drawn at random: the accuracy on the true ones is at most 3 % below that of Adam."""
     cases, failures = 0, []
-    for seed in range(3):
+    for seed in range(2):
         accuracies = []
         for ours in (True, False):
             torch.manual_seed(seed)
