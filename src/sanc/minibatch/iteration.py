@@ -293,10 +293,17 @@ class MinibatchIteration:
                 " Start where the loss is finite, and check the data and the initial weights."
             )
         state.broken += 1
-        if state.broken < 2:
+        if state.broken < 2 or self._batch_is_broken(oracle, record):
             return x
         state.shrink *= 0.5
         return self._go_back(x, oracle, record)
+
+    def _batch_is_broken(self, oracle: Oracle, record: Record) -> bool:
+        """Whether the loss of this batch is not finite where earlier ones were, so that the data are to blame."""
+        if self.state.safe is None or not oracle.values:
+            return False
+        record.trials += 1
+        return not math.isfinite(oracle.trial(self.state.safe))
 
     def _worse_than_before(self, x: Vector, oracle: Oracle, record: Record, rise: float) -> bool:
         """Whether the last steps made the loss high, and not the data: the same batch tells, at both points."""
