@@ -21,7 +21,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import derive, own_randomness, still_buffers
+from sanc.autograd.randomness import derive, own_randomness
 from sanc.core.family import Method
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
@@ -80,6 +80,13 @@ class Driver:
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
         self.capture = Capture(method, settings) if capture else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"oracle": (self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.oracle = self._new_oracle(*state["oracle"])
+
     def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
         oracle = AutogradOracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.by_backward = by_backward
@@ -118,7 +125,7 @@ class Driver:
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
             with own_randomness(leaves.device):
-                loss = self._iterate(self._eager(leaves, samples), probe=first)
+                loss = self._iterate(self._eager(leaves, samples))
         if held and self.oracle.by_backward:
             warnings.warn(
                 "gradients from before the step are left out: a closure that calls backward() is judged on its own "
@@ -159,14 +166,15 @@ class Driver:
         self.oracle.bind(*samples)
         return self.oracle
 
-    def _iterate(self, oracle: AutogradOracle, *, probe: bool = False) -> Tensor:
+    def _iterate(self, oracle: AutogradOracle) -> Tensor:
         """Make one iteration; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
         iterates, known = self.iterates, self.known
         meter, state, driven = replace(self.meter), iterates.state, (self.oracle.by_backward, self.oracle.hvp)
         try:
-            if probe:
-                self._probe(oracle, x)
+            first = state.iteration == 0
+            if oracle is self.oracle and (first or oracle.fresh):
+                self._probe(oracle, x, first=first)
             if known is None or not known.matches(oracle.leaves):
                 iterates.forget()
             self.known = oracle.leaves
@@ -195,23 +203,26 @@ class Driver:
         if oracle.training is not None:
             oracle.training.put_back()
 
-    def _probe(self, oracle: AutogradOracle, x: Tensor) -> None:
+    def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Complain before the first step of what would only show later; nothing of it is counted.
 
         That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
-        without second derivatives, where the first Krylov space comes after a few steps only.
+        without second derivatives, where the first Krylov space comes after a few steps only. A new oracle, also that
+        of a resumed run, evaluates the loss once as it is written, to see the modules that compiled code hides.
         """
         oracle.meter, sample = Meter(), oracle.samples[0]
         try:
             if self.check:
-                first, second = oracle.evaluate(x, sample, graph=True), oracle.evaluate(x, sample)
-                if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
+                with torch.compiler.set_stance("force_eager"):
+                    value = oracle.evaluate(x, sample, graph=True)
+                    again = oracle.evaluate(x, sample) if first else value
+                if math.isfinite(value) and abs(value - again) > 1e-3 * max(abs(value), abs(again)) + 1e-6:
                     raise ArgumentError(
-                        f"closure returned {first!r} and then {second!r} at the same parameters: fix the batch before "
+                        f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before "
                         "the step and return the loss on it, so that values can be compared; check=False turns this "
                         "test off."
                     )
-            if isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
+            if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
                 operator = oracle.hessian(x)
                 operator(torch.ones_like(x))
                 operator.release()
@@ -233,7 +244,7 @@ class Driver:
         kept = [cast(Tensor, p.grad) for p in given]
         copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         _put(given, copies)
-        with own_randomness(given[0].device), still_buffers():
+        with own_randomness(given[0].device), self.oracle.still():
             nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
         if not nothing:
             _put(given, kept)

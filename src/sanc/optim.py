@@ -77,8 +77,8 @@ class CubicOptimizer(Optimizer):
     -----
     Closures return the mean loss, and may call ``backward``; see `step`. While a step with a closure runs, the global
     random states of torch, NumPy and Python are replaced by seeds of its own, so that dropout makes the same
-    draw at x and at x + s, and are put back afterwards. Module buffers (BatchNorm) move with the gradient only, once a
-    step, or once a micro-batch.
+    draw at x and at x + s, and are put back afterwards; these states belong to the process, so steps in several threads
+    take turns. Module buffers (BatchNorm) move with the gradient only, once a step, or once a micro-batch.
     """
 
     method: ClassVar[str]
