@@ -100,7 +100,7 @@ def test_fit_lowers_the_loss_and_resumes(kind, tmp_path):
     assert fit.global_step == opt._iterates.state.iteration == 48
     assert loss(whole) < 0.7 * before
     assert opt.style == {Automatic: "backward", Manual: "loss", Gradients: "gradients"}[kind]
-    assert opt._at_average
+    assert opt._driver.at_average
     assert int(whole.net[1].num_batches_tracked) == 48  # trial points do not count as training
     first = made(kind)
     part = trainer(tmp_path, 4)

@@ -26,11 +26,12 @@ class Sample:
 
 
 class Leaves:
-    """How a flat vector lies in leaf tensors, and the weight decay of each of these."""
+    """How a flat vector lies in leaf tensors, and the weight decay and the rate of each of these."""
 
-    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> None:
         self.tensors = list(tensors)
         self.decays = list(decays)
+        self.rates = list(rates)
         self._sizes = [leaf.numel() for leaf in self.tensors]
         self.dim = sum(self._sizes)
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device

@@ -7,16 +7,17 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import Buffers, seed_all, still_buffers
+from sanc.autograd.randomness import Buffers, StillBuffers, keep_hook, seed_all
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
@@ -46,6 +47,8 @@ class AutogradOracle(Oracle):
         self.by_backward: bool | None = None  # whether closures call backward() themselves; None: not seen yet
         self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
         self._products = True
+        self.fresh = True  # whether nothing was evaluated yet
+        self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that were seen to run
         self.unbind()
 
     def bind(self, gradient: Sample, hessian: Sample, objective: Sample) -> None:
@@ -102,6 +105,15 @@ class AutogradOracle(Oracle):
             self.leaves.write(x)
             self._loaded = x
 
+    # ------------------------------------------------------------------ buffers
+
+    def still(self) -> StillBuffers:
+        """Return a context that puts the buffers of modules back."""
+        if self.fresh:
+            keep_hook(self)
+            self.fresh = False
+        return StillBuffers(self._owners)
+
     # ------------------------------------------------------------------ values
 
     def value(self, x: Any) -> float:
@@ -129,11 +141,13 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
         total: Any = 0.0
-        with still_buffers(), torch.set_grad_enabled(graph or self._differentiates or bool(self.by_backward)):
+        with_graph = graph or self._differentiates or bool(self.by_backward)
+        with self.still() as buffers, torch.set_grad_enabled(with_graph):
             self._rewind(sample)
             for weight, closure in sample.parts:
                 total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
                 self._take_grads()
+        self._owners.update(buffers.owners)
         assert isinstance(total, Tensor)
         return total
 
@@ -153,9 +167,9 @@ class AutogradOracle(Oracle):
         twice = self.hvp in ("auto", "double-backward")
         keep = self._products and sample is hessian and twice and len(sample.parts) == 1
         self.load(x)
-        buffers: Buffers = still_buffers()
+        buffers: Buffers = self.still()
         if self.training is None:  # the pass that counts as training: buffers move, as in a plain forward pass
-            buffers = self.training = Buffers()
+            buffers = self.training = Buffers(self._owners)
         with buffers:
             try:
                 loss, g = self._sum(x, sample, keep)
@@ -189,7 +203,7 @@ class AutogradOracle(Oracle):
         if sample is self.samples[0]:
             return self.gradient(x)[1].clone()  # type: ignore[no-any-return]
         self.load(x)
-        with still_buffers(), torch.enable_grad():
+        with self.still(), torch.enable_grad():
             _, g = self._sum(x, sample, False)
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)

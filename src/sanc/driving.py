@@ -1,0 +1,306 @@
+"""What drives an optimiser: closures that return the loss, closures that call backward(), or gradients alone.
+
+The first step decides, and later ones have to do as it did. Whether closures call ``backward()`` is seen by the oracle,
+which runs them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sanc.autograd.batches import Batch
+from sanc.autograd.given import GivenGradient
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.products import HvpMode
+from sanc.autograd.randomness import derive, own_randomness
+from sanc.core.family import Method
+from sanc.core.iteration import Iteration
+from sanc.core.oracle import Meter
+from sanc.core.record import Record
+from sanc.core.settings import Settings
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.graphs.capture import Capture
+from sanc.minibatch.iteration import MinibatchIteration
+
+STYLES = {
+    "": "not driven yet",
+    "loss": "driven by closures that return the loss",
+    "backward": "driven by closures that call backward()",
+    "gradients": "driven by gradients, without closures",
+}
+
+
+class Driver:
+    """Makes the steps of an optimiser, in the style that the first of them shows.
+
+    Attributes
+    ----------
+    iterates : Iteration or MinibatchIteration
+        The iteration, with its state.
+    oracle : AutogradOracle
+        What evaluates closures; it lives as long as the optimiser.
+    known : Leaves or None
+        The leaves of the last step: what the vectors of the state belong to.
+    by_gradients : bool
+        Whether steps have no closure.
+    at_average : bool
+        Whether the parameters hold the average, or the point where gradients are taken.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        settings: Settings,
+        leaves: Leaves,
+        *,
+        hvp: HvpMode,
+        microbatch: int | None,
+        capture: bool,
+        check: bool,
+        seed: int,
+    ) -> None:
+        self.method, self.settings = method, settings
+        self.hvp = hvp  # as it was asked for
+        self.microbatch, self.check = microbatch, check
+        self.meter = Meter()
+        self.record: Record | None = None
+        self.known: Leaves | None = None
+        self.by_gradients, self.at_average = False, True
+        self.oracle = self._new_oracle(leaves, hvp, None)
+        kind = MinibatchIteration if method.on_samples(settings) else Iteration
+        self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
+        self.capture = Capture(method, settings) if capture else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"oracle": (self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.oracle = self._new_oracle(*state["oracle"])
+
+    def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
+        oracle = AutogradOracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
+        oracle.by_backward = by_backward
+        return oracle
+
+    @property
+    def style(self) -> str:
+        """One of `STYLES`."""
+        if self.by_gradients:
+            return "gradients"
+        return {None: "", False: "loss", True: "backward"}[self.oracle.by_backward]
+
+    @style.setter
+    def style(self, style: str) -> None:
+        self.oracle.by_backward = {"loss": False, "backward": True}.get(style)
+        self.by_gradients = style == "gradients"
+
+    # ------------------------------------------------------------------ steps with closures
+
+    def step(self, given: tuple[Any, Any, Any], leaves: Leaves, everyone: Sequence[Tensor]) -> Tensor:
+        """Make an iteration on the samples of gradient, Hessian and objective; `everyone` is all parameters."""
+        if self.by_gradients:
+            raise ArgumentError(
+                "closure cannot be used: the steps before had none. Construct another optimiser to change that."
+            )
+        samples = self._samples(given)
+        first = self.iterates.state.iteration == 0
+        held = any(leaf.grad is not None for leaf in leaves.tensors)
+        if isinstance(self.iterates, MinibatchIteration):
+            self.iterates.rates = leaves.rates
+        with _without_grads(everyone), torch.enable_grad():
+            captured = None
+            if self.capture is not None and not self.oracle.by_backward:
+                captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
+            if captured is not None:  # whose loss draws no random numbers
+                captured.fill(given, self.meter)
+                return self._iterate(captured)
+            with own_randomness(leaves.device):
+                loss = self._iterate(self._eager(leaves, samples))
+        if held and self.oracle.by_backward:
+            warnings.warn(
+                "gradients from before the step are left out: a closure that calls backward() is judged on its own "
+                "batch. Call zero_grad() after other passes; to accumulate gradients, step without a closure.",
+                stacklevel=4,
+            )
+        return loss
+
+    def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
+        """Return what the oracle evaluates; the gradient's sample where another was not given."""
+        samples: list[Sample] = []
+        for role, (name, closure) in enumerate(zip(("closure", "hessian", "objective"), given, strict=True)):
+            if closure is None and role > 0:
+                samples.append(samples[0])
+                continue
+            if not callable(closure):
+                raise ArgumentTypeError(
+                    f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean "
+                    "loss."
+                )
+            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role)
+            if isinstance(closure, Batch):
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed))
+            elif self.microbatch is not None:
+                raise ArgumentTypeError(
+                    f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "
+                    "sanc.Batch(loss, *tensors)."
+                )
+            else:
+                samples.append(Sample(name, [(1.0, closure)], 1, seed))
+        return samples
+
+    def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
+        """Return the oracle of this optimiser, ready for a step on these samples."""
+        if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
+            self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.by_backward)
+        self.oracle.meter = self.meter
+        self.oracle.bind(*samples)
+        return self.oracle
+
+    def _iterate(self, oracle: AutogradOracle) -> Tensor:
+        """Make one iteration; where anything goes wrong nothing has changed."""
+        x = point = oracle.start()
+        iterates, known = self.iterates, self.known
+        meter, state, driven = replace(self.meter), iterates.state, (self.oracle.by_backward, self.oracle.hvp)
+        try:
+            first = state.iteration == 0
+            if oracle is self.oracle and (first or oracle.fresh):
+                self._probe(oracle, x, first=first)
+            if known is None or not known.matches(oracle.leaves):
+                iterates.forget()
+            self.known = oracle.leaves
+            point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
+            if getattr(iterates, "went_back", False) or not (
+                math.isfinite(record.grad_norm) and math.isfinite(record.value)
+            ):
+                self._undo_training(oracle)
+        except BaseException:
+            self._undo_training(oracle)
+            iterates.state, self.known, self.meter = state, known, meter
+            self.oracle.by_backward, self.oracle.hvp = driven
+            raise
+        finally:
+            oracle.load(point)
+            loss = oracle.raw_loss
+            oracle.unbind()
+        record.style = self.style
+        self.record = record
+        assert loss is not None
+        return loss
+
+    @staticmethod
+    def _undo_training(oracle: AutogradOracle) -> None:
+        """Put back the buffers that the gradient pass moved, because its step is not one."""
+        if oracle.training is not None:
+            oracle.training.put_back()
+
+    def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
+        """Complain before the first step of what would only show later; nothing of it is counted.
+
+        That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
+        without second derivatives, where the first Krylov space comes after a few steps only. A new oracle, also that
+        of a resumed run, evaluates the loss once as it is written, to see the modules that compiled code hides.
+        """
+        oracle.meter, sample = Meter(), oracle.samples[0]
+        try:
+            if self.check:
+                with torch.compiler.set_stance("force_eager"):
+                    value = oracle.evaluate(x, sample, graph=True)
+                    again = oracle.evaluate(x, sample) if first else value
+                if math.isfinite(value) and abs(value - again) > 1e-3 * max(abs(value), abs(again)) + 1e-6:
+                    raise ArgumentError(
+                        f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before "
+                        "the step and return the loss on it, so that values can be compared; check=False turns this "
+                        "test off."
+                    )
+            if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
+                operator = oracle.hessian(x)
+                operator(torch.ones_like(x))
+                operator.release()
+        finally:
+            oracle.meter = self.meter
+
+    # ------------------------------------------------------------------ steps without a closure
+
+    def stands_for_none(self, closure: Callable[[], Tensor | None], everyone: Sequence[Tensor]) -> bool:
+        """Call a closure beside gradients, where it may be one that does nothing: Lightning makes such.
+
+        What it runs beside, such as hooks that clip, has then been done to the gradients.
+        """
+        given = [p for p in everyone if p.grad is not None]
+        if self.style not in ("", "gradients") or not given or isinstance(closure, Batch) or not callable(closure):
+            return False
+        if self.by_gradients:
+            return closure() is None
+        kept = [cast(Tensor, p.grad) for p in given]
+        copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
+        _put(given, copies)
+        with own_randomness(given[0].device), self.oracle.still():
+            nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
+        if not nothing:
+            _put(given, kept)
+        return nothing
+
+    @torch.no_grad()
+    def step_on_gradients(self, leaves: Leaves) -> None:
+        """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
+        iterates = self.iterates
+        if not isinstance(iterates, MinibatchIteration):
+            raise ArgumentError(
+                f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
+                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust".'
+            )
+        if self.oracle.by_backward is not None:
+            raise ArgumentError("closure is missing: the steps before had one. Pass it again.")
+        if all(leaf.grad is None for leaf in leaves.tensors):
+            raise ArgumentError(
+                "closure is missing and no parameter has a gradient: call loss.backward() before step()."
+            )
+        if self.by_gradients and self.at_average:
+            raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
+        if self.known is None or not self.known.matches(leaves):
+            iterates.forget()
+        y = leaves.read()
+        iterates.rates = leaves.rates
+        point, record = iterates.iterate(iterates.average(y), GivenGradient(leaves, y, self.meter))
+        leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
+        self.by_gradients, self.at_average, self.known = True, False, leaves
+        record.style = self.style
+        self.record = record
+
+    @torch.no_grad()
+    def move(self, *, at_average: bool) -> None:
+        """Move the parameters to the average, or to where gradients are taken, where steps have no closure."""
+        iterates = self.iterates
+        if not self.by_gradients or at_average is self.at_average:
+            return
+        assert isinstance(iterates, MinibatchIteration)
+        assert self.known is not None
+        here = self.known.read()
+        self.known.write(iterates.average(here) if at_average else iterates.gradient_point(here))  # type: ignore[arg-type]
+        self.at_average = at_average
+
+
+@contextmanager
+def _without_grads(everyone: Sequence[Tensor]) -> Iterator[None]:
+    """Put ``.grad`` aside, and give it back."""
+    grads = [p.grad for p in everyone]
+    try:
+        _put(everyone, [None] * len(grads))
+        yield
+    finally:
+        _put(everyone, grads)
+
+
+def _put(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    for p, grad in zip(parameters, grads, strict=True):
+        p.grad = grad
