@@ -15,7 +15,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
     {"graphs", "problems"},
-    {"objective", "driving"},
+    {"objective", "driving", "groups"},
     {"checkpoints"},
     {"optim", "minimize", "certificate"},
     {"__init__"},
