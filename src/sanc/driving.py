@@ -249,6 +249,8 @@ class Driver:
                         "the step and return the loss on it, so that values can be compared; check=False turns this "
                         "test off."
                     )
+                if first:
+                    self._check_parts(oracle, x)
                 if first and oracle.by_backward and not oracle.slope_is_right(x):
                     raise ArgumentError(
                         "closure leaves gradients that are far too long for the loss that it returns: call backward() "
@@ -261,6 +263,26 @@ class Driver:
                 operator.release()
         finally:
             oracle.meter = self.meter
+
+    def _check_parts(self, oracle: AutogradOracle, x: Tensor) -> None:
+        """Complain of micro-batches where the loss of one is not the mean of those of its halves.
+
+        Where the loss draws random numbers, or modules train buffers on each batch, the halves differ anyway.
+        """
+        sample = oracle.samples[0]
+        part = sample.parts[0][1]
+        if len(sample.parts) == 1 or not isinstance(part, Batch) or len(part) < 2 or oracle.trains_buffers:
+            return
+        halves = part.parts((len(part) + 1) // 2)
+        ways = ([(1.0, part)], sample.seed), ([(1.0, part)], derive(0)), (halves, sample.seed)
+        whole, again, cut = (oracle.evaluate(x, Sample("closure", parts, 1, seed)) for parts, seed in ways)
+        if whole == again and not abs(whole - cut) <= 1e-3 * max(abs(whole), abs(cut)) + 1e-6:
+            raise ArgumentError(
+                f"the loss of a micro-batch of {len(part)} rows is {whole!r} and the mean of its halves {cut!r}: cut "
+                "like this, microbatch would change the loss. Return the mean over rows; where the mean is over "
+                "something else (tokens that are not ignored), pass weight= to sanc.Batch; where rows depend on each "
+                "other, leave microbatch out. check=False turns this test off."
+            )
 
     # ------------------------------------------------------------------ steps without a closure
 

@@ -117,6 +117,11 @@ class AutogradOracle(Oracle):
             self.fresh = False
         return StillBuffers(self._owners)
 
+    @property
+    def trains_buffers(self) -> bool:
+        """Whether modules with buffers that were seen to run are in training mode."""
+        return any(module.training for module in self._owners)
+
     # ------------------------------------------------------------------ values
 
     def value(self, x: Any) -> float:
