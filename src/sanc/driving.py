@@ -28,6 +28,7 @@ from sanc.core.oracle import Meter
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.first_step import check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 
@@ -231,58 +232,17 @@ class Driver:
             oracle.training.put_back()
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
-        """Complain before the first step of what would only show later; nothing of it is counted.
-
-        That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
-        without second derivatives, where the first Krylov space comes after a few steps only. A new oracle, also that
-        of a resumed run, evaluates the loss once as it is written, to see the modules that compiled code hides.
-        """
-        oracle.meter, sample = Meter(), oracle.samples[0]
+        """Complain of what would only show later; nothing of it is counted."""
+        oracle.meter = Meter()
         try:
             if self.check:
-                with torch.compiler.set_stance("force_eager"):
-                    value = oracle.evaluate(x, sample, graph=True)
-                    again = oracle.evaluate(x, sample) if first else value
-                if math.isfinite(value) and abs(value - again) > 1e-3 * max(abs(value), abs(again)) + 1e-6:
-                    raise ArgumentError(
-                        f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before "
-                        "the step and return the loss on it, so that values can be compared; check=False turns this "
-                        "test off."
-                    )
-                if first:
-                    self._check_parts(oracle, x)
-                if first and oracle.by_backward and not oracle.slope_is_right(x):
-                    raise ArgumentError(
-                        "closure leaves gradients that are far too long for the loss that it returns: call backward() "
-                        "on that loss, once. With a GradScaler step without a closure (scaler.step(opt)), or use "
-                        "bfloat16, which needs none; check=False turns this test off."
-                    )
+                check_closure(oracle, x, first=first)
             if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
-                operator = oracle.hessian(x)
+                operator = oracle.hessian(x)  # the first Krylov space comes after a few steps only
                 operator(torch.ones_like(x))
                 operator.release()
         finally:
             oracle.meter = self.meter
-
-    def _check_parts(self, oracle: AutogradOracle, x: Tensor) -> None:
-        """Complain of micro-batches where the loss of one is not the mean of those of its halves.
-
-        Where the loss draws random numbers, or modules train buffers on each batch, the halves differ anyway.
-        """
-        sample = oracle.samples[0]
-        part = sample.parts[0][1]
-        if len(sample.parts) == 1 or not isinstance(part, Batch) or len(part) < 2 or oracle.trains_buffers:
-            return
-        halves = part.parts((len(part) + 1) // 2)
-        ways = ([(1.0, part)], sample.seed), ([(1.0, part)], derive(0)), (halves, sample.seed)
-        whole, again, cut = (oracle.evaluate(x, Sample("closure", parts, 1, seed)) for parts, seed in ways)
-        if whole == again and not abs(whole - cut) <= 1e-3 * max(abs(whole), abs(cut)) + 1e-6:
-            raise ArgumentError(
-                f"the loss of a micro-batch of {len(part)} rows is {whole!r} and the mean of its halves {cut!r}: cut "
-                "like this, microbatch would change the loss. Return the mean over rows; where the mean is over "
-                "something else (tokens that are not ignored), pass weight= to sanc.Batch; where rows depend on each "
-                "other, leave microbatch out. check=False turns this test off."
-            )
 
     # ------------------------------------------------------------------ steps without a closure
 
