@@ -7,7 +7,7 @@ which runs them.
 from __future__ import annotations
 
 import math
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +28,7 @@ from sanc.core.oracle import Meter
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.first_step import check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 
@@ -75,6 +76,8 @@ class Driver:
         self.record: Record | None = None
         self.known: Leaves | None = None
         self.by_gradients, self.at_average = False, True
+        self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
+        self._clears = False  # whether the closure is known to clear gradients itself
         self.oracle = self._new_oracle(leaves, hvp, None)
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
@@ -114,10 +117,10 @@ class Driver:
             )
         samples = self._samples(given)
         first = self.iterates.state.iteration == 0
-        held = any(leaf.grad is not None for leaf in leaves.tensors)
+        self._refuse_what_would_be_lost(given[0], leaves)
         if isinstance(self.iterates, MinibatchIteration):
             self.iterates.rates = leaves.rates
-        with _without_grads(everyone), torch.enable_grad():
+        with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
             captured = None
             if self.capture is not None and not self.oracle.by_backward:
                 captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
@@ -126,13 +129,38 @@ class Driver:
                 return self._iterate(captured)
             with own_randomness(leaves.device):
                 loss = self._iterate(self._eager(leaves, samples))
-        if held and self.oracle.by_backward:
-            warnings.warn(
-                "gradients from before the step are left out: a closure that calls backward() is judged on its own "
-                "batch. Call zero_grad() after other passes; to accumulate gradients, step without a closure.",
-                stacklevel=4,
-            )
+        if first:
+            pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
+            self.unreached = [leaf for leaf, reached in pairs if not reached]
         return loss
+
+    def _refuse_what_would_be_lost(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
+        """Refuse gradients that were accumulated or clipped before a step that evaluates its closure anew.
+
+        A closure that clears them itself, as LBFGS wants it, means them to be dropped.
+        """
+        accelerate = sys.modules.get("accelerate.state")
+        batches = 1 if accelerate is None else accelerate.GradientState().num_steps
+        if batches > 1:
+            raise ArgumentError(
+                f"closure cannot be used while accelerate accumulates over {batches} batches: it skips the steps in "
+                "between, and their closures with them. Call accelerator.backward(loss) and step() without a closure, "
+                "or set gradient_accumulation_steps = 1."
+            )
+        held = [leaf for leaf in leaves.tensors if leaf.grad is not None]
+        if self._clears or not any(bool(cast(Tensor, leaf.grad).any()) for leaf in held):
+            return
+        if not isinstance(closure, Batch):
+            marks = [torch.full_like(leaf, math.nan) for leaf in held]
+            with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
+                closure()
+                self._clears = not any(leaf.grad is not None and bool(leaf.grad.isnan().any()) for leaf in held)
+        if not self._clears:
+            raise ArgumentError(
+                "parameters hold gradients from before the step, which a step with a closure does not use: where they "
+                "are left over, call zero_grad() first; where they were accumulated, step without a closure; to clip "
+                "them, call zero_grad(), backward() and clip_grad_norm_() inside the closure."
+            )
 
     def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
         """Return what the oracle evaluates; the gradient's sample where another was not given."""
@@ -204,26 +232,13 @@ class Driver:
             oracle.training.put_back()
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
-        """Complain before the first step of what would only show later; nothing of it is counted.
-
-        That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
-        without second derivatives, where the first Krylov space comes after a few steps only. A new oracle, also that
-        of a resumed run, evaluates the loss once as it is written, to see the modules that compiled code hides.
-        """
-        oracle.meter, sample = Meter(), oracle.samples[0]
+        """Complain of what would only show later; nothing of it is counted."""
+        oracle.meter = Meter()
         try:
             if self.check:
-                with torch.compiler.set_stance("force_eager"):
-                    value = oracle.evaluate(x, sample, graph=True)
-                    again = oracle.evaluate(x, sample) if first else value
-                if math.isfinite(value) and abs(value - again) > 1e-3 * max(abs(value), abs(again)) + 1e-6:
-                    raise ArgumentError(
-                        f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before "
-                        "the step and return the loss on it, so that values can be compared; check=False turns this "
-                        "test off."
-                    )
+                check_closure(oracle, x, first=first)
             if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
-                operator = oracle.hessian(x)
+                operator = oracle.hessian(x)  # the first Krylov space comes after a few steps only
                 operator(torch.ones_like(x))
                 operator.release()
         finally:
@@ -257,7 +272,8 @@ class Driver:
         if not isinstance(iterates, MinibatchIteration):
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
-                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust".'
+                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
+                "minibatch = None."
             )
         if self.oracle.by_backward is not None:
             raise ArgumentError("closure is missing: the steps before had one. Pass it again.")
@@ -269,6 +285,7 @@ class Driver:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
         if self.known is None or not self.known.matches(leaves):
             iterates.forget()
+        first = iterates.state.iteration == 0
         y = leaves.read()
         iterates.rates = leaves.rates
         point, record = iterates.iterate(iterates.average(y), GivenGradient(leaves, y, self.meter))
@@ -276,6 +293,8 @@ class Driver:
         self.by_gradients, self.at_average, self.known = True, False, leaves
         record.style = self.style
         self.record = record
+        if first:
+            self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
 
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
@@ -291,14 +310,14 @@ class Driver:
 
 
 @contextmanager
-def _without_grads(everyone: Sequence[Tensor]) -> Iterator[None]:
-    """Put ``.grad`` aside, and give it back."""
-    grads = [p.grad for p in everyone]
+def _grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """Put others in the place of ``.grad``, and give it back."""
+    kept = [p.grad for p in parameters]
     try:
-        _put(everyone, [None] * len(grads))
+        _put(parameters, grads)
         yield
     finally:
-        _put(everyone, grads)
+        _put(parameters, kept)
 
 
 def _put(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.checkpoints import checked_engine, engine_of, restore, warn_of_changes, write_states
 from sanc.core.family import METHODS, make_settings
@@ -20,15 +18,14 @@ from sanc.core.iteration import Iteration
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, require_integer
+from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
 _SMALL_RATE = 0.5
 """Below this `lr` was probably meant as a step size."""
-_OF_OTHERS = {"name", "param_names", "initial_lr"}
-"""What torch, its schedulers and loggers of learning rates write into groups, or read there."""
 
 
 class CubicOptimizer(Optimizer):
@@ -86,7 +83,7 @@ class CubicOptimizer(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        *,
+        *by_position: Never,
         preset: str | Settings = "robust",
         lr: float = 1.0,
         weight_decay: float = 0.0,
@@ -97,6 +94,11 @@ class CubicOptimizer(Optimizer):
         check: bool = True,
         **options: Any,
     ) -> None:
+        if by_position:
+            raise ArgumentTypeError(
+                f"{by_position[0]!r:.60} was given by position after params: pass settings by name. If it is a "
+                "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
+            )
         method = METHODS[self.method]
         own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
         settings = make_settings(method, preset, options, own)
@@ -125,8 +127,9 @@ class CubicOptimizer(Optimizer):
             )
         if seed is None:
             seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        leaves = gather(self.param_groups)
         self._driver = Driver(
-            method, settings, self._leaves(), hvp=hvp, microbatch=microbatch, capture=capture, check=check, seed=seed
+            method, settings, leaves, hvp=hvp, microbatch=microbatch, capture=capture, check=check, seed=seed
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,47 +166,8 @@ class CubicOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
-        known = {"params", "lr", "weight_decay", "frozen"}
-        for name, value in param_group.items():
-            if name not in known | _OF_OTHERS:
-                raise ArgumentError(f"group option {name!r} (= {value!r}) is not known: {nearest(name, known)}.")
-        for name in ("weight_decay", "lr"):
-            value = param_group.get(name, self.defaults[name])
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
-        if not isinstance(param_group.get("frozen", False), bool):
-            raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
+        check_group(param_group, self.defaults)
         super().add_param_group(param_group)
-
-    def _leaves(self) -> Leaves:
-        """Gather the parameters that take part now: not frozen, and asking for a gradient."""
-        chosen = [
-            (p, group["weight_decay"], float(group["lr"]))
-            for group in self.param_groups
-            if not group["frozen"]
-            for p in group["params"]
-            if p.requires_grad
-        ]
-        if not chosen:
-            raise ArgumentError(
-                "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
-            )
-        leaves, decays, rates = zip(*chosen, strict=True)
-        first = leaves[0]
-        if first.dtype not in (torch.float32, torch.float64):
-            raise ArgumentTypeError(
-                f"params hold {first.dtype}: keep the parameters in float32 or float64, and use torch.autocast in the "
-                "closure for lower precision."
-            )
-        for p in leaves:
-            if p.dtype != first.dtype or p.device != first.device:
-                raise ArgumentTypeError(
-                    f"params mix {first.dtype} on {first.device} with {p.dtype} on {p.device}: put all that are "
-                    "optimised on one device in one type."
-                )
-            if p.layout != torch.strided:
-                raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
-        return Leaves(leaves, decays, rates)
 
     def _everyone(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -255,10 +219,26 @@ class CubicOptimizer(Optimizer):
             if hessian is not None or objective is not None:
                 raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
             if not self._is_empty_step():
-                driver.step_on_gradients(self._leaves())
+                driver.step_on_gradients(gather(self.param_groups))
+                self._warn_of_unreached()
             return None
         given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-        return driver.step(given, self._leaves(), everyone)
+        loss = driver.step(given, gather(self.param_groups), everyone)
+        self._warn_of_unreached()
+        return loss
+
+    def _warn_of_unreached(self) -> None:
+        """Name the parameters that the loss of the first step did not reach."""
+        missed, self._driver.unreached = self._driver.unreached, []
+        if not missed:
+            return
+        names = ", ".join(f"params[{called(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in missed[:8])
+        more = f" and {len(missed) - 8} more" if len(missed) > 8 else ""
+        warnings.warn(
+            f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they are to "
+            "stay as they are, leave them out of params or set their requires_grad to False.",
+            stacklevel=4,
+        )
 
     def _is_empty_step(self) -> bool:
         """Whether every rate and every gradient is zero: torch.distributed.checkpoint steps so, to create states."""

@@ -18,7 +18,7 @@ from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import Buffers, StillBuffers, keep_hook, seed_all
-from sanc.core.oracle import Meter, Operator, Oracle, Recent
+from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
 
@@ -30,6 +30,8 @@ class AutogradOracle(Oracle):
     ----------
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
+    reached : list of bool
+        Which leaves the loss of the last gradient pass depends on.
     training : Buffers or None
         What the buffers of modules held before that pass, which is the one that counts as training.
     """
@@ -48,6 +50,7 @@ class AutogradOracle(Oracle):
         self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
         self._products = True
         self.fresh = True  # whether nothing was evaluated yet
+        self.reached = [False] * len(leaves.tensors)
         self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that were seen to run
         self.unbind()
 
@@ -113,6 +116,11 @@ class AutogradOracle(Oracle):
             keep_hook(self)
             self.fresh = False
         return StillBuffers(self._owners)
+
+    @property
+    def trains_buffers(self) -> bool:
+        """Whether modules with buffers that were seen to run are in training mode."""
+        return any(module.training for module in self._owners)
 
     # ------------------------------------------------------------------ values
 
@@ -212,7 +220,9 @@ class AutogradOracle(Oracle):
         """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
         total: Any = None
         g: Tensor | None = None
+        self.reached = [False] * len(self.leaves.tensors)
         for weight, loss, grads in self.passes(sample, create_graph=keep):
+            self.reached = [found or grad is not None for found, grad in zip(self.reached, grads, strict=True)]
             if keep and not self.by_backward:
                 self._graph = (x, grads)
             part = self.leaves.flatten(grads)
@@ -309,6 +319,24 @@ class AutogradOracle(Oracle):
                 "leave hvp out."
             )
         self.hvp = "finite-difference"
+
+    def slope_is_right(self, x: Any) -> bool:
+        """Whether the loss changes along its gradient as that says, within a factor of ten.
+
+        Two steps are tried, and only a gradient that promises much on both is doubted: clipped ones promise too little,
+        and a loss in low precision hides small changes.
+        """
+        sample = self.samples[0]
+        with self.still():
+            loss, g = self._sum(x, sample, False)
+        norm, size = self.space.norm(g), abs(float(loss))
+        for length in (1.0, 1.0 / 16.0):
+            s = g * (length * difference_step(self.space, x) / norm) if norm > 0.0 else g
+            promised = norm * self.space.norm(s)
+            found = 0.5 * (self.evaluate(x + s, sample) - self.evaluate(x - s, sample))
+            if promised < 0.5 * size or not abs(found) < 0.1 * promised:
+                return True
+        return False
 
     # ------------------------------------------------------------------ products
 

@@ -110,6 +110,10 @@ PRESETS: Mapping[str, Settings] = {
 """The presets by name: the paper to the letter, the authors' program, and the default, with nothing to tune."""
 
 
+_USERS = {"momentum": "crm", "lr": "sgd"}
+"""Settings of one method alone."""
+
+
 def find_method(name: object) -> Method:
     """Look a method up by name, with the nearest name in the error."""
     if not isinstance(name, str) or name.lower() not in METHODS:
@@ -154,6 +158,9 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
         if name not in known | on_samples:
             hint = nearest(name, known | on_samples | set(also))
             raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}.")
+        user = _USERS.get(name, method.name)
+        if user != method.name:
+            raise ArgumentError(f"{name} = {value!r:.60} is used by {user} alone, not by {method.name}: leave it out.")
     if merged.get("lanczos") == "regenerate":
         merged.setdefault("reorthogonalise", False)
     mine = {name: merged.pop(name) for name in on_samples & merged.keys()}
