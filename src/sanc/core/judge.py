@@ -15,6 +15,9 @@ from sanc.core.settings import AUTHORS_FLOAT32_FLOOR, Settings
 SHORTEST, SHORTER, LONGER = 0.1, 0.5, 3.0
 """How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
 
+_LEAST = 1e-16
+"""σ‖s‖³ as a share of the decrease below which σ does nothing, so that it need not fall any further."""
+
 
 class Verdict(Enum):
     """How well the model foretold the decrease."""
@@ -75,7 +78,7 @@ def interpolated(
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(seen, scaled(SHORTER)), scaled(SHORTEST))
     if verdict is Verdict.VERY_SUCCESSFUL:
-        return min(max(seen, scaled(LONGER)), sigma)
+        return min(max(seen, scaled(LONGER), _LEAST * predicted / cube), sigma)
     return sigma
 
 
@@ -88,10 +91,10 @@ class Judge:
     def __init__(self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf) -> None:
         self.settings = settings
         floor = eps if settings.sigma_floor is None else settings.sigma_floor
-        if floor < 1e-45 and eps > 1e-10:  # would be zero in float32
+        if floor < 1e-45 and eps > 1e-10 and settings.sigma_rule == "paper":  # would be zero in float32
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
         self.floor, self.ceiling = floor, min(settings.sigma_ceiling, ceiling)
-        self.sigma = settings.sigma0 if sigma is None else sigma
+        self.sigma = settings.first_sigma if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
         """Judge a step of length `norm` and move σ accordingly (2.6)."""
@@ -112,7 +115,7 @@ class Judge:
     def reject(self, times: int = 1) -> None:
         """Grow σ by γ after anything that is not finite, or a rejection that taught nothing else."""
         grown = self.sigma * self.settings.gamma**times
-        self.sigma = min(grown, max(self.ceiling, self.settings.sigma0))
+        self.sigma = min(grown, max(self.ceiling, self.settings.first_sigma))
 
     def forget(self) -> None:
         """Let a σ fall that is so large that its step vanishes in the rounding of x: nothing was learnt from that."""
@@ -120,7 +123,7 @@ class Judge:
 
     def relax(self) -> None:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
-        self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
+        self.sigma = max(self.settings.first_sigma, self.sigma / self.settings.gamma)
 
     def move(self, sigma: float) -> None:
         """Set σ, within its bounds."""

@@ -28,7 +28,7 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
     that halves an exact gradient is as good as promised.
     """
     eps, value = at.space.eps, at.record.value
-    size = max(1.0, abs(value))
+    size = max(abs(value), _terms(at))
     hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
     if hidden and actual < at.judge.settings.eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
         _, g = at.oracle.gradient(trial)
@@ -36,6 +36,12 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
             at.record.note = "the values are lost in rounding and the gradient decided"
             actual = predicted
     return actual, 10.0 * eps * abs(value)
+
+
+def _terms(at: Iterate) -> float:
+    """Guess how large the terms are of which f is the sum: what the curvature makes of lengths as those of x."""
+    length = max(at.units.length, at.oracle.norm(at.x))
+    return 0.0 if at.spectrum is None else at.spectrum.size * length * length
 
 
 def farther(at: Iterate, point: Vector, tries: int) -> Vector:
