@@ -110,7 +110,8 @@ class Escape:
         if only:
             at.judge.reject() if found is None else at.judge.relax()
         if found is None:
-            at.record.note = f"the {branch} step " + ("does not lower the loss" if self._falls else "is not finite")
+            if at.record.note != robust.NO_GRADIENT:
+                at.record.note = f"the {branch} step " + ("does not lower the loss" if self._falls else "is not finite")
             return at.x
         point, at.record.trial_value, at.record.step_norm = found
         at.record.branch, at.record.curvature_share = branch, float(branch is Branch.CURVATURE)

@@ -52,6 +52,8 @@ class Iteration:
         ‖g‖ that the caller is content with: the model is not minimised far beyond it.
     one_sample : bool
         Whether steps are judged on the gradient sample.
+    ahead : bool
+        Whether the gradient at the next point may be asked for at once, since it is the same in the next iteration.
 
     Attributes
     ----------
@@ -60,7 +62,14 @@ class Iteration:
     """
 
     def __init__(
-        self, method: Method, settings: Settings, seed: int, goal: float = 0.0, *, one_sample: bool = False
+        self,
+        method: Method,
+        settings: Settings,
+        seed: int,
+        goal: float = 0.0,
+        *,
+        one_sample: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.method = method
         self.settings = settings
@@ -71,6 +80,7 @@ class Iteration:
         self.state = State(seed=seed, sigma=settings.first_sigma)
         self.at_rest = False
         self._one_sample = one_sample
+        self._ahead = ahead
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
@@ -96,7 +106,7 @@ class Iteration:
         record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
         draws = Draws(state.seed, state.iteration)
         at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)
-        at.slope, at.units = state.slope, Units(state.length, state.cubic)
+        at.slope, at.units, at.ahead = state.slope, Units(state.length, state.cubic), self._ahead
         oracle.begin(state.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(at)
