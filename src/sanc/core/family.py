@@ -92,8 +92,9 @@ PRESETS: Mapping[str, Settings] = {
     "robust": Settings(
         eta1=0.1,
         eta2=0.75,
-        sigma_floor=1e-8,
-        sigma_ceiling=1e12,
+        sigma0=None,
+        sigma_floor=1e-290,
+        sigma_ceiling=1e290,
         sigma_rule="interpolate",
         first_radius=1.0,
         rounding_guard=True,
