@@ -16,7 +16,7 @@ import sanc
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
-MODULES = ["sanc.autograd.batches", "sanc.sums.losses", "sanc.theory"]
+MODULES = ["sanc.autograd.batches", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
 
 
 def blocks(page):
