@@ -84,17 +84,21 @@ def test_the_nonconvex_penalty_is_the_papers(rng):
     assert np.linalg.norm(problem.value_and_gradient(fitted.coef_[0])[1]) <= 1e-9
 
 
-def test_the_svm_minimises_its_objective_and_does_not_mind_wrong_labels(rng):
+def test_the_svm_ends_at_a_second_order_point(rng):
     X, y = data(2, rng)
     fitted = NonconvexSVM(1e-2, tol=1e-8).fit(X, y)
     problem = sanc.problems.NonconvexSVM(X, np.where(y == "dog", 1, -1), 1e-2, intercept=True)
     point = np.append(fitted.coef_[0], fitted.intercept_)
     assert sanc.certificate(problem, point, eps=1e-7).second_order
     assert problem.value(point) < problem.value(np.zeros(6))
-    far = np.vstack([X, 5 * np.abs(rng.standard_normal((8, 5))) * np.sign(fitted.coef_)])  # on the wrong side
-    labels = np.append(y, ["cat"] * 8)
-    robust = NonconvexSVM(1e-2).fit(far, labels).score(X, y)
-    assert robust > 0.8 and robust > LogisticRegression().fit(far, labels).score(X, y) + 0.1
+
+
+def test_the_svm_does_not_mind_a_few_wrong_labels_far_out(rng):
+    X = rng.standard_normal((300, 2))
+    y = X[:, 0] > 0
+    far, labels = np.vstack([X, np.abs(rng.normal([[20.0, 0.0]], 1.0, (10, 2)))]), np.append(y, [False] * 10)
+    assert NonconvexSVM(1e-2).fit(far, labels).score(X, y) > 0.95
+    assert LogisticRegression().fit(far, labels).score(X, y) < 0.9
 
 
 def test_float32_stays_float32(rng):

@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: logistic regression and the nonconvex support vector machine.
 
-They minimise the finite sums of `sanc.problems` by `sanc.minimize`, and need scikit-learn ≥ 1.6.
+They minimise the finite sums of `sanc.problems` by `sanc.minimize`, and need scikit-learn ≥ 1.7.
 """
 
 from __future__ import annotations
