@@ -101,7 +101,7 @@ def race(name: str, X: Any, y: Any, goals: Sequence[float], seconds: float) -> l
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Lay the race out."""
-    head = ("set", "C", "goal", "estimator", "iterations", "seconds", "ratio to sanc", "largest |g|")
+    head = ("set", "C", "goal", "estimator", "iterations", "seconds", "ratio to sanc", "largest entry of g")
     cells = [
         (f"{row['set']} ({row['n']:,} × {row['d']})", f"{row['C']:g}", f"{row['goal']:g}", row["estimator"],
          row["iterations"], f"{row['seconds']:.3g}" if "seconds" in row else "not reached",
@@ -122,7 +122,7 @@ def page(document: Mapping[str, Any]) -> str:
         "intercept, from zero to the same optimality: the largest entry of the gradient of the mean loss, computed "
         "apart from all of them, is at most the goal. The ratio is their time ÷ ours, above 1 where ours is faster: "
         f"{said}.\n\n{table(document['race'])}\n\n"
-        f"{used['cores']} cores, {used['threads']} threads; Python {used['python']}, scikit-learn "
+        f"{used['cores']} cores, threads: {used['threads']}; Python {used['python']}, scikit-learn "
         f"{document['scikit-learn']}, sanc {document['sanc']}. Made by `python -m benchmarks.estimators --out "
         "docs/results`, whose help says how the tolerances are chosen.\n"
     )

@@ -17,9 +17,10 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"graphs", "problems"},
     {"objective", "driving"},
     {"checkpoints"},
-    {"optim", "minimize", "certificate"},
+    {"optim", "minimisation", "certification"},
     {"__init__", "sklearn"},
     {"lab"},
+    {"__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -19,7 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sanc.errors import ArgumentError, nearest
-from sanc.minimize import minimize
+from sanc.minimisation import minimize
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
 from sanc.sums.linear import LinearSum
