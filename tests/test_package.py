@@ -70,7 +70,10 @@ def test_type_checkers_see_the_names_where_they_live():
 
 
 def test_the_core_needs_torch_numpy_and_scipy_only():
-    code = "import sanc, sys; sanc.minimize; sanc.SANC; print([m for m in ('sklearn', 'matplotlib', 'rich', 'typer', 'pooch') if m in sys.modules])"
+    code = (
+        "import sanc, sys; sanc.minimize; sanc.SANC; "
+        "print([m for m in ('sklearn', 'matplotlib', 'rich', 'typer', 'pooch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
     assert sanc.__version__
