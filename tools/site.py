@@ -55,13 +55,17 @@ def presets() -> str:
     lines = [f"| setting | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
     for item in fields(sanc.Settings):
         values = [getattr(settings, item.name) for settings in sanc.PRESETS.values()]
-        shown = ["see below" if isinstance(value, sanc.MinibatchSettings) else f"`{value!r}`" for value in values]
+        shown = ["see below" if isinstance(value, sanc.MinibatchSettings) else f"`{_written(value)}`" for value in values]
         lines.append(f"| `{item.name}` | {' | '.join(shown)} |")
     lines += ["", "The numbers of the iteration on samples, which only `robust` has:", ""]
     lines += ["| setting | value |", "|---|---|"]
     numbers = sanc.MinibatchSettings()
-    lines += [f"| `{item.name}` | `{getattr(numbers, item.name)!r}` |" for item in fields(numbers)]
+    lines += [f"| `{item.name}` | `{_written(getattr(numbers, item.name))}` |" for item in fields(numbers)]
     return "\n".join(lines)
+
+
+def _written(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def command_line() -> str:
