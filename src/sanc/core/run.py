@@ -89,6 +89,7 @@ class Limits:
     max_time: float
     certify: bool
     max_products: int | None
+    max_nfev: float = math.inf
 
 
 @dataclass
@@ -131,7 +132,8 @@ class Run:
                     return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
-            if self.oracle.meter.paper_calls >= self.limits.max_calls:
+            meter = self.oracle.meter
+            if meter.paper_calls >= self.limits.max_calls or meter.nfev >= self.limits.max_nfev:
                 return Status.CALL_LIMIT
             if time.perf_counter() - clock >= self.limits.max_time:
                 return Status.TIME_LIMIT
