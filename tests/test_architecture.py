@@ -14,7 +14,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"theory"},
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
-    {"graphs", "problems"},
+    {"graphs", "problems", "ranks"},
     {"objective", "driving"},
     {"checkpoints"},
     {"optim", "minimize", "certificate"},

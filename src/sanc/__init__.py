@@ -14,6 +14,7 @@ from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     NonFiniteStartError,
+    RanksError,
     SancError,
     SecondDerivativeError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Certificate",
     "MinibatchSettings",
     "NonFiniteStartError",
+    "RanksError",
     "Record",
     "SancError",
     "SecondDerivativeError",

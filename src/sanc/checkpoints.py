@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import require_mode
 from sanc.core.oracle import Meter
 from sanc.driving import Driver
@@ -85,7 +84,7 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     if driver.capture is not None:
         driver.capture.forget()
     saved = [p for p in parameters if states.get(p)]
-    driver.known = Leaves(saved, [0.0] * len(saved)) if saved else None
+    driver.known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
     vectors, factors = {}, [states[p].pop("factors") for p in saved if "factors" in states[p]]
     if driver.known is not None:
         names = set.intersection(*(set(states[p]) for p in saved))
@@ -97,3 +96,4 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     driver.meter = Meter(**engine["meter"])
     driver.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None
+    driver.mode.loaded()

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
-from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
@@ -30,6 +29,7 @@ from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.ranks.modes import OneProcess
 
 STYLES = {
     "": "not driven yet",
@@ -44,6 +44,8 @@ class Driver:
 
     Attributes
     ----------
+    mode : OneProcess
+        Where the work is done: here, or on several ranks.
     iterates : Iteration or MinibatchIteration
         The iteration, with its state.
     oracle : AutogradOracle
@@ -67,8 +69,9 @@ class Driver:
         capture: bool,
         check: bool,
         seed: int,
+        mode: OneProcess,
     ) -> None:
-        self.method, self.settings = method, settings
+        self.method, self.settings, self.mode = method, settings, mode
         self.hvp = hvp  # as it was asked for
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
@@ -81,7 +84,7 @@ class Driver:
         self.capture = Capture(method, settings) if capture else None
 
     def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
-        oracle = AutogradOracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
+        oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.by_backward = by_backward
         return oracle
 
@@ -139,9 +142,9 @@ class Driver:
                     f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean "
                     "loss."
                 )
-            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role)
+            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
-                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed))
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, counted=True))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
                     f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "
@@ -260,7 +263,7 @@ class Driver:
             iterates.forget()
         y = leaves.read()
         iterates.rates = leaves.rates
-        point, record = iterates.iterate(iterates.average(y), GivenGradient(leaves, y, self.meter))
+        point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
         self.by_gradients, self.at_average, self.known = True, False, leaves
         record.style = self.style

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import OptimizeResult
 
 from sanc.autograd.products import HvpMode, require_mode
@@ -20,6 +21,8 @@ from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, require_integer, require_number
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.objective import Restore, build_oracle
+from sanc.ranks.group import digest, find_ranks, fingerprint
+from sanc.ranks.sums import SharedSum
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle
 
@@ -53,6 +56,7 @@ def minimize(
     max_products: int | None = None,
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
+    process_group: Any = None,
     **settings: Any,
 ) -> OptimizeResult:
     """Find a second-order point of a smooth function or a finite sum.
@@ -109,6 +113,10 @@ def minimize(
         Go on from the ``state`` of an intermediate result that a callback received: the run continues bit for bit as
         it would have without the interruption, given the same other arguments. Limits on iterations and calls count
         from the first start.
+    process_group : ProcessGroup, "default" or None
+        The ranks of torch.distributed that hold the rows of a finite sum: each passes the sum over its own rows, and
+        all get the result of one process that has the rows of rank 0, then those of rank 1, and so on. "default" is
+        the group that was initialised; None: each rank for itself.
     **settings
         Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
 
@@ -134,6 +142,14 @@ def minimize(
     tuned = make_settings(chosen, preset, settings, _arguments())
     require_mode(hvp)
     require_integer("seed", seed, 0)
+    ranks = find_ranks(process_group)
+    if ranks is not None:
+        if not isinstance(fun, FiniteSum):
+            raise ArgumentError(
+                f"process_group = {process_group!r:.60} needs a finite sum whose rows lie on the ranks: pass a "
+                "sanc.problems.FiniteSum, or process_group=None."
+            )
+        fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     on_samples = chosen.on_samples(tuned) and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
@@ -174,9 +190,23 @@ def minimize(
     )
     iterates = MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, tol)
     run = Run(oracle, iterates, limits, x, seed)
+    if ranks is not None:
+        ranks.compare(
+            torch.cat([digest({"how": (chosen.name, tuned, sizes, seed, limits)}), fingerprint(torch.as_tensor(x))]).to(
+                ranks.device
+            ),
+            ("one of the arguments (method, seed, limits, settings …)", "x0"),
+            "the arguments",
+            "call sanc.minimize with the same arguments, but for the rows of the sum, on all ranks.",
+        )
     if resume is not None:
         run.resume(resume)
-    status = run.go(_reporter(callback, restore, disp))
+    report = _reporter(callback, restore, disp)
+    if ranks is None:
+        status = run.go(report)
+    else:  # time and callbacks are each rank's own, and what follows from them is not
+        together = ranks  # of which mypy now knows that it is not None
+        status = run.go(lambda run: together.any(report(run)) if callback else report(run), together.clock)
     result = _result(run, status, restore, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")

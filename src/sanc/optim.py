@@ -22,6 +22,8 @@ from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.ranks.group import DEFAULT
+from sanc.ranks.modes import OneProcess, find_mode
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
@@ -62,6 +64,13 @@ class CubicOptimizer(Optimizer):
         Seed of the optimiser and of the closures' randomness; by default it is drawn from torch's generator.
     check : bool
         Evaluate the loss twice at the first step and complain if it differs.
+    process_group : ProcessGroup, "default" or None
+        The ranks that train together, each with batches of its own: values, gradients and Hessian products are averaged
+        over them, and all take the same step. By default the group that torch.distributed was initialised with, if it
+        was; None: each rank trains for itself.
+    compare_every : int
+        Steps after which parameters and decisions are compared over the ranks, where a difference is an error; 0:
+        never.
     **options
         Any field of `sanc.Settings` or `sanc.MinibatchSettings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2,
         lanczos, metric, scale …
@@ -95,10 +104,13 @@ class CubicOptimizer(Optimizer):
         capture: bool = False,
         seed: int | None = None,
         check: bool = True,
+        process_group: Any = DEFAULT,
+        compare_every: int = 100,
         **options: Any,
     ) -> None:
         method = METHODS[self.method]
-        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
+        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
+               "compare_every")  # fmt: skip
         settings = make_settings(method, preset, options, own)
         if settings.krylov_dim is None:
             if "krylov_dim" in options:
@@ -111,6 +123,8 @@ class CubicOptimizer(Optimizer):
         if not isinstance(capture, bool):
             raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
+        require_integer("compare_every", compare_every, 0)
+        mode = find_mode(process_group, compare_every, capture=capture)
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
         params = list(params)
@@ -123,11 +137,10 @@ class CubicOptimizer(Optimizer):
                 "unless a scheduler starts there.",
                 stacklevel=3,
             )
-        if seed is None:
-            seed = int(torch.randint(2**62, (), dtype=torch.int64))
-        self._driver = Driver(
-            method, settings, self._leaves(), hvp=hvp, microbatch=microbatch, capture=capture, check=check, seed=seed
-        )
+        seed, leaves = mode.seed(seed), self._leaves(mode)
+        how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
+        mode.begin(self.param_groups, {"method": self.method, "settings": settings} | how)
+        self._driver = Driver(method, settings, leaves, mode=mode, **how)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_driver": self._driver}
@@ -175,7 +188,7 @@ class CubicOptimizer(Optimizer):
             raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
         super().add_param_group(param_group)
 
-    def _leaves(self) -> Leaves:
+    def _leaves(self, mode: OneProcess) -> Leaves:
         """Gather the parameters that take part now: not frozen, and asking for a gradient."""
         chosen = [
             (p, group["weight_decay"], float(group["lr"]))
@@ -203,7 +216,7 @@ class CubicOptimizer(Optimizer):
                 )
             if p.layout != torch.strided:
                 raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
-        return Leaves(leaves, decays, rates)
+        return mode.leaves(leaves, decays, rates)
 
     def _everyone(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -237,8 +250,8 @@ class CubicOptimizer(Optimizer):
         Returns
         -------
         Tensor or None
-            The loss of `closure` where the gradient was taken, without weight decay: before the step, or, where steps
-            are averaged, a little beside the average.
+            The loss of `closure` where the gradient was taken, without weight decay, the mean over the ranks: before
+            the step, or, where steps are averaged, a little beside the average.
         """
         if METHODS[self.method].exact and (hessian is not None or objective is not None):
             raise ArgumentError(
@@ -250,15 +263,18 @@ class CubicOptimizer(Optimizer):
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
-        driver, everyone = self._driver, self._everyone()
+        driver, everyone, loss = self._driver, self._everyone(), None
         if closure is None or driver.stands_for_none(closure, everyone):
             if hessian is not None or objective is not None:
                 raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
-            if not self._is_empty_step():
-                driver.step_on_gradients(self._leaves())
-            return None
-        given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-        return driver.step(given, self._leaves(), everyone)
+            if self._is_empty_step():
+                return None
+            driver.step_on_gradients(self._leaves(driver.mode))
+        else:
+            given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
+            loss = driver.step(given, self._leaves(driver.mode), everyone)
+        driver.mode.stepped(self.param_groups, driver.iterates)
+        return loss
 
     def _is_empty_step(self) -> bool:
         """Whether every rate and every gradient is zero: torch.distributed.checkpoint steps so, to create states."""

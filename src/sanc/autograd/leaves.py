@@ -23,6 +23,7 @@ class Sample:
     ]  # weights and closures; one of weight 1, or as many as there are micro-batches
     size: int  # components in it
     seed: int | None  # what its random draws are a function of; None for a function that draws nothing
+    counted: bool = False  # whether the size is a number of rows
 
 
 class Leaves:
