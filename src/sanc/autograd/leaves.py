@@ -63,7 +63,7 @@ class Leaves:
 
     def read(self) -> Tensor:
         """Gather the leaves into a new flat vector."""
-        return self.flatten([leaf.detach() for leaf in self.tensors])
+        return torch.cat([leaf.detach().reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""

@@ -167,6 +167,11 @@ class AutogradOracle(Oracle):
         self.meter.count_gradient(sample.size)
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
+    def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
+        if offset is None:  # the gradient at x may be known, and its value was read then
+            return super().advance(work, x, offset, *tensors)
+        return list(work(*self.unread_gradient(work.point(x, offset)), x, offset, *tensors))
+
     def fall_back(self, problem: SecondDerivativeError) -> None:
         """Where hvp is "auto", make differences of gradients from now on, and say so; elsewhere it is an error."""
         if self.hvp != "auto":

@@ -71,7 +71,7 @@ class CapturedOracle(AutogradOracle):
         self._point, self._first = self.leaves.read(), self.leaves.read()
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._work: dict[Any, tuple[list[Any], Recording]] = {}  # the vector work that was recorded
+        self._work: dict[Any, tuple[list[Any], Buffers | None, Recording]] = {}  # gradients with vector work
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -243,26 +243,54 @@ class CapturedOracle(AutogradOracle):
             self.meter.count_product(self.samples[1].size)
         return Replayed(numbers, rows, self.space)
 
-    def repeat(self, work: Any, *tensors: Any) -> list[Any]:
+    def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
+        if offset is None or self.training is not None:
+            return super().advance(work, x, offset, *tensors)
         key = (work, *(tensor is None for tensor in tensors))
         if key not in self._work:
-            self._work[key] = self._record_work(work, tensors)
-        inputs, recording = self._work[key]
+            self._work[key] = self._record_work(work, (x, offset, *tensors))
+        inputs, trained, recording = self._work[key]
         with torch.no_grad():
-            for old, new in zip(inputs, tensors, strict=True):
+            for old, new in zip(inputs, (x, offset, *tensors), strict=True):
                 if old is not None:
                     old.copy_(new)
-        return [output.clone() for output in recording.replay()]
+        self._graph, self.training = None, trained
+        self.meter.count_gradient(self.samples[0].size)
+        raw, read, *found = recording.replay()
+        self.raw_loss, *found = (tensor.clone() for tensor in (raw, *found))
+        self._loaded = found[0]
+        torch.clear_autocast_cache()
+        return [read, *found]
 
-    def _record_work(self, work: Any, tensors: Sequence[Any]) -> tuple[list[Any], Recording]:
-        """Record vector work on copies of its tensors; what it changes in place is put back."""
+    def _record_work(self, work: Any, tensors: Sequence[Any]) -> tuple[list[Any], Buffers | None, Recording]:
+        """Record a gradient and vector work on copies of its tensors, which leaves the new point in the leaves.
+
+        What that changes in place is put back.
+        """
+        inner, trained = self._inner, None
         inputs = [None if tensor is None else tensor.clone() for tensor in tensors]
-        before = [tensor.clone() for tensor in work.tensors()]
-        try:
-            return inputs, self._recorder.record(lambda: work(*inputs))
-        finally:
-            for tensor, content in zip(work.tensors(), before, strict=True):
-                tensor.copy_(content)
+        changed = work.tensors()
+        before, point = [tensor.clone() for tensor in changed], self.leaves.read()
+
+        def body() -> list[Tensor]:
+            nonlocal trained
+            inner.bind(*self._inputs.samples)
+            inner.begin(0, products=False)
+            read, *found = inner.advance(work, *inputs)
+            self.leaves.write(found[0])
+            trained = inner.training  # in the memory of the recording
+            assert inner.raw_loss is not None
+            return [inner.raw_loss, read, *found]
+
+        with Buffers() as buffers:
+            try:
+                recording = self._recorder.record(body)
+            finally:
+                buffers.put_back()
+                self.leaves.write(point)
+                for tensor, content in zip(changed, before, strict=True):
+                    tensor.copy_(content)
+        return inputs, trained, recording
 
 
 class Replayed:

@@ -18,41 +18,53 @@ from sanc.minibatch.scale import MEMORY
 
 
 class AveragedStep:
-    """The vector work of one step, with no decision in it, so that it can be recorded.
+    """The vector work of one step, which the host reads when all of it is done, so that it can be recorded.
 
     Parameters
     ----------
     metric : Metric
         M, whose second moments learn from every gradient.
+    averaging : float
+        β.
     learns : bool
         Whether its factors and the distance learn, too, which need not be in every step.
     """
 
-    def __init__(self, metric: Metric, learns: bool) -> None:
-        self.metric, self.learns = metric, learns
+    def __init__(self, metric: Metric, averaging: float, learns: bool) -> None:
+        self.metric, self.averaging, self.learns = metric, averaging, learns
 
     def tensors(self) -> list[Tensor]:
         """Return what it changes in place."""
         return self.metric.tensors()
 
+    def point(self, x: Tensor, offset: Tensor) -> Tensor:
+        """Return y, where the gradient is taken."""
+        return torch.add(x, offset, alpha=1.0 - self.averaging)
+
     def __call__(
         self,
-        x: Tensor,
-        offset: Tensor,
+        value: Tensor,
         g: Tensor,
+        x: Tensor,
+        offset: Tensor | None,
         numbers: Tensor,
         rates: Tensor | None = None,
         start: Tensor | None = None,
         drift: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the new x, the new offset, what the host reads, and the new drift where there was one.
+        """Return what the host reads, the new x, the new offset, and the new drift where there was one.
 
-        `numbers` are the factor of g, the weights of g in the second moments and in the factors, η, c and λ. What is
-        read: gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and after, and for the distance the 1-norms of p
-        and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        `numbers`, in float64, are the longest g that is not cut, the factor of g, its weights in the second moments and
+        in the factors, η, c and λ. Where f or g is not finite the metric learns nothing, and whoever reads that stays
+        at x. What is read: f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and after, and for the
+        distance the 1-norms of p and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
         """
-        factor, weight, factor_weight, eta, share, trust = numbers.unbind()
-        g = g * factor
+        norm = torch.linalg.vector_norm(g, dtype=torch.float64)
+        usable = torch.isfinite(value + norm)
+        longest, factor, *more = numbers.unbind()
+        g = torch.where(usable, g * (factor * (longest / torch.maximum(norm, longest))), 0.0)
+        offset = torch.zeros_like(x) if offset is None else offset
+        weight, factor_weight, eta, share, trust = (torch.stack(more) * usable).to(g.dtype).unbind()
         direction = self.metric.direction(g, weight, factor_weight if self.learns else None)
         step = direction if rates is None else direction * rates
         away = torch.addcmul(offset, step, eta, value=-1.0)
@@ -62,4 +74,4 @@ class AveragedStep:
             new.append(torch.addcmul(MEMORY * drift, direction, trust))
             read += [direction.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
-        return [*new[:2], torch.stack(read), *new[2:]]
+        return [torch.cat([torch.stack([value, norm]), torch.stack(read).double()]), *new]

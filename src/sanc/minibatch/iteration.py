@@ -174,50 +174,72 @@ class MinibatchIteration:
     # ------------------------------------------------------------------ averaged steps in the metric
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Take the gradient between z and x, step from z, and average."""
-        state, space = self.state, oracle.space
+        """Take the gradient between z and x, step from z, and average; or go back, where the loss has risen."""
+        state = self.state
         record = Record(state.iteration)
-        offset = state.offset
-        value, g = oracle.gradient(self.gradient_point(x))
-        record.value, record.grad_norm = value, oracle.norm(g)
-        oracle.meter.paper_calls += oracle.sizes[0]
-        if not (math.isfinite(value) or not oracle.values) or not math.isfinite(record.grad_norm):
-            return self._not_finite(x, oracle, record), record
-        state.broken = 0
-        if oracle.values:
-            watch.watch_loss(state, x, value)
         if oracle.values and watch.goes_wrong(state):
             rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
             if self._worse_than_before(x, oracle, record, rise):
+                record.value, g = oracle.gradient(self.gradient_point(x))
+                record.grad_norm = oracle.norm(g)
                 state.shrink *= 0.5
                 record.note = "the loss rose"
                 return self._go_back(x, oracle, record), record
-        return self._step(x, space.zeros() if offset is None else offset, g, oracle, record), record
+        if self._work is None and not self._begin(x, oracle, record):
+            return self._not_finite(x, oracle, record), record
+        return self._step(x, oracle, record), record
 
-    def _step(self, x: Vector, offset: Vector, g: Vector, oracle: Oracle, record: Record) -> Vector:
-        """Make the step, and keep the books."""
+    def _begin(self, x: Vector, oracle: Oracle, record: Record) -> bool:
+        """Make the metric: that of a run that is resumed, or set up by a first gradient, if that is finite."""
         state, own, space = self.state, self.own, oracle.space
-        if state.steps == 0:
+        metric = Metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
+        if self._squares is not None:
+            metric.restore(space.tensor(self._squares), self._factors, self._floors)
+        else:
+            record.value, g = oracle.gradient(x)
+            record.grad_norm = oracle.norm(g)
+            if not math.isfinite(record.grad_norm + (record.value if oracle.values else 0.0)):
+                return False
             state.unit = record.grad_norm or 1.0
             if own.distance:
                 state.start, state.drift = x, space.zeros()
+            metric.begin(space.tensor(g) / state.unit)
+        self._work = (AveragedStep(metric, own.averaging, False), AveragedStep(metric, own.averaging, True))
+        self._space = space
+        return True
+
+    def _step(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
+        """Make the step, and keep the books."""
+        state, own, space = self.state, self.own, oracle.space
+        assert self._work is not None
         weights = [max(1.0 - own.memory, 1.0 / (count + 1)) for count in (state.steps, state.learnt)]
-        cut = self._cut(record, weights[0])
+        usual = math.sqrt(state.size) * state.unit
+        longest = max(_OUTLIER * usual, 1e-300) if state.steps > watch.YOUNG else 1e300
         late = float(state.steps + 1) ** own.weighting
         share = late / (state.weights + late) if own.averaging else 1.0
-        gradient = space.tensor(g)
-        factor, rates = self._factors_of_scale(gradient, oracle.shapes)
+        here = space.tensor(x)
+        factor, rates = self._factors_of_scale(here, oracle.shapes)
         eta = factor * scale(state, own)
         learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
-        work = self._prepared(gradient, oracle, 1.0 / state.unit)[learns]
-        numbers = gradient.new_tensor([cut / state.unit, *weights, eta, share, weight(state)])
-        bound_from = [None if v is None or not learns else space.tensor(v) for v in (state.start, state.drift)]
-        point, beyond, read, *drift = oracle.repeat(
-            work, space.tensor(x), space.tensor(offset), gradient, numbers, rates, *bound_from
-        )
+        work = self._work[learns]
+        numbers = here.new_tensor([longest, 1.0 / state.unit, *weights, eta, share, weight(state)], dtype=torch.float64)
+        vectors = (state.offset, *((state.start, state.drift) if learns else (None, None)))
+        offset, *bound_from = (None if v is None else space.tensor(v) for v in vectors)
+        read, point, beyond, *drift = oracle.advance(work, here, offset, numbers, rates, *bound_from)
+        value, record.grad_norm, dual, away, *more = read.tolist()
+        record.value = value if oracle.values else math.nan
+        oracle.meter.paper_calls += oracle.sizes[0]
+        if not math.isfinite(value + record.grad_norm):
+            return self._not_finite(x, oracle, record)
+        state.broken = 0
+        if oracle.values:
+            watch.watch_loss(state, x, value)
+        cut = longest / max(longest, record.grad_norm)
+        if cut < 1.0:
+            record.note = "the gradient is an outlier and was cut"
+        state.size += weights[0] * ((cut * record.grad_norm / state.unit) ** 2 - state.size)
         state.offset = space.vector(beyond)
         state.drift = space.vector(drift[0]) if drift else state.drift
-        dual, away, *more = read.tolist()
         self._learn(more, eta, share)
         state.weights += late
         state.steps, state.learnt = state.steps + 1, state.learnt + learns
@@ -226,16 +248,6 @@ class MinibatchIteration:
             work.metric.renew()
         self._tell(record, eta, max(dual, 0.0) * state.unit, share * math.sqrt(max(away, 0.0)), space.eps)
         return space.vector(point)
-
-    def _cut(self, record: Record, learn: float) -> float:
-        """Return the factor of the gradient, below 1 where it is an outlier, and learn how long gradients are."""
-        state = self.state
-        length, usual, cut = record.grad_norm / state.unit, math.sqrt(state.size), 1.0
-        if state.steps > watch.YOUNG and length > _OUTLIER * usual:
-            cut = _OUTLIER * usual / length
-            record.note = "the gradient is an outlier and was cut"
-        state.size += learn * ((cut * length) ** 2 - state.size)
-        return cut
 
     def _learn(self, read: Sequence[float], eta: float, share: float) -> None:
         """Learn from ‖x‖² before and after the step and, where they were measured, from the numbers of the distance."""
@@ -266,20 +278,6 @@ class MinibatchIteration:
             return (self.rates[0] if self.rates else 1.0), None
         sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
         return 1.0, torch.repeat_interleave(like.new_tensor(self.rates), sizes)
-
-    def _prepared(self, g: Tensor, oracle: Oracle, factor: float) -> tuple[AveragedStep, AveragedStep]:
-        """Return the vector work of a plain step and of one that learns.
-
-        Its metric has seen a first gradient, or is that of a run that is resumed.
-        """
-        if self._work is None:
-            metric = Metric(oracle.shapes, self.own.metric, g, self.own.largest_side)
-            if self._squares is None:
-                metric.begin(g * factor)
-            else:
-                metric.restore(oracle.space.tensor(self._squares), self._factors, self._floors)
-            self._work, self._space = (AveragedStep(metric, False), AveragedStep(metric, True)), oracle.space
-        return self._work
 
     # ------------------------------------------------------------------ going back
 

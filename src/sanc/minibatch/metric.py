@@ -47,7 +47,7 @@ class Metric:
     def __init__(self, shapes: Sequence[tuple[int, ...]], kind: MetricKind, like: Tensor, largest_side: int) -> None:
         self._sizes = [math.prod(shape) for shape in shapes]
         self._scalar = kind == "none"
-        self._flat: list[int] = []
+        self._unturned: list[int] = []
         places: dict[tuple[int, int], list[int]] = defaultdict(list)
         for place, shape in enumerate(shapes):
             rows = shape[0] if len(shape) > 1 else 1
@@ -55,10 +55,20 @@ class Metric:
             if kind == "kronecker" and 1 < min(rows, columns) <= largest_side:
                 places[rows, columns].append(place)
             else:
-                self._flat.append(place)
-        self._lengths = [self._sizes[place] for place in self._flat]
-        self._square, self._floor = like.new_zeros(sum(self._lengths)), like.new_zeros(1)
+                self._unturned.append(place)
         self._matrices = [_Matrices(shape, where, like, largest_side) for shape, where in places.items()]
+        # V lies as it is worked on: the matrices of one shape after those of another, then what is not turned.
+        self._order = [place for matrices in self._matrices for place in matrices.places] + self._unturned
+        self._lengths = [len(m.places) * math.prod(m.shape) for m in self._matrices]
+        self._square = like.new_zeros(sum(self._sizes))
+        *blocks, self._rest = torch.split_with_sizes(
+            self._square, [*self._lengths, sum(self._sizes) - sum(self._lengths)]
+        )
+        for matrices, block in zip(self._matrices, blocks, strict=True):
+            matrices.square = block.view(len(matrices.places), *matrices.shape)
+        self._alike = [math.prod(m.shape) for m in self._matrices for _ in m.places]  # coordinates of one ε
+        self._alike += [len(self._rest)] if len(self._rest) else []
+        self._floors = like.new_zeros(len(self._alike))
 
     def begin(self, g: Tensor) -> None:
         """Set up the bases with a first gradient."""
@@ -68,42 +78,46 @@ class Metric:
     def direction(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
         """Learn from a gradient, which gets these weights in the second moments and in the factors; return M⁻¹g."""
         pieces = torch.split_with_sizes(g, self._sizes)
-        found = list(pieces)
-        if self._flat:
-            rest = torch.cat([pieces[place] for place in self._flat])
-            square = rest.square()
-            self._square.lerp_(square.mean().expand_as(square) if self._scalar else square, weight)
-            rest = rest / (self._square.sqrt() + self._floor)
-            for place, part in zip(self._flat, torch.split_with_sizes(rest, self._lengths), strict=True):
-                found[place] = part
-        for matrices in self._matrices:
-            block = torch.stack([pieces[place] for place in matrices.places]).view(-1, *matrices.shape)
-            turned = matrices.direction(block, weight, factor_weight).reshape(len(matrices.places), -1)
-            for place, part in zip(matrices.places, turned, strict=True):
-                found[place] = part
-        return torch.cat(found)
+        blocks = [matrices.block(pieces) for matrices in self._matrices]
+        if factor_weight is not None:
+            for matrices, block in zip(self._matrices, blocks, strict=True):
+                matrices.learn(block, factor_weight)
+        turned = [matrices.turn(block) for matrices, block in zip(self._matrices, blocks, strict=True)]
+        h = torch.cat([*(block.reshape(-1) for block in turned), *(pieces[place] for place in self._unturned)])
+        square = h.square()
+        self._square.lerp_(square.mean().expand_as(square) if self._scalar else square, weight)
+        floor = torch.cat([one.expand(many) for one, many in zip(self._floors.unbind(), self._alike, strict=True)])
+        h = h / (self._square.sqrt() + floor)
+        *blocks, rest = torch.split_with_sizes(h, [*self._lengths, len(self._rest)])
+        parts: list[Tensor] = []
+        for matrices, block in zip(self._matrices, blocks, strict=True):
+            back = matrices.turn_back(block.view(-1, *matrices.shape))
+            parts += back.reshape(len(matrices.places), -1).unbind()
+        parts += torch.split_with_sizes(rest, [self._sizes[place] for place in self._unturned])
+        return torch.cat(self._in_order(parts))
+
+    def _in_order(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Bring parts, that lie as V lies, into the order of the parameters."""
+        return [part for _, part in sorted(zip(self._order, parts, strict=True), key=lambda pair: pair[0])]
 
     def renew(self) -> None:
         """Bring the eigenbases up to date with the factors, and ε with the second moments."""
-        if self._flat:
-            self._floor.copy_(_floor(self._square))
+        largest = []
         for matrices in self._matrices:
             matrices.renew()
+            largest.append(matrices.square.amax(dim=(1, 2)))
+        if len(self._rest):
+            largest.append(self._rest.amax().reshape(1))
+        self._floors.copy_(_EPSILON * torch.cat(largest).sqrt() + math.sqrt(torch.finfo(self._square.dtype).tiny))
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that the metric is made of, as it is."""
-        blocks = [(matrices.square, matrices.floor, *matrices.named().values()) for matrices in self._matrices]
-        return [self._square, self._floor, *(tensor for block in blocks for tensor in block)]
+        return [self._square, self._floors, *(tensor for m in self._matrices for tensor in m.named().values())]
 
     def squares(self) -> Tensor:
-        """Return the second moments V as a flat vector, each in the basis of its matrix."""
-        found: list[Tensor] = [self._square] * len(self._sizes)
-        for place, part in zip(self._flat, torch.split_with_sizes(self._square, self._lengths), strict=True):
-            found[place] = part
-        for matrices in self._matrices:
-            for place, part in zip(matrices.places, matrices.square, strict=True):
-                found[place] = part.reshape(-1)
-        return torch.cat(found)
+        """Return the second moments V in the order of the parameters, each in the basis of its matrix."""
+        lengths = [self._sizes[place] for place in self._order]
+        return torch.cat(self._in_order(torch.split_with_sizes(self._square, lengths)))
 
     def factors(self) -> list[dict[str, Tensor]]:
         """Return for every parameter its factors and bases, as copies; of one that is not turned there are none."""
@@ -115,34 +129,33 @@ class Metric:
 
     def floors(self) -> list[float]:
         """Return ε of every block."""
-        found: list[float] = torch.cat([self._floor, *(block.floor.reshape(-1) for block in self._matrices)]).tolist()
+        found: list[float] = self._floors.tolist()
         return found
 
     def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]], floors: Sequence[float]) -> None:
         """Go on from what `squares`, `factors` and `floors` returned."""
-        blocks = [self._floor, *(block.floor for block in self._matrices)]
-        held = torch.split_with_sizes(self._floor.new_tensor(floors), [block.numel() for block in blocks])
-        for floor, part in zip(blocks, held, strict=True):
-            floor.copy_(part.view_as(floor))
+        self._floors.copy_(self._floors.new_tensor(floors))
         pieces = torch.split_with_sizes(squares, self._sizes)
-        if self._flat:
-            self._square.copy_(torch.cat([pieces[place] for place in self._flat]))
+        self._square.copy_(torch.cat([pieces[place] for place in self._order]))
         for matrices in self._matrices:
             for number, place in enumerate(matrices.places):
-                matrices.square[number].copy_(pieces[place].view(matrices.shape))
                 for name, tensor in matrices.named().items():
                     tensor[number].copy_(factors[place][name])
 
 
 class _Matrices:
-    """The metric of all matrices of one shape; a side that is not turned has a basis of no columns."""
+    """The metric of all matrices of one shape; a side that is not turned has a basis of no columns.
+
+    `square` are their second moments, a part of the metric's.
+    """
+
+    square: Tensor
 
     def __init__(self, shape: tuple[int, int], places: Sequence[int], like: Tensor, largest_side: int) -> None:
         self.shape, self.places = shape, places
         many, sides = len(places), [side if side <= largest_side else 0 for side in shape]
         self._factors = [like.new_zeros(many, side, side) for side in sides]
         self._bases = [torch.eye(side, dtype=like.dtype, device=like.device).repeat(many, 1, 1) for side in sides]
-        self.square, self.floor = like.new_zeros(many, *shape), like.new_zeros(many, 1, 1)
         self._left, self._right = (side > 0 for side in sides)
 
     def named(self) -> dict[str, Tensor]:
@@ -150,22 +163,27 @@ class _Matrices:
         names = ("left", "right", "left_basis", "right_basis")
         return dict(zip(names, (*self._factors, *self._bases), strict=True))
 
-    def direction(self, block: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None) -> Tensor:
-        """Learn from a block of gradients, and return M⁻¹ of each."""
-        turned = block
+    def block(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Return the matrices among the pieces of a gradient, one after another."""
+        first, *more = (pieces[place] for place in self.places)
+        return (torch.stack([first, *more]) if more else first).view(-1, *self.shape)
+
+    def learn(self, block: Tensor, weight: Tensor | float) -> None:
+        """Let the factors learn."""
         if self._left:
-            turned = self._bases[0].mT @ turned
+            self._factors[0].lerp_(block @ block.mT, weight)
         if self._right:
-            turned = turned @ self._bases[1]
-        if factor_weight is not None and self._left:
-            self._factors[0].lerp_(block @ block.mT, factor_weight)
-        if factor_weight is not None and self._right:
-            self._factors[1].lerp_(block.mT @ block, factor_weight)
-        self.square.lerp_(turned.square(), weight)
-        turned = turned / (self.square.sqrt() + self.floor)
-        if self._left:
-            turned = self._bases[0] @ turned
-        return turned @ self._bases[1].mT if self._right else turned
+            self._factors[1].lerp_(block.mT @ block, weight)
+
+    def turn(self, block: Tensor) -> Tensor:
+        """Return Q_Lᵀ G Q_R."""
+        block = self._bases[0].mT @ block if self._left else block
+        return block @ self._bases[1] if self._right else block
+
+    def turn_back(self, block: Tensor) -> Tensor:
+        """Return Q_L H Q_Rᵀ."""
+        block = self._bases[0] @ block if self._left else block
+        return block @ self._bases[1].mT if self._right else block
 
     def renew(self) -> None:
         """Make one step of the power method, Q ← the orthonormal factor of (F + δI)Q.
@@ -183,10 +201,3 @@ class _Matrices:
             change = (new.mT @ basis).square()
             self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
             basis.copy_(new)
-        self.floor.copy_(_floor(self.square))
-
-
-def _floor(square: Tensor) -> Tensor:
-    """ε for a vector, or each matrix of a block."""
-    dims = (1, 2) if square.ndim == 3 else (0,)
-    return _EPSILON * square.amax(dim=dims, keepdim=True).sqrt() + math.sqrt(torch.finfo(square.dtype).tiny)
