@@ -23,7 +23,7 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
     if driver.known is None:
         return
     for name, vector in driver.iterates.vectors().items():
-        for p, part in zip(driver.known.tensors, driver.known.split(vector), strict=True):
+        for p, part in zip(driver.known.tensors, driver.known.pack(vector), strict=True):
             states[p][name] = part
     if isinstance(driver.iterates, MinibatchIteration):
         for p, factors in zip(driver.known.tensors, driver.iterates.factors(), strict=False):
@@ -88,7 +88,7 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     vectors, factors = {}, [states[p].pop("factors") for p in saved if "factors" in states[p]]
     if driver.known is not None:
         names = set.intersection(*(set(states[p]) for p in saved))
-        vectors = {name: driver.known.join([states[p][name] for p in saved]) for name in names}
+        vectors = {name: driver.known.unpack([states[p][name] for p in saved]) for name in names}
     if isinstance(driver.iterates, MinibatchIteration):
         driver.iterates.restore(engine["numbers"], vectors, factors)
     else:

@@ -81,6 +81,8 @@ class Driver:
         self.oracle = self._new_oracle(leaves, hvp, None)
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
+        if isinstance(self.iterates, MinibatchIteration):
+            self.iterates.new_metric = mode.metric
         self.capture = Capture(method, settings) if capture else None
 
     def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:

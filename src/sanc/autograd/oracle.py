@@ -37,7 +37,7 @@ class AutogradOracle(Oracle):
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
         self.leaves = leaves
-        self.space: TorchSpace = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.space: TorchSpace = leaves.space()
         self.meter = meter or Meter()
         self.exact = exact
         self.hvp: str = hvp
@@ -76,7 +76,7 @@ class AutogradOracle(Oracle):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(tensor.shape) for tensor in self.leaves.tensors]
+        return self.leaves.shapes
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self._products = products

@@ -17,6 +17,7 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError
+from sanc.minibatch.metric import Metric
 from sanc.ranks.compare import compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragedGradient, AveragingOracle
@@ -48,6 +49,10 @@ class OneProcess:
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
         """Make what knows the gradients in the leaves."""
         return GivenGradient(leaves, point, meter)
+
+    def metric(self, shapes: Sequence[tuple[int, ...]], kind: Any, like: Tensor, largest_side: int) -> Metric:
+        """Make a metric."""
+        return Metric(shapes, kind, like, largest_side)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         """Hear of an optimiser that is made."""

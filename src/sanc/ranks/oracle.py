@@ -7,7 +7,7 @@ where closures are plain functions. A rank whose evaluation raises says so in th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from sanc.ranks.group import Ranks, fingerprint
 Answer = tuple[list[float], Tensor | None]
 """Numbers, and a vector where one was asked for."""
 
+Reduced = Literal["no", "perhaps", "yes"]
+
 
 def average(
     ranks: Ranks,
@@ -32,7 +34,7 @@ def average(
     like: Tensor,
     vector: bool = True,
     rows: int | None = None,
-    reduced: bool = False,
+    reduced: Reduced = "no",
 ) -> tuple[Answer, int]:
     """Return the mean of everybody's answer, and the rows of all.
 
@@ -42,9 +44,9 @@ def average(
         Returns this rank's answer: `count` numbers, and where `vector` is true a vector like `like`.
     rows : int, optional
         Rows of this rank's batch; None: not counted, and all weigh the same.
-    reduced : bool
-        Whether somebody, such as DistributedDataParallel, may have averaged the vectors already. That is then looked
-        for: where they agree in every bit they are not sent again.
+    reduced : {"no", "perhaps", "yes"}
+        Whether somebody else has averaged the vectors already: DistributedDataParallel perhaps, in the backward pass,
+        which is looked for (where vectors agree in every bit they are not sent again); fully_shard has.
     """
     problem: Exception | None = None
     weight = -1.0 if rows is None else float(rows)
@@ -55,11 +57,11 @@ def average(
         problem = raised
     sent = own if own is not None or not vector else torch.zeros_like(like)
     marks: list[float] = []
-    if reduced and sent is not None:
+    if reduced == "perhaps" and sent is not None:
         marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(sent).tolist()]
     say = [float(problem is not None), weight, *marks, *numbers]
     scale = abs(weight)
-    if sent is None or reduced:
+    if sent is None or reduced != "no":
         told, total = ranks.exchange(say, what)[0], sent
     else:
         told, total = ranks.exchange(say, what, sent if scale == 1.0 else sent * scale)
@@ -76,16 +78,17 @@ def average(
         raise ArgumentError("closure is a sanc.Batch on some ranks and a plain function on others: pass one kind.")
     weights = [abs(w) for w in weights]
     whole = sum(weights)
-    if reduced and sent is not None:
+    if reduced != "no" and (sent is not None or reduced == "yes"):
         if all(row[2 : 2 + len(marks)] == marks for row in told):
             if len(set(weights)) > 1:
                 raise ArgumentError(
-                    f"the batches have {', '.join(f'{w:.0f}' for w in weights)} rows on the ranks, and somebody "
-                    "averaged their gradients as if these were equal: pass batches of one size, or let the closure "
-                    "use the module that DistributedDataParallel wraps, not the wrapper."
+                    f"the batches have {', '.join(f'{w:.0f}' for w in weights)} rows on the ranks, and the wrapper of "
+                    "the model averages their gradients as if these were equal: pass batches of one size; or, with "
+                    "DistributedDataParallel, let the closure use the module that it wraps."
                 )
             whole = 1.0
         else:
+            assert sent is not None
             total = ranks.sum(sent * scale, what)
     first = 2 + len(marks)
     means = [
@@ -98,6 +101,8 @@ def average(
 
 class AveragingOracle(AutogradOracle):
     """f, g and Hv of closures over leaf tensors that are the same on all ranks; each has a batch of its own."""
+
+    reduced: Reduced | None = None  # where that does not depend on how closures are
 
     def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
         self.ranks = ranks
@@ -118,10 +123,10 @@ class AveragingOracle(AutogradOracle):
     ) -> Answer:
         """Return the mean of everybody's answer on a sample."""
         rows = sample.size if sample.counted else None
-        reduced = vector and self.by_backward is not False
+        reduced: Reduced = "perhaps" if vector and self.by_backward is not False else "no"
         like = self.leaves.tensors[0].detach().new_empty(self.leaves.dim if vector else 0)
         answer, self._totals[sample] = average(
-            self.ranks, ask, what, count=count, like=like, vector=vector, rows=rows, reduced=reduced
+            self.ranks, ask, what, count=count, like=like, vector=vector, rows=rows, reduced=self.reduced or reduced
         )
         return answer
 
@@ -151,7 +156,7 @@ class AveragingOracle(AutogradOracle):
             self.raw_loss = torch.full_like(self.raw_loss, loss)
         self.meter.gradient += self._others(sample)
         assert g is not None
-        return value, g
+        return g.new_tensor(value, dtype=torch.float64), g
 
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor:
         if sample is self.samples[0]:
@@ -198,6 +203,6 @@ class AveragedGradient(GivenGradient):
     def __init__(self, ranks: Ranks, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         super().__init__(leaves, point, meter)
         own = self._gradient
-        (_, mean), _ = average(ranks, lambda: ([], own), "a gradient", count=0, like=own, reduced=True)
+        (_, mean), _ = average(ranks, lambda: ([], own), "a gradient", count=0, like=own, reduced="perhaps")
         assert mean is not None
         self._gradient = mean
