@@ -22,8 +22,9 @@ from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
-from sanc.ranks.modes import OneProcess, find_mode
+from sanc.ranks.modes import OneProcess
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
@@ -124,13 +125,13 @@ class CubicOptimizer(Optimizer):
             raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
-        mode = find_mode(process_group, compare_every, capture=capture)
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
         params = list(params)
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "frozen": False})
+        mode = find_mode(process_group, compare_every, self._everyone(), capture=capture)
         if lr < _SMALL_RATE:
             warnings.warn(
                 f"lr = {lr!r} is a factor on the length that steps have by themselves, not a step size: leave it at 1, "
@@ -281,7 +282,8 @@ class CubicOptimizer(Optimizer):
         if any(group["lr"] != 0.0 for group in self.param_groups):
             return False
         grads = [p.grad for p in self._everyone() if p.grad is not None]
-        return bool(grads) and not any(bool(grad.any()) for grad in grads)
+        held = self._leaves(self._driver.mode).held
+        return bool(grads) and not any(bool(held(grad).any()) for grad in grads)
 
     def train(self) -> None:
         """Move the parameters to where gradients are taken; for loops without a closure, before a training epoch."""

@@ -16,7 +16,6 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
-from sanc.errors import ArgumentError
 from sanc.minibatch.metric import Metric
 from sanc.ranks.compare import compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
@@ -76,7 +75,7 @@ class DataParallel(OneProcess):
         self._due = True  # whether the next step is compared whatever its number
 
     def __reduce__(self) -> Any:
-        return find_mode, (DEFAULT, self._every)  # a group is of its processes, and cannot be packed
+        return rejoin, (self._every,)  # a group is of its processes, and cannot be packed
 
     def __deepcopy__(self, memo: Any) -> DataParallel:
         return self
@@ -94,7 +93,7 @@ class DataParallel(OneProcess):
         return AveragedGradient(self.ranks, leaves, point, meter)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
-        compare_start(self.ranks, groups, settings)
+        compare_start(self.ranks, groups, settings, self.compared)
 
     def loaded(self) -> None:
         self._due = True
@@ -102,17 +101,14 @@ class DataParallel(OneProcess):
     def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
         if self._every and (self._due or iterates.state.iteration % self._every == 0):
             self._due = False
-            compare_step(self.ranks, groups, iterates.numbers())
+            compare_step(self.ranks, groups, iterates.numbers(), self.compared)
+
+    def compared(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return which of the parameters are the same on all ranks."""
+        return tensors
 
 
-def find_mode(process_group: object, compare_every: int, *, capture: bool = False) -> OneProcess:
-    """Choose the mode that fits a process group."""
-    ranks = find_ranks(process_group)
-    if ranks is None:
-        return OneProcess()
-    if capture:
-        raise ArgumentError(
-            f"capture = True cannot be used with the {ranks.size} ranks of process_group: leave it out, or pass "
-            "process_group=None where each rank is to train for itself."
-        )
-    return DataParallel(ranks, compare_every)
+def rejoin(every: int) -> OneProcess:
+    """Return the mode for the group that is initialised now."""
+    ranks = find_ranks(DEFAULT)
+    return OneProcess() if ranks is None else DataParallel(ranks, every)
