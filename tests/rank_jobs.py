@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
 
 import numpy as np
@@ -307,3 +310,153 @@ def sums():
         alone = sanc.minimize(mine, np.zeros(5))
         found["alone"] = alone.fun
     return found
+
+
+# ---------------------------------------------------------------------------------------------- sharded parameters
+
+SHARDED = {
+    "judged": ("loss", {"preset": "paper"}),
+    "robust": ("loss", {"weight_decay": 1e-2}),
+    "averaged": ("loss", {"curvature": False, "weight_decay": 1e-2}),
+    "backward": ("backward", {}),
+    "gradients": ("gradients", {"lr": 0.5}),
+    "no metric": ("gradients", {"metric": "none"}),
+    "diagonal": ("gradients", {"metric": "diagonal"}),
+    "long sides": ("gradients", {"largest_side": 6, "renew": 2}),
+    "regenerate": ("loss", {"preset": "paper", "lanczos": "regenerate"}),
+}
+
+
+def deep(size=1, width=7):
+    """Return a network of matrices that do not divide evenly, sharded where there is a group."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    if size:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0])
+        fully_shard(model)
+    return model
+
+
+def whole(opt):
+    """Return all parameters, gathered."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().reshape(-1) for p in params])
+
+
+def sharded(steps, names=None):
+    """Train what `SHARDED` says on the rows of this rank, with parameters in parts or, on one rank, as they are."""
+    rank, size = place()
+    found = {}
+    for name in names or SHARDED:
+        style, settings = SHARDED[name]
+        model = deep(size > 1)
+        products = {"hvp": "finite-difference"} if style == "loss" else {}
+        opt = sanc.SANC(model.parameters(), seed=0, compare_every=2, **products, **settings)
+        train(opt, model, [share(rows, rank, size) for rows in batches(steps)], style)
+        record = opt.record
+        found[name] = (whole(opt), str(record.branch), [record.value, record.sigma, record.grad_norm])
+    return found
+
+
+def held():
+    """Bytes of the vectors and of the metric that this rank holds, after a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.train()
+    model(torch.randn(4, 32)).square().mean().backward()
+    opt.step()
+    iterates = opt._driver.iterates
+    vectors = {tensor.data_ptr(): tensor for tensor in iterates.state.vectors().values()}  # some are the same
+    tensors = [*vectors.values(), *iterates._work[0].metric.tensors()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def sharded_troubles():
+    rank, size = place()
+    found, data = {}, [share(rows, rank, size) for rows in batches(6)]
+    found["products"] = attempt(lambda: sanc.SANC(deep().parameters(), hvp="double-backward"))
+    found["alone"] = attempt(lambda: sanc.SANC(deep().parameters(), process_group=None))
+    found["mixed"] = attempt(lambda: sanc.SANC([*deep().parameters(), *network().parameters()]))
+    found["capture"] = attempt(lambda: sanc.SANC(deep().parameters(), capture=True))
+    found["seeds"] = attempt(lambda: sanc.SANC(deep().parameters(), seed=rank))
+    model = deep()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    rows = sanc.Batch(loss_of(model), *(part[: 4 + rank] for part in data[0]))
+    found["uneven"] = attempt(lambda: opt.step(rows))
+
+    # A pass without gradients leaves the outermost module gathered; what it holds must not outlive a move.
+    for style in ("gradients", "loss"):
+        model = deep()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        train(opt, model, data, style)
+        a, b = data[0]
+        with torch.no_grad():
+            model(a)
+            opt.train()
+            moved = loss_of(model)(a, b)
+            plain = deep(0)
+            for p, part in zip(opt.param_groups[0]["params"], plain.parameters(), strict=True):
+                part.copy_(p.full_tensor())
+            found[f"stale {style}"] = float(moved - loss_of(plain)(a, b))
+
+    before = whole(opt)
+    bad = data[0][0] * (float("nan") if rank == 1 else 1.0)
+    opt.step(lambda: loss_of(model)(bad, data[0][1]))
+    found["nan"] = (torch.equal(whole(opt), before), opt.record.note)
+    return found
+
+
+def checkpointed(folder, begin, end, parts, style, save):
+    """Train from one step to another, from the checkpoint of the first."""
+    rank, size = place()
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0, compare_every=3)
+    assert begin == 0 or sanc.load_checkpoint(folder, model, opt) == begin
+    train(opt, model, [share(rows, rank, size) for rows in batches(40)[begin:end]], style)
+    if save:
+        sanc.save_checkpoint(folder, model, opt)
+    return whole(opt)
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+def fault(kind, parts=0):
+    """Train until rank 1 is killed, hangs, ends, or has no batch left; return how that ends here, and when."""
+    rank, _ = place()
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    train(opt, model, batches(3), "gradients" if parts else "loss")
+    before = whole(opt) if not parts else None
+    if rank == 1:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hangs":
+            time.sleep(13)
+        if kind == "raises":
+            raise KeyError("a file is missing")
+        return None  # fewer steps
+    begun = time.monotonic()
+    name, text = attempt(lambda: train(opt, model, batches(2), "gradients" if parts else "loss"))
+    return name, text, time.monotonic() - begun, parts or torch.equal(whole(opt), before)
+
+
+def killed_while_saving(folder):
+    """Rank 1 is killed in the middle of the second checkpoint."""
+    rank, _ = place()
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    train(opt, model, batches(2))
+    sanc.save_checkpoint(folder, model, opt)
+    train(opt, model, batches(2))
+    if rank == 1:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        FileSystemWriter.write_data = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(lambda: sanc.save_checkpoint(folder, model, opt))

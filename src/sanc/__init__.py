@@ -20,6 +20,7 @@ from sanc.errors import (
 )
 from sanc.minimize import Status, minimize, scipy_method
 from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
+from sanc.ranks.saving import load_checkpoint, save_checkpoint
 
 __all__ = [
     "ARC",
@@ -48,8 +49,10 @@ __all__ = [
     "__version__",
     "certificate",
     "errors",
+    "load_checkpoint",
     "minimize",
     "problems",
+    "save_checkpoint",
     "scipy_method",
     "settings_for",
     "theory",

@@ -85,7 +85,7 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
         driver.capture.forget()
     saved = [p for p in parameters if states.get(p)]
     driver.known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
-    vectors, factors = {}, [states[p].pop("factors") for p in saved if "factors" in states[p]]
+    vectors, factors = {}, [states[p].pop("factors", {}) for p in saved]  # a checkpoint may have lost empty ones
     if driver.known is not None:
         names = set.intersection(*(set(states[p]) for p in saved))
         vectors = {name: driver.known.unpack([states[p][name] for p in saved]) for name in names}

@@ -14,12 +14,12 @@ from together import all_well, together
 
 
 def everything(steps):
-    return rank_jobs.run_cases(steps, rank_jobs.FEW), rank_jobs.troubles(), rank_jobs.layers(4)
+    return rank_jobs.run_cases(steps, rank_jobs.FEW), rank_jobs.troubles(), rank_jobs.layers(3)
 
 
 @pytest.fixture(scope="module")
 def two():
-    return all_well(together(2, everything, 6))
+    return all_well(together(2, everything, 4))
 
 
 def agree(one, several, rel):
@@ -34,7 +34,7 @@ def agree(one, several, rel):
 
 
 def test_two_ranks_take_the_steps_of_one(two):
-    agree(rank_jobs.run_cases(6, rank_jobs.FEW), [result[0] for result in two], 1e-9)
+    agree(rank_jobs.run_cases(4, rank_jobs.FEW), [result[0] for result in two], 1e-9)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_one_rank_that_raises_ends_the_step_of_all(two):
 
 def test_layers_that_look_at_other_rows(two):
     several = [{name: entry for name, entry in layers.items() if name != "masks"} for _, _, layers in two]
-    one = rank_jobs.layers(4)
+    one = rank_jobs.layers(3)
     one.pop("masks")
     agree(one, several, 1e-9)
 

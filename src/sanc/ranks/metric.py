@@ -125,6 +125,9 @@ class DealtMetric(Metric):
         if self._mine is not None:
             self._mine.renew()
 
+    def tensors(self) -> list[Tensor]:
+        return [self._square, self._floor, *(self._mine.tensors() if self._mine is not None else ())]
+
     def squares(self) -> Tensor:
         """Return this rank's part of V; of a matrix, rows of the V that its owner has in the basis of the matrix."""
         whole: list[Tensor] = []
