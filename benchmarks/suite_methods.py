@@ -25,11 +25,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "euclid": {"metric": "none"},
     "fixed-scale": {"distance": 0.0},
     "no-slow-down": {"slow_down": 0},
+    "even-weights": {"weighting": 0},
     "no-curvature": {"curvature": False},
+    "no-escape": {},
     "robust02": {},
 }
-"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off, and the default of version 0.2,
-for which the source of that version has to stand in front on the path."""
+"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off ("no-escape" is `sanc.SCR`, which
+does not look for negative curvature), and the default of version 0.2, for which the source of that version has to stand
+in front on the path."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
     if spec.method in VARIANTS or spec.method == "paper":
         options = VARIANTS.get(spec.method, {"preset": "paper"})
-        opt = sanc.SANC(model.parameters(), seed=spec.seed, **options)
+        kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
+        opt = kind(model.parameters(), seed=spec.seed, **options)
 
         def sanc_step() -> None:
             first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))
@@ -226,7 +230,7 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
             break
     run = asdict(spec) | {"batch": problem.size, "ended": ended, "made": steps, "curve": curve, "note": problem.note}
     run["pace"] = statistics.median(paces)
-    if isinstance(mover.optimizers[0], sanc.SANC):
+    if isinstance(mover.optimizers[0], sanc.SANC | sanc.SCR):
         record = mover.optimizers[0].record
         assert record is not None
         run["calls"] = {kind: getattr(record.calls, kind) for kind in ("value", "gradient", "product")}

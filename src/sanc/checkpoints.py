@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sanc.autograd.products import require_mode
@@ -15,7 +16,7 @@ from sanc.driving import Driver
 from sanc.errors import ArgumentError
 from sanc.minibatch.iteration import MinibatchIteration
 
-_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors"}
+_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
 
 
 def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]]) -> None:
@@ -32,15 +33,20 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
 
 def engine_of(driver: Driver, *, vectors: bool) -> dict[str, Any]:
     """Return all but the vectors."""
+    leaves, numbers = driver.oracle.leaves.tensors, driver.iterates.numbers()
+    # torch.distributed.checkpoint can only merge containers of the same length.
+    lists = {name: torch.tensor(held, dtype=torch.float64) for name, held in numbers.items() if isinstance(held, list)}
     return {
         "method": driver.method.name,
         "settings": asdict(driver.settings),
-        "numbers": driver.iterates.numbers(),
+        "numbers": numbers | lists,
         "meter": asdict(driver.meter),
         "hvp": driver.oracle.hvp,
         "style": driver.style,
         "at_average": driver.at_average,
         "vectors": vectors,
+        # The only tensor before the first step: torch.distributed.checkpoint learns the device from one.
+        "sizes": torch.tensor([leaf.numel() for leaf in leaves], device=leaves[0].device),
     }
 
 
@@ -89,10 +95,11 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     if driver.known is not None:
         names = set.intersection(*(set(states[p]) for p in saved))
         vectors = {name: driver.known.unpack([states[p][name] for p in saved]) for name in names}
+    numbers = {name: held.tolist() if isinstance(held, Tensor) else held for name, held in engine["numbers"].items()}
     if isinstance(driver.iterates, MinibatchIteration):
-        driver.iterates.restore(engine["numbers"], vectors, factors)
+        driver.iterates.restore(numbers, vectors, factors)
     else:
-        driver.iterates.restore(engine["numbers"], vectors)
+        driver.iterates.restore(numbers, vectors)
     driver.meter = Meter(**engine["meter"])
     driver.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None

@@ -7,7 +7,7 @@ which runs them.
 from __future__ import annotations
 
 import math
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,13 +20,14 @@ from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import derive, own_randomness, still_buffers
+from sanc.autograd.randomness import derive, own_randomness
 from sanc.core.family import Method
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.first_step import check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.ranks.modes import OneProcess
@@ -78,12 +79,21 @@ class Driver:
         self.record: Record | None = None
         self.known: Leaves | None = None
         self.by_gradients, self.at_average = False, True
+        self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
+        self._clears = False  # whether the closure is known to clear gradients itself
         self.oracle = self._new_oracle(leaves, hvp, None)
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
         if isinstance(self.iterates, MinibatchIteration):
             self.iterates.new_metric = mode.metric
         self.capture = Capture(method, settings) if capture else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"oracle": (self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.oracle = self._new_oracle(*state["oracle"])
 
     def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
         oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
@@ -112,10 +122,10 @@ class Driver:
             )
         samples = self._samples(given)
         first = self.iterates.state.iteration == 0
-        held = any(leaf.grad is not None for leaf in leaves.tensors)
+        self._refuse_what_would_be_lost(given[0], leaves)
         if isinstance(self.iterates, MinibatchIteration):
             self.iterates.rates = leaves.rates
-        with _without_grads(everyone), torch.enable_grad():
+        with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
             captured = None
             if self.capture is not None and not self.oracle.by_backward:
                 captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
@@ -123,14 +133,40 @@ class Driver:
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
             with own_randomness(leaves.device):
-                loss = self._iterate(self._eager(leaves, samples), probe=first)
-        if held and self.oracle.by_backward:
-            warnings.warn(
-                "gradients from before the step are left out: a closure that calls backward() is judged on its own "
-                "batch. Call zero_grad() after other passes; to accumulate gradients, step without a closure.",
-                stacklevel=4,
-            )
+                loss = self._iterate(self._eager(leaves, samples))
+        if first:
+            pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
+            self.unreached = [leaf for leaf, reached in pairs if not reached]
         return loss
+
+    def _refuse_what_would_be_lost(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
+        """Refuse gradients that were accumulated or clipped before a step that evaluates its closure anew.
+
+        A closure that clears them itself, as LBFGS wants it, means them to be dropped.
+        """
+        accelerate = sys.modules.get("accelerate.state")
+        batches = 1 if accelerate is None else accelerate.GradientState().num_steps
+        if batches > 1:
+            raise ArgumentError(
+                f"closure cannot be used while accelerate accumulates over {batches} batches: it skips the steps in "
+                "between, and their closures with them. Call accelerator.backward(loss) and step() without a closure, "
+                "or set gradient_accumulation_steps = 1."
+            )
+        held = [leaf for leaf in leaves.tensors if leaf.grad is not None]
+        if self._clears or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
+            return
+        if not isinstance(closure, Batch):
+            marks = [torch.full_like(leaf, math.nan) for leaf in held]
+            with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
+                closure()
+                left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
+                self._clears = not any(bool(grad.isnan().any()) for grad in left)
+        if not self._clears:
+            raise ArgumentError(
+                "parameters hold gradients from before the step, which a step with a closure does not use: where they "
+                "are left over, call zero_grad() first; where they were accumulated, step without a closure; to clip "
+                "them, call zero_grad(), backward() and clip_grad_norm_() inside the closure."
+            )
 
     def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
         """Return what the oracle evaluates; the gradient's sample where another was not given."""
@@ -146,7 +182,7 @@ class Driver:
                 )
             seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
-                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, counted=True))
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, closure.terms()))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
                     f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "
@@ -164,14 +200,15 @@ class Driver:
         self.oracle.bind(*samples)
         return self.oracle
 
-    def _iterate(self, oracle: AutogradOracle, *, probe: bool = False) -> Tensor:
+    def _iterate(self, oracle: AutogradOracle) -> Tensor:
         """Make one iteration; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
         iterates, known = self.iterates, self.known
         meter, state, driven = replace(self.meter), iterates.state, (self.oracle.by_backward, self.oracle.hvp)
         try:
-            if probe:
-                self._probe(oracle, x)
+            first = state.iteration == 0
+            if oracle is self.oracle and (first or oracle.fresh):
+                self._probe(oracle, x, first=first)
             if known is None or not known.matches(oracle.leaves):
                 iterates.forget()
             self.known = oracle.leaves
@@ -200,24 +237,14 @@ class Driver:
         if oracle.training is not None:
             oracle.training.put_back()
 
-    def _probe(self, oracle: AutogradOracle, x: Tensor) -> None:
-        """Complain before the first step of what would only show later; nothing of it is counted.
-
-        That is a closure that changes between two calls, such as one that draws a new batch each time, and a loss
-        without second derivatives, where the first Krylov space comes after a few steps only.
-        """
-        oracle.meter, sample = Meter(), oracle.samples[0]
+    def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
+        """Complain of what would only show later; nothing of it is counted."""
+        oracle.meter = Meter()
         try:
             if self.check:
-                first, second = oracle.evaluate(x, sample, graph=True), oracle.evaluate(x, sample)
-                if math.isfinite(first) and abs(first - second) > 1e-3 * max(abs(first), abs(second)) + 1e-6:
-                    raise ArgumentError(
-                        f"closure returned {first!r} and then {second!r} at the same parameters: fix the batch before "
-                        "the step and return the loss on it, so that values can be compared; check=False turns this "
-                        "test off."
-                    )
-            if isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
-                operator = oracle.hessian(x)
+                check_closure(oracle, x, first=first)
+            if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
+                operator = oracle.hessian(x)  # the first Krylov space comes after a few steps only
                 operator(torch.ones_like(x))
                 operator.release()
         finally:
@@ -238,7 +265,7 @@ class Driver:
         kept = [cast(Tensor, p.grad) for p in given]
         copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         _put(given, copies)
-        with own_randomness(given[0].device), still_buffers():
+        with own_randomness(given[0].device), self.oracle.still():
             nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
         if not nothing:
             _put(given, kept)
@@ -251,7 +278,8 @@ class Driver:
         if not isinstance(iterates, MinibatchIteration):
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
-                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust".'
+                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
+                "minibatch = None."
             )
         if self.oracle.by_backward is not None:
             raise ArgumentError("closure is missing: the steps before had one. Pass it again.")
@@ -263,6 +291,7 @@ class Driver:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
         if self.known is None or not self.known.matches(leaves):
             iterates.forget()
+        first = iterates.state.iteration == 0
         y = leaves.read()
         iterates.rates = leaves.rates
         point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
@@ -270,6 +299,8 @@ class Driver:
         self.by_gradients, self.at_average, self.known = True, False, leaves
         record.style = self.style
         self.record = record
+        if first:
+            self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
 
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
@@ -285,14 +316,14 @@ class Driver:
 
 
 @contextmanager
-def _without_grads(everyone: Sequence[Tensor]) -> Iterator[None]:
-    """Put ``.grad`` aside, and give it back."""
-    grads = [p.grad for p in everyone]
+def _grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """Put others in the place of ``.grad``, and give it back."""
+    kept = [p.grad for p in parameters]
     try:
-        _put(everyone, [None] * len(grads))
+        _put(parameters, grads)
         yield
     finally:
-        _put(everyone, grads)
+        _put(parameters, kept)
 
 
 def _put(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -86,7 +86,8 @@ def minimize(
     preset : {"robust", "paper", "authors"} or Settings
         The set of rules and numbers to start from. "robust" has no constants to tune.
     curvature_tol : float, optional
-        How negative λ_min may be; by default √tol.
+        How negative λ_min may be. By default √tol, and where f is small √(tol·L2) with a guess of the Lipschitz
+        constant L2 of the Hessian from the first point.
     max_iter, max_calls, max_time : number, optional
         Limits on iterations, on `paper_calls` and on seconds.
     batch_size : int, optional
@@ -181,14 +182,18 @@ def minimize(
     require_integer("max_products", max_products, 1)
     limits = Limits(
         tol=tol,
-        curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
+        curvature_tol=curvature_tol,
         max_iter=max_iter,
         max_calls=math.inf if max_calls is None else max_calls,
         max_time=math.inf if max_time is None else max_time,
         certify=certify,
         max_products=max_products,
     )
-    iterates = MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, tol)
+    iterates = (
+        MinibatchIteration(chosen, tuned, seed)
+        if on_samples
+        else Iteration(chosen, tuned, seed, tol, ahead=oracle.exact)
+    )
     run = Run(oracle, iterates, limits, x, seed)
     if ranks is not None:
         ranks.compare(
@@ -292,7 +297,7 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     value, g = whole.gradient(run.x)
     if status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER):  # which have one of this point
         run.certificate = None
-        if run.limits.certify and status is not Status.NOT_FINITE:
+        if run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
             run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
     return OptimizeResult(
         x=restore(run.x),
@@ -300,7 +305,7 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
         jac=restore(g),
         success=status.success,
         status=status,
-        message=status.sentence,
+        message=f"{status.sentence} {run.cause}".rstrip(),
         nit=run.iteration,
         history=run.history,
         certificate=run.certificate,

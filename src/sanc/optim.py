@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -20,18 +18,16 @@ from sanc.core.iteration import Iteration
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, require_integer
+from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
-from sanc.ranks.modes import OneProcess
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
 _SMALL_RATE = 0.5
 """Below this `lr` was probably meant as a step size."""
-_OF_OTHERS = {"name", "param_names", "initial_lr"}
-"""What torch, its schedulers and loggers of learning rates write into groups, or read there."""
 
 
 class CubicOptimizer(Optimizer):
@@ -87,8 +83,8 @@ class CubicOptimizer(Optimizer):
     -----
     Closures return the mean loss, and may call ``backward``; see `step`. While a step with a closure runs, the global
     random states of torch, NumPy and Python are replaced by seeds of its own, so that dropout makes the same
-    draw at x and at x + s, and are put back afterwards. Module buffers (BatchNorm) move with the gradient only, once a
-    step, or once a micro-batch.
+    draw at x and at x + s, and are put back afterwards; these states belong to the process, so steps in several threads
+    take turns. Module buffers (BatchNorm) move with the gradient only, once a step, or once a micro-batch.
     """
 
     method: ClassVar[str]
@@ -96,7 +92,7 @@ class CubicOptimizer(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        *,
+        *by_position: Never,
         preset: str | Settings = "robust",
         lr: float = 1.0,
         weight_decay: float = 0.0,
@@ -109,6 +105,11 @@ class CubicOptimizer(Optimizer):
         compare_every: int = 100,
         **options: Any,
     ) -> None:
+        if by_position:
+            raise ArgumentTypeError(
+                f"{by_position[0]!r:.60} was given by position after params: pass settings by name. If it is a "
+                "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
+            )
         method = METHODS[self.method]
         own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
@@ -138,7 +139,7 @@ class CubicOptimizer(Optimizer):
                 "unless a scheduler starts there.",
                 stacklevel=3,
             )
-        seed, leaves = mode.seed(seed), self._leaves(mode)
+        leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(seed)
         how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         mode.begin(self.param_groups, {"method": self.method, "settings": settings} | how)
         self._driver = Driver(method, settings, leaves, mode=mode, **how)  # type: ignore[arg-type]
@@ -177,47 +178,8 @@ class CubicOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
-        known = {"params", "lr", "weight_decay", "frozen"}
-        for name, value in param_group.items():
-            if name not in known | _OF_OTHERS:
-                raise ArgumentError(f"group option {name!r} (= {value!r}) is not known: {nearest(name, known)}.")
-        for name in ("weight_decay", "lr"):
-            value = param_group.get(name, self.defaults[name])
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
-        if not isinstance(param_group.get("frozen", False), bool):
-            raise ArgumentError(f"frozen = {param_group['frozen']!r} cannot be used: pass True or False.")
+        check_group(param_group, self.defaults)
         super().add_param_group(param_group)
-
-    def _leaves(self, mode: OneProcess) -> Leaves:
-        """Gather the parameters that take part now: not frozen, and asking for a gradient."""
-        chosen = [
-            (p, group["weight_decay"], float(group["lr"]))
-            for group in self.param_groups
-            if not group["frozen"]
-            for p in group["params"]
-            if p.requires_grad
-        ]
-        if not chosen:
-            raise ArgumentError(
-                "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
-            )
-        leaves, decays, rates = zip(*chosen, strict=True)
-        first = leaves[0]
-        if first.dtype not in (torch.float32, torch.float64):
-            raise ArgumentTypeError(
-                f"params hold {first.dtype}: keep the parameters in float32 or float64, and use torch.autocast in the "
-                "closure for lower precision."
-            )
-        for p in leaves:
-            if p.dtype != first.dtype or p.device != first.device:
-                raise ArgumentTypeError(
-                    f"params mix {first.dtype} on {first.device} with {p.dtype} on {p.device}: put all that are "
-                    "optimised on one device in one type."
-                )
-            if p.layout != torch.strided:
-                raise ArgumentTypeError(f"params hold a tensor of layout {p.layout}: pass dense parameters.")
-        return mode.leaves(leaves, decays, rates)
 
     def _everyone(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -270,19 +232,36 @@ class CubicOptimizer(Optimizer):
                 raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
             if self._is_empty_step():
                 return None
-            driver.step_on_gradients(self._leaves(driver.mode))
+            driver.step_on_gradients(self._leaves())
         else:
             given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-            loss = driver.step(given, self._leaves(driver.mode), everyone)
+            loss = driver.step(given, self._leaves(), everyone)
         driver.mode.stepped(self.param_groups, driver.iterates)
+        self._warn_of_unreached()
         return loss
+
+    def _leaves(self) -> Leaves:
+        return gather(self.param_groups, self._driver.mode.leaves)
+
+    def _warn_of_unreached(self) -> None:
+        """Name the parameters that the loss of the first step did not reach."""
+        missed, self._driver.unreached = self._driver.unreached, []
+        if not missed:
+            return
+        names = ", ".join(f"params[{called(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in missed[:8])
+        more = f" and {len(missed) - 8} more" if len(missed) > 8 else ""
+        warnings.warn(
+            f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they are to "
+            "stay as they are, leave them out of params or set their requires_grad to False.",
+            stacklevel=4,
+        )
 
     def _is_empty_step(self) -> bool:
         """Whether every rate and every gradient is zero: torch.distributed.checkpoint steps so, to create states."""
         if any(group["lr"] != 0.0 for group in self.param_groups):
             return False
         grads = [p.grad for p in self._everyone() if p.grad is not None]
-        held = self._leaves(self._driver.mode).held
+        held = self._leaves().held
         return bool(grads) and not any(bool(held(grad).any()) for grad in grads)
 
     def train(self) -> None:

@@ -123,12 +123,12 @@ def test_what_monitors_read(tmp_path):
     assert monitor.lrs == {"lr-SANC/all": pytest.approx([1.0, 1.0, 1.0, 0.9])}
 
 
-def test_accumulated_batches_are_left_out_with_a_warning(tmp_path):
-    """A closure is judged on its own batch: what Lightning summed up before it is left out, with a warning."""
+def test_accumulated_batches_are_refused(tmp_path):
+    """A closure is judged on its own batch: what Lightning summed up before it would be left out."""
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
-    with pytest.warns(UserWarning, match="gradients from before the step are left out"):
+    with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*step without a closure"):
         fit.fit(made(Automatic), data())
-    assert fit.optimizers[0]._iterates.state.iteration == 2
+    assert fit.optimizers[0]._iterates.state.iteration == 0
 
 
 def test_gradients_are_clipped(tmp_path):

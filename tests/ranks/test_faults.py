@@ -1,4 +1,4 @@
-"""A rank that is killed, hangs, raises or stops early: the others end soon with an error, and no file is half-written."""
+"""A rank is killed, hangs, raises or stops early: the others end soon with an error, and no file is half-written."""
 
 from __future__ import annotations
 

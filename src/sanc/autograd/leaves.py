@@ -26,7 +26,7 @@ class Sample:
     ]  # weights and closures; one of weight 1, or as many as there are micro-batches
     size: int  # components in it
     seed: int | None  # what its random draws are a function of; None for a function that draws nothing
-    counted: bool = False  # whether the size is a number of rows
+    terms: float | None = None  # that its mean is over; None: nobody counted
 
 
 class Leaves:

@@ -184,6 +184,6 @@ class Recent(Generic[T]):
         self._entries.clear()
 
 
-def difference_step(space: Space, x: Vector) -> float:
+def difference_step(space: Space, x: Vector, least: float = 1.0) -> float:
     """Length of the steps of a central difference at `x`: the cube root of the precision, at the scale of x."""
-    return float(space.eps ** (1 / 3) * max(1.0, space.norm(x) / space.dim**0.5))
+    return float(space.eps ** (1 / 3) * max(least, space.norm(x) / space.dim**0.5))

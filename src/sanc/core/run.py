@@ -9,16 +9,25 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
+from sanc.core import doubts
 from sanc.core.curvature import Certificate, probe
 from sanc.core.family import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.robust import NO_GRADIENT
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
+from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _PATIENCE = 10
 """Iterations without any progress that rounding allows before the run is called stalled."""
+
+_YOUNG, _SHARE = 5, 0.15
+"""Iterations in which the gradient is compared with the values, and how much they may differ."""
+
+_LONG = 50
+"""The iteration after which the symmetry of the products is looked at."""
 
 _LOOK = 10
 """Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
@@ -45,6 +54,12 @@ class Status(IntEnum):
     TIME_LIMIT = 7, "The limit on time was reached."
     CALLBACK = 8, "The callback asked to stop."
     NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
+    UNBOUNDED = 10, "The objective seems to be unbounded below."
+    NO_GRADIENT = (
+        11,
+        "The gradient is not finite at the points to which lower values lead; the last with one is returned.",
+    )
+    INCONSISTENT = 12, "The objective, its gradient and its Hessian products do not fit together."
 
     @property
     def success(self) -> bool:
@@ -71,7 +86,7 @@ class Limits:
     """Where a run ends at the latest, and how well it certifies."""
 
     tol: float
-    curvature_tol: float
+    curvature_tol: float | None
     max_iter: int
     max_calls: float
     max_time: float
@@ -92,32 +107,41 @@ class Run:
     certificate: Certificate | None = None
     stalled: int = 0
     best_gradient: float = math.inf
+    first_value: float = math.nan
+    doubted: int = 0  # steps that the values tell differently from the gradients
+    trusted: bool = False  # whether the gradient was seen to fit the values
+    examined: bool = False  # whether the values were seen to be smooth
+    cause: str = ""  # more about the ending than its status says
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until something ends the run."""
         limited = self.limits.max_time < math.inf
         begun = clock() if limited else 0.0
         while True:
-            direction = None
+            direction = g = None
             if self.oracle.exact:
                 value, g = self.oracle.gradient(self.x)
                 norm = self.oracle.space.norm(g)
                 if not (math.isfinite(value) and math.isfinite(norm)):
-                    return Status.STALLED if self.iteration else Status.NOT_FINITE
+                    return Status.NO_GRADIENT if self.iteration else Status.NOT_FINITE
+                self.first_value = value if math.isnan(self.first_value) else self.first_value
+                if self.first_value - value > (abs(self.first_value) + self._units.value) / self.oracle.space.eps**2:
+                    return Status.UNBOUNDED
                 if norm <= self.limits.tol:
                     ending, direction = self._second_order_test()
                     if ending is not None:
                         return ending
                 if self.stalled >= _PATIENCE:
-                    return Status.STALLED
+                    return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
             if self.oracle.meter.paper_calls >= self.limits.max_calls:
                 return Status.CALL_LIMIT
             if limited and clock() - begun >= self.limits.max_time:
                 return Status.TIME_LIMIT
+            before = self.x
             try:
-                self.x, record = self.iterates.iterate(self.x, self.oracle, direction)
+                self.x, record = self.iterates.iterate(before, self.oracle, direction)
             except NonFiniteStartError:
                 return Status.NOT_FINITE
             self.history.append(record)
@@ -125,6 +149,9 @@ class Run:
             self.oracle.end(record.step_norm)
             if report(self):
                 return Status.CALLBACK
+            ending = self._contradicted(record, before, g)
+            if ending is not None:
+                return ending
             if self.iterates.at_rest and not self.oracle.exact:  # of an exact objective rest is counted as a stall
                 return Status.AT_REST
 
@@ -144,6 +171,8 @@ class Run:
             "knows": self.oracle.knows(self.x),
             "stalled": self.stalled,
             "best_gradient": self.best_gradient,
+            "first_value": self.first_value,
+            "doubts": [self.doubted, self.trusted, self.examined],
             "oracle": self.oracle.numbers(),
         }
 
@@ -170,6 +199,8 @@ class Run:
         self.x = state["x"]
         self.iterates.restore(state["numbers"], state["vectors"])
         self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
+        self.first_value = state["first_value"]
+        self.doubted, self.trusted, self.examined = state["doubts"]
         self.oracle.restore(state["oracle"])
         value, gradient = state["knows"]
         if value:  # known when the state was saved, so computed again without being counted again
@@ -193,9 +224,59 @@ class Run:
         elif moved or self.iterates.at_rest or tried_all:
             self.stalled += 1
 
+    @property
+    def _units(self) -> Units:
+        """The units of the first point, where the iteration knows them."""
+        state = self.iterates.state
+        return Units(getattr(state, "length", 0.0), getattr(state, "cubic", 0.0))
+
+    def _stalled(self) -> Status:
+        """Say why no step was found."""
+        if self.history and self.history[-1].note == NO_GRADIENT:
+            return Status.NO_GRADIENT
+        self.cause = doubts.cause(self.oracle, self.x, self._units.length or 1.0)
+        return Status.STALLED
+
+    def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
+        """End the run where gradient, values and products contradict each other.
+
+        Between two points f changes by about the mean of its slopes there, and a step keeps at least half of what the
+        model promises: where two of the first steps deny that, or one found nothing lower, differences of values decide. A step that stays has tried everything, so that it is
+        worth a few evaluations to ask why; and so is a long run, of its products.
+        """
+        if g is None:
+            return None
+        length, stays = self._units.length or 1.0, self.x is before and record.trials > 0
+        if not self.trusted and record.iteration < _YOUNG and (stays or self._misses(record, before, g)):
+            self.doubted += 1
+            if stays or self.doubted > 1:
+                self.cause = doubts.gradient(self.oracle, self.x, length)
+                self.trusted = not self.cause
+        if (stays or record.iteration == _LONG) and not self.cause and self.iterates.method.uses_krylov:
+            self.cause = doubts.asymmetry(self.oracle, self.x)
+        if self.cause:
+            return Status.INCONSISTENT
+        if stays and not self.examined:
+            self.examined = True
+            self.cause = doubts.noise(self.oracle, self.x, length, doubts.GROSS)
+        return Status.STALLED if self.cause else None
+
+    def _misses(self, record: Record, before: Vector, g: Vector) -> bool:
+        """Whether f changed by other than the mean of its slopes at the two ends of the step."""
+        if self.x is before:
+            return False
+        space = self.oracle.space
+        s = self.x - before
+        slopes = space.dot(g, s), space.dot(self.oracle.gradient(self.x)[1], s)
+        missed = abs(record.trial_value - record.value - 0.5 * (slopes[0] + slopes[1]))
+        doubtful = missed > _SHARE * (abs(slopes[0]) + abs(slopes[1])) + 1e3 * space.eps * abs(record.value)
+        return doubtful or record.rho < 0.5
+
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the direction of its least curvature."""
         eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
+        if eps_curvature is None:  # √(L2 ε), as far as L2 is known
+            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
         return probe(oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed)
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:

@@ -35,7 +35,7 @@ from sanc.errors import NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, scale, shrink, weight
+from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, weight
 from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
@@ -145,6 +145,7 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
+        state.far = record.step_norm > watch.FAR * natural_length(self.own, oracle.space.dim)
         return point, record
 
     def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
@@ -361,7 +362,9 @@ class MinibatchIteration:
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
         state = self.state
-        judged = {name: getattr(state, name) for name in ("misses", "gained", "reached", "idle", "level", "entry")}
+        judged = {
+            name: getattr(state, name) for name in ("misses", "gained", "reached", "far", "idle", "level", "entry")
+        }
         self.state = State(state.seed, state.iteration, state.seconds, state.noisy, **judged)
         self.judged.forget()
         self._work, self._squares, self._factors, self._floors = None, None, (), ()

@@ -33,23 +33,26 @@ def average(
     count: int,
     like: Tensor,
     vector: bool = True,
-    rows: int | None = None,
+    terms: float | None = None,
+    rows: int = 1,
     reduced: Reduced = "no",
 ) -> tuple[Answer, int]:
-    """Return the mean of everybody's answer, and the rows of all.
+    """Return the mean of everybody's answer, and the rows of all together.
 
     Parameters
     ----------
     ask : callable
         Returns this rank's answer: `count` numbers, and where `vector` is true a vector like `like`.
-    rows : int, optional
-        Rows of this rank's batch; None: not counted, and all weigh the same.
+    terms : float, optional
+        Terms that this rank's answer is the mean of; None: not counted, and all weigh the same.
+    rows : int
+        Rows of this rank's batch.
     reduced : {"no", "perhaps", "yes"}
         Whether somebody else has averaged the vectors already: DistributedDataParallel perhaps, in the backward pass,
         which is looked for (where vectors agree in every bit they are not sent again); fully_shard has.
     """
     problem: Exception | None = None
-    weight = -1.0 if rows is None else float(rows)
+    weight = -1.0 if terms is None else terms
     numbers, own = [0.0] * count, None
     try:
         numbers, own = ask()
@@ -59,7 +62,7 @@ def average(
     marks: list[float] = []
     if reduced == "perhaps" and sent is not None:
         marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(sent).tolist()]
-    say = [float(problem is not None), weight, *marks, *numbers]
+    say = [float(problem is not None), weight, float(rows), *marks, *numbers]
     scale = abs(weight)
     if sent is None or reduced != "no":
         told, total = ranks.exchange(say, what)[0], sent
@@ -79,10 +82,10 @@ def average(
     weights = [abs(w) for w in weights]
     whole = sum(weights)
     if reduced != "no" and (sent is not None or reduced == "yes"):
-        if all(row[2 : 2 + len(marks)] == marks for row in told):
+        if all(row[3 : 3 + len(marks)] == marks for row in told):
             if len(set(weights)) > 1:
                 raise ArgumentError(
-                    f"the batches have {', '.join(f'{w:.0f}' for w in weights)} rows on the ranks, and the wrapper of "
+                    f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of "
                     "the model averages their gradients as if these were equal: pass batches of one size; or, with "
                     "DistributedDataParallel, let the closure use the module that it wraps."
                 )
@@ -90,13 +93,13 @@ def average(
         else:
             assert sent is not None
             total = ranks.sum(sent * scale, what)
-    first = 2 + len(marks)
+    first = 3 + len(marks)
     means = [
         sum(w * row[first + place] for w, row in zip(weights, told, strict=True)) / sum(weights)
         for place in range(count)
     ]
-    size = 1 if rows is None else int(sum(weights))
-    return (means, total if total is None or whole == 1.0 else total.div_(whole)), size
+    everybody = 1 if terms is None else int(sum(row[2] for row in told))
+    return (means, total if total is None or whole == 1.0 else total.div_(whole)), everybody
 
 
 class AveragingOracle(AutogradOracle):
@@ -122,12 +125,10 @@ class AveragingOracle(AutogradOracle):
         self, sample: Sample, what: str, ask: Callable[[], Answer], *, count: int = 0, vector: bool = True
     ) -> Answer:
         """Return the mean of everybody's answer on a sample."""
-        rows = sample.size if sample.counted else None
         reduced: Reduced = "perhaps" if vector and self.by_backward is not False else "no"
         like = self.leaves.tensors[0].detach().new_empty(self.leaves.dim if vector else 0)
-        answer, self._totals[sample] = average(
-            self.ranks, ask, what, count=count, like=like, vector=vector, rows=rows, reduced=self.reduced or reduced
-        )
+        how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": self.reduced or reduced}
+        answer, self._totals[sample] = average(self.ranks, ask, what, count=count, like=like, vector=vector, **how)
         return answer
 
     def _others(self, sample: Sample) -> int:
@@ -136,7 +137,7 @@ class AveragingOracle(AutogradOracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         def ask() -> Answer:
-            return [super(AveragingOracle, self).evaluate(x, sample, graph=graph)], None
+            return [self.evaluate_here(x, sample, graph=graph)], None
 
         (value,), _ = self.mean(sample, "a value", ask, count=1, vector=False)
         self.meter.value += self._others(sample)
@@ -165,6 +166,22 @@ class AveragingOracle(AutogradOracle):
         self.meter.gradient += self._others(sample)
         assert g is not None
         return g
+
+    def bare_gradient(self, x: Any, sample: Sample) -> tuple[float, Tensor]:
+        def ask() -> Answer:
+            loss, g = super(AveragingOracle, self).bare_gradient(x, sample)
+            return [loss], g
+
+        (loss,), g = self.mean(sample, "a gradient", ask, count=1)
+        assert g is not None
+        return loss, g
+
+    def check(self, closure: Callable[[], None]) -> None:
+        def ask() -> Answer:
+            closure()
+            return [], None
+
+        self.mean(self.samples[0], "a check", ask, vector=False)
 
     def hessian(self, x: Any) -> Operator:
         return _AveragedHessian(self, super().hessian(x), self.samples[1])

@@ -148,7 +148,7 @@ class Modules:
         seen = self._seen
 
         def see(module: torch.nn.Module, inputs: object) -> None:
-            if isinstance(module, FSDPModule):
+            if isinstance(module, FSDPModule) and not torch.compiler.is_compiling():
                 seen.add(module)
 
         weakref.finalize(self, register_module_forward_pre_hook(see).remove)
