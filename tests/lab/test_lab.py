@@ -662,4 +662,4 @@ def test_a_missing_extra_is_named():
     code = "import sys; sys.modules['typer'] = None; import sanc.lab.cli"
     with command(sys.executable, "-c", code) as process:
         text, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "needs typer: pip install 'sanc[lab]'" in text
+    assert process.returncode == 1 and "needs typer: install the extra lab" in text

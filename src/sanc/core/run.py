@@ -92,6 +92,7 @@ class Limits:
     max_time: float
     certify: bool
     max_products: int | None
+    max_nfev: float = math.inf
 
 
 @dataclass
@@ -135,7 +136,8 @@ class Run:
                     return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
-            if self.oracle.meter.paper_calls >= self.limits.max_calls:
+            meter = self.oracle.meter
+            if meter.paper_calls >= self.limits.max_calls or meter.nfev >= self.limits.max_nfev:
                 return Status.CALL_LIMIT
             if limited and clock() - begun >= self.limits.max_time:
                 return Status.TIME_LIMIT

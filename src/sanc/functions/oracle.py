@@ -39,6 +39,7 @@ class CallableOracle(Oracle):
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
         self.shape = x0.shape
         self.meter = Meter()
+        self.noise: float | None = None  # relative error of gradients, where it is above the precision
         self.space: Space
         if isinstance(x0, Tensor):
             self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
@@ -147,7 +148,7 @@ class _CallableOperator(Operator):
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        h = stretch * difference_step(o.space, self.x, o.least_size(self.x)) / norm
+        h = stretch * difference_step(o.space, self.x, o.least_size(self.x), o.noise) / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
 
     def error(self, v: Vector) -> float:

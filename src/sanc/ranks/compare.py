@@ -71,3 +71,10 @@ def _options(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _marks(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([fingerprint(tensor) for tensor in tensors])
+
+
+def compare_call(ranks: Ranks, arguments: dict[str, Any], x: Any) -> None:
+    """Complain where a minimisation is started with different arguments, or at different points."""
+    row = torch.cat([digest(arguments), fingerprint(torch.as_tensor(x))]).to(ranks.device)
+    remedy = "call sanc.minimize with the same arguments, but for the rows of the sum, on all ranks."
+    ranks.compare(row, ("one of the arguments (method, seed, limits, settings …)", "x0"), "the arguments", remedy)

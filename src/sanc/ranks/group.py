@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sanc.errors import ArgumentTypeError, RanksError
+
+T = TypeVar("T")
 
 DEFAULT = "default"
 """The group that torch.distributed was initialised with, if it was."""
@@ -76,10 +78,14 @@ class Ranks:
         read: list[list[float]] = buffer[length:].cpu().double().view(places.shape).sum(-1).tolist()
         return read, None if vector is None else buffer[:length]
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on one rank at least."""
-        found, _ = self.exchange([float(flag)], "a decision")
-        return any(row[0] > 0.0 for row in found)
+    def any_of(self, asked: Callable[[T], bool]) -> Callable[[T], bool]:
+        """Return a function that is true on all ranks where `asked` is on one at least."""
+
+        def ask(argument: T) -> bool:
+            found, _ = self.exchange([float(asked(argument))], "a decision")
+            return any(row[0] > 0.0 for row in found)
+
+        return ask
 
     def clock(self) -> float:
         """Return the time of rank 0, by which all decide."""
