@@ -27,6 +27,7 @@ def start(name, folder, size=2, restarts=0):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     command += ["--max-restarts", str(restarts), str(script), str(folder / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the page says
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
