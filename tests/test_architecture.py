@@ -14,7 +14,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"theory", "trees", "result"},
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
-    {"graphs", "problems"},
+    {"graphs", "problems", "ranks"},
     {"objective", "groups", "first_step"},
     {"driving"},
     {"checkpoints"},

@@ -18,6 +18,7 @@ import sanc
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
+ELSEWHERE = {"integrations.md", "distributed.md"}  # the one below, the other in tests/ranks
 MODULES = ["sanc.autograd.batches", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
 
 
@@ -26,7 +27,7 @@ def blocks(page):
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "integrations.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ELSEWHERE], ids=lambda page: page.name)
 def test_code_on_a_page_runs_in_order(page, capsys):
     namespace = {}
     for number, code in enumerate(blocks(page)):

@@ -19,11 +19,13 @@ if TYPE_CHECKING:  # for readers and type checkers; at run time `__getattr__` im
         ArgumentError,
         ArgumentTypeError,
         NonFiniteStartError,
+        RanksError,
         SancError,
         SecondDerivativeError,
     )
     from sanc.minimisation import Status, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
+    from sanc.ranks.saving import load_checkpoint, save_checkpoint
 
 __all__ = [
     "ARC",
@@ -42,6 +44,7 @@ __all__ = [
     "Certificate",
     "MinibatchSettings",
     "NonFiniteStartError",
+    "RanksError",
     "Record",
     "SancError",
     "SecondDerivativeError",
@@ -51,8 +54,10 @@ __all__ = [
     "__version__",
     "certificate",
     "errors",
+    "load_checkpoint",
     "minimize",
     "problems",
+    "save_checkpoint",
     "scipy_method",
     "settings_for",
     "theory",
@@ -64,9 +69,17 @@ _HOMES = {
     "sanc.core.family": ("METHODS", "PRESETS", "settings_for"),
     "sanc.core.record": ("Branch", "Calls", "Record"),
     "sanc.core.settings": ("MinibatchSettings", "Settings"),
-    "sanc.errors": ("ArgumentError", "ArgumentTypeError", "NonFiniteStartError", "SancError", "SecondDerivativeError"),
+    "sanc.errors": (
+        "ArgumentError",
+        "ArgumentTypeError",
+        "NonFiniteStartError",
+        "RanksError",
+        "SancError",
+        "SecondDerivativeError",
+    ),
     "sanc.minimisation": ("Status", "minimize", "scipy_method"),
     "sanc.optim": ("ARC", "CR", "CRM", "NCD", "SANC", "SCR"),
+    "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),
 }
 """Modules and the public names that live there."""
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import require_mode
 from sanc.core.oracle import Meter
 from sanc.driving import Driver
@@ -25,7 +24,7 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
     if driver.known is None:
         return
     for name, vector in driver.iterates.vectors().items():
-        for p, part in zip(driver.known.tensors, driver.known.split(vector), strict=True):
+        for p, part in zip(driver.known.tensors, driver.known.pack(vector), strict=True):
             states[p][name] = part
     if isinstance(driver.iterates, MinibatchIteration):
         for p, factors in zip(driver.known.tensors, driver.iterates.factors(), strict=False):
@@ -91,11 +90,11 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     if driver.capture is not None:
         driver.capture.forget()
     saved = [p for p in parameters if states.get(p)]
-    driver.known = Leaves(saved, [0.0] * len(saved)) if saved else None
-    vectors, factors = {}, [states[p].pop("factors") for p in saved if "factors" in states[p]]
+    driver.known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
+    vectors, factors = {}, [states[p].pop("factors", {}) for p in saved]  # a checkpoint may have lost empty ones
     if driver.known is not None:
         names = set.intersection(*(set(states[p]) for p in saved))
-        vectors = {name: driver.known.join([states[p][name] for p in saved]) for name in names}
+        vectors = {name: driver.known.unpack([states[p][name] for p in saved]) for name in names}
     numbers = {name: held.tolist() if isinstance(held, Tensor) else held for name, held in engine["numbers"].items()}
     if isinstance(driver.iterates, MinibatchIteration):
         driver.iterates.restore(numbers, vectors, factors)
@@ -104,3 +103,4 @@ def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tens
     driver.meter = Meter(**engine["meter"])
     driver.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None
+    driver.mode.loaded()

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
-from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
@@ -31,6 +30,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.first_step import check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.ranks.modes import OneProcess
 
 STYLES = {
     "": "not driven yet",
@@ -45,6 +45,8 @@ class Driver:
 
     Attributes
     ----------
+    mode : OneProcess
+        Where the work is done: here, or on several ranks.
     iterates : Iteration or MinibatchIteration
         The iteration, with its state.
     oracle : AutogradOracle
@@ -68,8 +70,9 @@ class Driver:
         capture: bool,
         check: bool,
         seed: int,
+        mode: OneProcess,
     ) -> None:
-        self.method, self.settings = method, settings
+        self.method, self.settings, self.mode = method, settings, mode
         self.hvp = hvp  # as it was asked for
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
@@ -81,6 +84,8 @@ class Driver:
         self.oracle = self._new_oracle(leaves, hvp, None)
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
+        if isinstance(self.iterates, MinibatchIteration):
+            self.iterates.new_metric = mode.metric
         self.capture = Capture(method, settings) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class Driver:
         self.oracle = self._new_oracle(*state["oracle"])
 
     def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
-        oracle = AutogradOracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
+        oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.by_backward = by_backward
         return oracle
 
@@ -148,13 +153,14 @@ class Driver:
                 "or set gradient_accumulation_steps = 1."
             )
         held = [leaf for leaf in leaves.tensors if leaf.grad is not None]
-        if self._clears or not any(bool(cast(Tensor, leaf.grad).any()) for leaf in held):
+        if self._clears or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
             return
         if not isinstance(closure, Batch):
             marks = [torch.full_like(leaf, math.nan) for leaf in held]
             with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
                 closure()
-                self._clears = not any(leaf.grad is not None and bool(leaf.grad.isnan().any()) for leaf in held)
+                left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
+                self._clears = not any(bool(grad.isnan().any()) for grad in left)
         if not self._clears:
             raise ArgumentError(
                 "parameters hold gradients from before the step, which a step with a closure does not use: where they "
@@ -174,9 +180,9 @@ class Driver:
                     f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean "
                     "loss."
                 )
-            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role)
+            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
-                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed))
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, closure.terms()))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
                     f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "
@@ -288,7 +294,7 @@ class Driver:
         first = iterates.state.iteration == 0
         y = leaves.read()
         iterates.rates = leaves.rates
-        point, record = iterates.iterate(iterates.average(y), GivenGradient(leaves, y, self.meter))
+        point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
         self.by_gradients, self.at_average, self.known = True, False, leaves
         record.style = self.style

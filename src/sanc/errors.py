@@ -24,6 +24,10 @@ class NonFiniteStartError(SancError, ValueError):
     """The loss, its gradient or a Hessian product is not finite at the starting point."""
 
 
+class RanksError(SancError, RuntimeError):
+    """The ranks of a process group do not do the same any more, or one of them does not answer."""
+
+
 class SecondDerivativeError(SancError, RuntimeError):
     """An operator in the loss has no second derivative, so no exact Hessian product exists.
 

@@ -27,7 +27,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
         if first:
             _check_repeats(oracle, x, value)
-            _check_parts(oracle, x)
+            oracle.check(lambda: _check_parts(oracle, x))
             _check_slope(oracle, x)
 
 
@@ -56,7 +56,7 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
         return
     halves = part.parts((len(part) + 1) // 2)
     ways = ([(1.0, part)], sample.seed), ([(1.0, part)], derive(0)), (halves, sample.seed)
-    whole, again, cut = (oracle.evaluate(x, Sample("closure", parts, 1, seed)) for parts, seed in ways)
+    whole, again, cut = (oracle.evaluate_here(x, Sample("closure", parts, 1, seed)) for parts, seed in ways)
     if whole == again and _differ(whole, cut):
         raise ArgumentError(
             f"the loss of a micro-batch of {len(part)} rows is {whole!r} and the mean of its halves {cut!r}: cut like "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         raise ArgumentError(f"frozen = {group['frozen']!r} cannot be used: pass True or False.")
 
 
-def gather(groups: Groups) -> Leaves:
+def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
     """Gather the parameters that take part now: not frozen, and asking for a gradient."""
     chosen = [
         (p, group["weight_decay"], float(group["lr"]))
@@ -52,7 +52,7 @@ def gather(groups: Groups) -> Leaves:
         trouble = _trouble(p, first)
         if trouble:
             raise ArgumentTypeError(f"params[{called(groups, p)}] {trouble}.")
-    return Leaves(leaves, decays, rates)
+    return lay_out(leaves, decays, rates)
 
 
 def _trouble(p: Tensor, first: Tensor) -> str:

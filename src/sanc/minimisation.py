@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -20,6 +21,9 @@ from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.objective import Restore, build_oracle
+from sanc.ranks.compare import compare_call
+from sanc.ranks.group import find_ranks
+from sanc.ranks.sums import SharedSum
 from sanc.result import Result
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle
@@ -63,6 +67,7 @@ def minimize(
     max_products: int | None = None,
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
+    process_group: Any = None,
     **settings: Any,
 ) -> OptimizeResult:
     """Find a second-order point of a smooth function or a finite sum.
@@ -129,6 +134,10 @@ def minimize(
         Go on from the ``state`` of an intermediate result that a callback received: the run continues bit for bit as
         it would have without the interruption, given the same other arguments. Limits on iterations and calls count
         from the first start.
+    process_group : ProcessGroup, "default" or None
+        The ranks of torch.distributed that hold the rows of a finite sum: each passes the sum over its own rows, and
+        all get the result of one process that has the rows of rank 0, then those of rank 1, and so on. "default" is
+        the group that was initialised; None: each rank for itself.
     **settings
         Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
 
@@ -155,6 +164,14 @@ def minimize(
     tuned = make_settings(chosen, preset, settings, _arguments())
     require_mode(hvp)
     require_integer("seed", seed, 0)
+    ranks = find_ranks(process_group)
+    if ranks is not None:
+        if not isinstance(fun, FiniteSum):
+            raise ArgumentError(
+                f"process_group = {process_group!r:.60} needs a finite sum whose rows lie on the ranks: pass a "
+                "sanc.problems.FiniteSum, or process_group=None."
+            )
+        fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     on_samples = chosen.on_samples(tuned) and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
@@ -202,9 +219,14 @@ def minimize(
         else Iteration(chosen, tuned, seed, tol, ahead=oracle.exact)
     )
     run = Run(oracle, iterates, limits, x, seed)
+    if ranks is not None:
+        compare_call(ranks, {"arguments": (chosen.name, tuned, sizes, seed, limits)}, x)
     if resume is not None:
         run.resume(resume)
-    status = run.go(_reporter(callback, restore, disp))
+    report, clock = _reporter(callback, restore, disp), time.perf_counter
+    if ranks is not None:  # time and callbacks are each rank's own, and what follows from them is not
+        report, clock = ranks.any_of(report) if callback else report, ranks.clock
+    status = run.go(report, clock)
     result = _result(run, status, restore, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")

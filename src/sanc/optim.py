@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Never
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.checkpoints import checked_engine, engine_of, restore, warn_of_changes, write_states
 from sanc.core.family import METHODS, make_settings
@@ -21,6 +21,8 @@ from sanc.driving import STYLES, Driver
 from sanc.errors import ArgumentError, ArgumentTypeError, require_integer
 from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.ranks.find import find_mode
+from sanc.ranks.group import DEFAULT
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
@@ -59,6 +61,13 @@ class CubicOptimizer(Optimizer):
         Seed of the optimiser and of the closures' randomness; by default it is drawn from torch's generator.
     check : bool
         Evaluate the loss twice at the first step and complain if it differs.
+    process_group : ProcessGroup, "default" or None
+        The ranks that train together, each with batches of its own: values, gradients and Hessian products are averaged
+        over them, and all take the same step. By default the group that torch.distributed was initialised with, if it
+        was; None: each rank trains for itself.
+    compare_every : int
+        Steps after which parameters and decisions are compared over the ranks, where a difference is an error; 0:
+        never.
     **options
         Any field of `sanc.Settings` or `sanc.MinibatchSettings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2,
         lanczos, metric, scale …
@@ -92,6 +101,8 @@ class CubicOptimizer(Optimizer):
         capture: bool = False,
         seed: int | None = None,
         check: bool = True,
+        process_group: Any = DEFAULT,
+        compare_every: int = 100,
         **options: Any,
     ) -> None:
         if by_position:
@@ -100,7 +111,8 @@ class CubicOptimizer(Optimizer):
                 "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
             )
         method = METHODS[self.method]
-        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check")
+        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
+               "compare_every")  # fmt: skip
         settings = make_settings(method, preset, options, own)
         if settings.krylov_dim is None:
             if "krylov_dim" in options:
@@ -113,24 +125,24 @@ class CubicOptimizer(Optimizer):
         if not isinstance(capture, bool):
             raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
+        require_integer("compare_every", compare_every, 0)
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
         params = list(params)
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "frozen": False})
+        mode = find_mode(process_group, compare_every, self._everyone(), capture=capture)
         if lr < _SMALL_RATE:
             warnings.warn(
                 f"lr = {lr!r} is a factor on the length that steps have by themselves, not a step size: leave it at 1, "
                 "unless a scheduler starts there.",
                 stacklevel=3,
             )
-        if seed is None:
-            seed = int(torch.randint(2**62, (), dtype=torch.int64))
-        leaves = gather(self.param_groups)
-        self._driver = Driver(
-            method, settings, leaves, hvp=hvp, microbatch=microbatch, capture=capture, check=check, seed=seed
-        )
+        leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(seed)
+        how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
+        mode.begin(self.param_groups, {"method": self.method, "settings": settings} | how)
+        self._driver = Driver(method, settings, leaves, mode=mode, **how)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_driver": self._driver}
@@ -201,8 +213,8 @@ class CubicOptimizer(Optimizer):
         Returns
         -------
         Tensor or None
-            The loss of `closure` where the gradient was taken, without weight decay: before the step, or, where steps
-            are averaged, a little beside the average.
+            The loss of `closure` where the gradient was taken, without weight decay, the mean over the ranks: before
+            the step, or, where steps are averaged, a little beside the average.
         """
         if METHODS[self.method].exact and (hessian is not None or objective is not None):
             raise ArgumentError(
@@ -214,18 +226,22 @@ class CubicOptimizer(Optimizer):
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
-        driver, everyone = self._driver, self._everyone()
+        driver, everyone, loss = self._driver, self._everyone(), None
         if closure is None or driver.stands_for_none(closure, everyone):
             if hessian is not None or objective is not None:
                 raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
-            if not self._is_empty_step():
-                driver.step_on_gradients(gather(self.param_groups))
-                self._warn_of_unreached()
-            return None
-        given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-        loss = driver.step(given, gather(self.param_groups), everyone)
+            if self._is_empty_step():
+                return None
+            driver.step_on_gradients(self._leaves())
+        else:
+            given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
+            loss = driver.step(given, self._leaves(), everyone)
+        driver.mode.stepped(self.param_groups, driver.iterates)
         self._warn_of_unreached()
         return loss
+
+    def _leaves(self) -> Leaves:
+        return gather(self.param_groups, self._driver.mode.leaves)
 
     def _warn_of_unreached(self) -> None:
         """Name the parameters that the loss of the first step did not reach."""
@@ -245,7 +261,8 @@ class CubicOptimizer(Optimizer):
         if any(group["lr"] != 0.0 for group in self.param_groups):
             return False
         grads = [p.grad for p in self._everyone() if p.grad is not None]
-        return bool(grads) and not any(bool(grad.any()) for grad in grads)
+        held = self._leaves().held
+        return bool(grads) and not any(bool(held(grad).any()) for grad in grads)
 
     def train(self) -> None:
         """Move the parameters to where gradients are taken; for loops without a closure, before a training epoch."""

@@ -72,6 +72,13 @@ class Batch:
     def __call__(self) -> Tensor:
         return self.loss(*self.tensors)
 
+    def terms(self) -> float:
+        """Return how many terms the mean loss is over."""
+        terms = float(len(self)) if self.weight is None else float(self.weight(*self.tensors))
+        if not 0.0 < terms < math.inf:
+            raise ArgumentError(f"weight returned {terms!r} for the batch: return the number of terms of the mean.")
+        return terms
+
     def parts(self, microbatch: int | None) -> list[tuple[float, Callable[[], Tensor]]]:
         """Weights and closures whose weighted sum is the mean loss over all rows."""
         n = len(self)

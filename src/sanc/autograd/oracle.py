@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class AutogradOracle(Oracle):
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
         self.leaves = leaves
-        self.space: TorchSpace = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.space: TorchSpace = leaves.space()
         self.meter = meter or Meter()
         self.exact = exact
         self.hvp: str = hvp
@@ -82,7 +82,7 @@ class AutogradOracle(Oracle):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(tensor.shape) for tensor in self.leaves.tensors]
+        return self.leaves.shapes
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self._products = products
@@ -135,6 +135,14 @@ class AutogradOracle(Oracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
+        return self.evaluate_here(x, sample, graph=graph)
+
+    def check(self, closure: Callable[[], None]) -> None:
+        """Call what raises where something is wrong with a sample; where it does for one process it does for all."""
+        closure()
+
+    def evaluate_here(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
+        """f(x) on a sample of this process."""
         self.load(x)
         try:
             total = self.forward(sample, graph=graph)
@@ -320,6 +328,13 @@ class AutogradOracle(Oracle):
             )
         self.hvp = "finite-difference"
 
+    def bare_gradient(self, x: Any, sample: Sample) -> tuple[float, Tensor]:
+        """Loss and gradient on any sample, without decay and not counted."""
+        self.load(x)
+        with self.still():
+            loss, g = self._sum(x, sample, False)
+        return float(loss), g
+
     def slope_is_right(self, x: Any) -> bool:
         """Whether the loss changes along its gradient as that says, within a factor of ten.
 
@@ -327,9 +342,8 @@ class AutogradOracle(Oracle):
         and a loss in low precision hides small changes.
         """
         sample = self.samples[0]
-        with self.still():
-            loss, g = self._sum(x, sample, False)
-        norm, size = self.space.norm(g), abs(float(loss))
+        loss, g = self.bare_gradient(x, sample)
+        norm, size = self.space.norm(g), abs(loss)
         for length in (1.0, 1.0 / 16.0):
             s = g * (length * difference_step(self.space, x) / norm) if norm > 0.0 else g
             promised = norm * self.space.norm(s)

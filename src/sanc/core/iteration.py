@@ -189,7 +189,10 @@ class Iteration:
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return {name: getattr(self.state, name) for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic")}
+        return {
+            name: getattr(self.state, name)
+            for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic")
+        }
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""

@@ -55,7 +55,10 @@ class Status(IntEnum):
     CALLBACK = 8, "The callback asked to stop."
     NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
     UNBOUNDED = 10, "The objective seems to be unbounded below."
-    NO_GRADIENT = 11, "The gradient is not finite at the points to which lower values lead; the last with one is returned."
+    NO_GRADIENT = (
+        11,
+        "The gradient is not finite at the points to which lower values lead; the last with one is returned.",
+    )
     INCONSISTENT = 12, "The objective, its gradient and its Hessian products do not fit together."
 
     @property
@@ -111,9 +114,10 @@ class Run:
     examined: bool = False  # whether the values were seen to be smooth
     cause: str = ""  # more about the ending than its status says
 
-    def go(self, report: Callable[[Run], bool]) -> Status:
+    def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until something ends the run."""
-        clock = time.perf_counter()
+        limited = self.limits.max_time < math.inf
+        begun = clock() if limited else 0.0
         while True:
             direction = g = None
             if self.oracle.exact:
@@ -135,7 +139,7 @@ class Run:
             meter = self.oracle.meter
             if meter.paper_calls >= self.limits.max_calls or meter.nfev >= self.limits.max_nfev:
                 return Status.CALL_LIMIT
-            if time.perf_counter() - clock >= self.limits.max_time:
+            if limited and clock() - begun >= self.limits.max_time:
                 return Status.TIME_LIMIT
             before = self.x
             try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,8 @@ class MinibatchIteration:
         Whether the last iteration returned to an earlier point.
     rates : sequence of float
         Factors of the scale, one for each parameter; empty: 1.
+    new_metric : callable
+        Makes a metric as `Metric` does.
     """
 
     at_rest = False
@@ -88,6 +90,7 @@ class MinibatchIteration:
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
         self.rates: Sequence[float] = ()
+        self.new_metric: Callable[..., Metric] = Metric
         self._work: tuple[AveragedStep, AveragedStep] | None = None
         self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
         self._factors: Sequence[Mapping[str, Tensor]] = ()
@@ -193,7 +196,7 @@ class MinibatchIteration:
     def _begin(self, x: Vector, oracle: Oracle, record: Record) -> bool:
         """Make the metric: that of a run that is resumed, or set up by a first gradient, if that is finite."""
         state, own, space = self.state, self.own, oracle.space
-        metric = Metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
+        metric = self.new_metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
         if self._squares is not None:
             metric.restore(space.tensor(self._squares), self._factors, self._floors)
         else:
@@ -205,7 +208,8 @@ class MinibatchIteration:
             if own.distance:
                 state.start, state.drift = x, space.zeros()
             metric.begin(space.tensor(g) / state.unit)
-        self._work = (AveragedStep(metric, own.averaging, False), AveragedStep(metric, own.averaging, True))
+        plain, learning = (AveragedStep(metric, own.averaging, learns, space.total) for learns in (False, True))
+        self._work = plain, learning
         self._space = space
         return True
 
