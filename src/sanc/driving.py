@@ -22,7 +22,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import derive, own_randomness
+from sanc.autograd.randomness import HOOK, derive, own_randomness
 from sanc.core.family import Method
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
@@ -131,7 +131,7 @@ class Driver:
             if captured is not None:  # whose loss draws no random numbers
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
-            with own_randomness(leaves.device):
+            with own_randomness(leaves.device), HOOK:  # one for all evaluations
                 loss = self._iterate(self._eager(leaves, samples))
         if first:
             pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
