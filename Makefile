@@ -3,6 +3,7 @@
 # make test-slow    the tests that take minutes
 # make test-oldest  the tests with the oldest versions that pyproject.toml admits, in an environment of their own
 # make lint         ruff check, ruff format --check and mypy
+# make docs         build the documentation site into site/, with warnings as errors, and check its links
 # make wheel        build the wheel and the source archive into dist/
 # make clean        remove everything that was made here except the environments
 #
@@ -18,7 +19,7 @@ OLDEST_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 PYTEST := python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-slow test-oldest lint wheel clean
+.PHONY: demo test test-slow test-oldest lint docs wheel clean
 
 demo: $(VENV)/.lab
 	$(BIN)/sanc demo --out demo-output
@@ -37,6 +38,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+	$(BIN)/python tools/links.py site
+
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build
 
@@ -44,7 +49,7 @@ clean:
 	rm -rf build dist demo-output site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name ".venv*" -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
-$(VENV)/.lab $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt
+$(VENV)/.lab $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --prefer-binary -c constraints.txt -e '.[$*]'
 	touch $@

@@ -188,7 +188,7 @@ def bandwidth(
     else:
         loaded = load_data(name, data_dir, dtype)
         X, y = np.array(loaded.X), np.asarray(loaded.y)  # in memory, as the generated set is
-    problem = Logistic(X, y, strength=1e-3)
+    problem = Logistic(X, y, "nonconvex", 1e-3)
     rng = np.random.default_rng(1)
     points = itertools.cycle([0.1 * rng.standard_normal(problem.dim).astype(X.dtype) for _ in range(7)])
     v = rng.standard_normal(problem.dim).astype(X.dtype)
@@ -247,7 +247,7 @@ def by_hand(X: Any, size: int, done: Sequence[tuple[int, int]]) -> int:
 
 def overhead_one(X: Any, y: Array, strength: float, iterations: int, seconds: float) -> dict[str, Any]:
     """Time iterations on samples of one sum, and the same products by hand."""
-    problem = Logistic(X, y, strength=strength)
+    problem = Logistic(X, y, "nonconvex", strength)
     size = -(-problem.n // 20)
     done = [(record.krylov_dim, record.trials + 1) for record in on_samples(problem, iterations).history]
     calls = {"sanc": partial(on_samples, problem, iterations), "by hand": partial(by_hand, problem.X, size, done)}

@@ -141,7 +141,7 @@ def minimize_row(rows: int, device: torch.device, seconds: float, iterations: in
         rng = np.random.default_rng(0)
         X = rng.standard_normal((rows, FEATURES))
         labels = (rng.random(rows) < 0.5).astype(np.float64)
-        problem = sanc.problems.Logistic(X, labels, strength=1e-3)
+        problem = sanc.problems.Logistic(X, labels, "nonconvex", 1e-3)
         run, calls = _numpy_calls(problem, limits)
     else:
         torch.manual_seed(0)

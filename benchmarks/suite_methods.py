@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "euclid": {"metric": "none"},
     "fixed-scale": {"distance": 0.0},
     "no-slow-down": {"slow_down": 0},
+    "even-weights": {"weighting": 0},
     "no-curvature": {"curvature": False},
+    "diagonal-no-curvature": {"metric": "diagonal", "curvature": False},
+    "no-escape": {},
     "robust02": {},
 }
-"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off, and the default of version 0.2,
-for which the source of that version has to stand in front on the path."""
+"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off ("no-escape" is `sanc.SCR`, which
+does not look for negative curvature), and the default of version 0.2, for which the source of that version has to stand
+in front on the path."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
     if spec.method in VARIANTS or spec.method == "paper":
         options = VARIANTS.get(spec.method, {"preset": "paper"})
-        opt = sanc.SANC(model.parameters(), seed=spec.seed, **options)
+        kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
+        opt = kind(model.parameters(), seed=spec.seed, **options)
 
         def sanc_step() -> None:
             first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))
@@ -226,7 +231,7 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
             break
     run = asdict(spec) | {"batch": problem.size, "ended": ended, "made": steps, "curve": curve, "note": problem.note}
     run["pace"] = statistics.median(paces)
-    if isinstance(mover.optimizers[0], sanc.SANC):
+    if isinstance(mover.optimizers[0], sanc.SANC | sanc.SCR):
         record = mover.optimizers[0].record
         assert record is not None
         run["calls"] = {kind: getattr(record.calls, kind) for kind in ("value", "gradient", "product")}
@@ -234,9 +239,10 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
 
 
 @cache
-def problem_of(task: str, folder: Path | None, device: str) -> Problem:
-    """Load a task once in a process."""
-    return Problem(TASKS[task], folder, device)
+def problem_of(task: str, folder: Path | None, device: str, decay: float | None = None) -> Problem:
+    """Load a task once in a process; `decay` takes the place of its own penalty."""
+    chosen = TASKS[task] if decay is None else replace(TASKS[task], decay=decay)
+    return Problem(chosen, folder, device)
 
 
 def prepare(threads: int) -> None:
@@ -246,10 +252,10 @@ def prepare(threads: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def work(spec: Spec, folder: Path | None, device: str) -> dict[str, Any]:
+def work(spec: Spec, folder: Path | None, device: str, decay: float | None = None) -> dict[str, Any]:
     """Make a run, in a process of its own or not; say what went wrong instead of raising it."""
     try:
-        problem = problem_of(spec.task, folder, device)
+        problem = problem_of(spec.task, folder, device, decay)
     except (sanc.SancError, OSError, ImportError) as trouble:
         return asdict(spec) | {"missing": f"{trouble}"}
     try:

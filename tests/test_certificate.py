@@ -171,7 +171,7 @@ def test_products_by_differences_widen_the_bound():
 
 def test_every_kind_of_objective(rng):
     X = rng.standard_normal((60, 5))
-    problem = Logistic(X, rng.integers(0, 2, 60), strength=0.5)
+    problem = Logistic(X, rng.integers(0, 2, 60), penalty="nonconvex", strength=0.5)
     w = rng.standard_normal(5)
     XT, yT = torch.from_numpy(X), torch.from_numpy(problem.y)
 

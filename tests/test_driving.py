@@ -188,17 +188,144 @@ def test_a_closure_that_does_nothing_stands_for_none():
         opt.step(lambda: model(a).mean())
 
 
-@pytest.mark.parametrize("style", ["loss", "backward"])
-def test_gradients_from_before_do_not_matter_with_closures(style, recwarn):
+def test_a_closure_that_clears_gradients_drops_those_from_before():
+    """As LBFGS wants it; for instance in a GAN, where the other network's passes leave gradients behind."""
     model, other = network(), network()
     opt, twin = (sanc.SANC(net.parameters(), seed=0) for net in (model, other))
-    other(torch.ones(3, 4).double()).sum().backward()
-    held = [p.grad.clone() for p in other.parameters()]
-    drive(style, model, opt, batches(3))
-    drive(style, other, twin, batches(3))
-    assert torch.equal(flat(model), flat(other)) and twin.style == style
-    assert all(torch.equal(a, p.grad) for a, p in zip(held, other.parameters(), strict=True))
-    assert any("left out" in str(warning.message) for warning in recwarn) is (style == "backward")
+    for data in batches(3):
+        other(torch.ones(3, 4).double()).sum().backward()
+        held = [p.grad.clone() for p in other.parameters()]
+        drive("backward", model, opt, [data])
+        drive("backward", other, twin, [data])
+        assert all(torch.equal(a, p.grad) for a, p in zip(held, other.parameters(), strict=True))
+    assert torch.equal(flat(model), flat(other)) and twin.style == "backward"
+
+
+def test_gradients_of_an_earlier_loop_are_left_alone():
+    model = network()
+    first = torch.optim.Adam(model.parameters())
+    (model(batches(1)[0][0])).sum().backward()
+    first.step()
+    held = [p.grad for p in model.parameters()]
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("loss", model, opt, batches(2))
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), held, strict=True))
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "batch"])
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_that_a_closure_would_lose_are_refused(style, first):
+    """Those that were clipped, or accumulated over batches, before a step that evaluates its closure anew."""
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    (a, b), (c, d) = batches(2)
+
+    def loss(a=a, b=b):
+        return (model(a) - b).square().mean()
+
+    def backward():
+        value = loss()
+        value.backward()
+        return value
+
+    closure = {"loss": loss, "backward": backward, "batch": sanc.Batch(loss, a, b)}[style]
+    if not first:
+        opt.step(closure)
+        opt.zero_grad()
+    loss(c, d).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    at, held = flat(model), [p.grad.clone() for p in model.parameters()]
+    with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*clip_grad_norm_\(\) inside the closure"):
+        opt.step(closure)
+    assert torch.equal(at, flat(model)) and all(map(torch.equal, held, (p.grad for p in model.parameters())))
+    opt.zero_grad(set_to_none=False)  # gradients of zero lose nothing
+    opt.step(closure)
+
+
+# ---------------------------------------------------------------------------------------------- scaled gradients
+
+
+def test_scaled_gradients_without_a_closure():
+    """A GradScaler divides them again before the step, and leaves steps out where they are not finite."""
+    ends = []
+    for scaled in (False, True):
+        model = network().float()
+        opt, scaler = sanc.SANC(model.parameters(), seed=0), torch.amp.GradScaler("cpu", enabled=scaled)
+        for k, (a, b) in enumerate(batches(20)):
+            opt.zero_grad()
+            scaler.scale((model(a.float()) - b.float()).square().mean()).backward()
+            if scaled and k == 10:
+                model[0].weight.grad[0, 0] = math.inf
+            if scaled or k != 10:
+                scaler.step(opt)
+            scaler.update()
+        assert opt._driver.iterates.state.iteration == 19
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_scaled_gradients_in_a_closure_are_refused(check):
+    """The loss that is returned is not the one that was differentiated."""
+    model, scaler = network().float(), torch.amp.GradScaler("cpu")
+    opt = sanc.SANC(model.parameters(), seed=0, check=check)
+    a, b = (t.float() for t in batches(1)[0])
+
+    def closure():
+        opt.zero_grad()
+        loss = (model(a) - b).square().mean()
+        scaler.scale(loss).backward()
+        return loss
+
+    if not check:
+        opt.step(closure)
+        return
+    at = flat(model)
+    with pytest.raises(sanc.ArgumentError, match=r"far too long for the loss.*scaler.step\(opt\)"):
+        opt.step(closure)
+    assert torch.equal(at, flat(model)) and opt.style == ""
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported"):
+        scaler.step(opt, closure=closure)
+
+
+# ---------------------------------------------------------------------------------------------- parameters off the loss
+
+
+class Branches(nn.Module):
+    """A network of which the loss uses one half."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare, self.fixed = (nn.Linear(4, 1).double() for _ in range(3))
+        self.fixed.requires_grad_(False)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.parametrize("named", [True, False])
+def test_parameters_that_the_loss_does_not_reach_are_named_once(style, named):
+    model = Branches()
+    opt = sanc.SANC(model.named_parameters() if named else [{"params": model.parameters()}], seed=0)
+    with pytest.warns(UserWarning, match="does not reach") as seen:
+        drive(style, model, opt, batches(3))
+    assert len(seen) == 1 and seen[0].filename.endswith("driving.py")  # where the tests call step()
+    text = str(seen[0].message)
+    places = ["'spare.weight'", "'spare.bias'"] if named else ["2", "3"]
+    assert f"params[{places[0]}] of shape (1, 4), params[{places[1]}] of shape (1,): check" in text
+    assert "used" not in text and "fixed" not in text
+
+
+def test_frozen_parameters_are_not_named(recwarn):
+    model = Branches()
+    model.spare.requires_grad_(False)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("loss", model, opt, batches(2))
+    model.spare.requires_grad_(True)
+    groups = [{"params": model.used.parameters()}, {"params": model.spare.parameters(), "frozen": True}]
+    drive("backward", model, sanc.SANC(groups, seed=0), batches(2))
+    assert not [w for w in recwarn if "reach" in str(w.message)]
 
 
 def test_a_closure_that_forgets_to_return_the_loss_is_told_so():

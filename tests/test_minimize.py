@@ -180,7 +180,6 @@ def test_as_a_method_of_scipy():
     [
         ({"bounds": [(0, 1)] * 4, "jac": rosen_der}, "bounds"),
         ({"constraints": {"type": "eq", "fun": rosen}, "jac": rosen_der}, "constraints"),
-        ({}, "jac = None"),
         ({"jac": rosen_der, "options": {"sigma": 1.0}}, "did you mean 'sigma0'"),
     ],
 )
@@ -382,7 +381,7 @@ def test_growing_samples_of_scr(problem):
 
 
 def test_sparse_and_dense_take_the_same_path(problem):
-    sparse = Logistic(scipy.sparse.csr_matrix(problem.X), problem.y.astype(int), strength=0.05)
+    sparse = Logistic(scipy.sparse.csr_matrix(problem.X), problem.y.astype(int), penalty="nonconvex", strength=0.05)
     runs = [sanc.minimize(p, np.ones(6), batch_size=40, max_iter=15, certify=False) for p in (problem, sparse)]
     assert runs[0].x == pytest.approx(runs[1].x, abs=1e-9)
 
@@ -487,10 +486,31 @@ def test_early_stop_needs_both_tests():
         (dict(x0=torch.ones(2).half()), ["x0", "float16"]),
         (dict(fun=3), ["fun = 3", "function"]),
         (dict(method="sancc"), ["method = 'sancc'", "did you mean 'sanc'"]),
-        (dict(method=None), ["method = None"]),
+        (dict(method=3), ["method = 3"]),
         (dict(preset="authers"), ["did you mean 'authors'"]),
         (dict(sigm0=1.0), ["'sigm0'", "did you mean 'sigma0'"]),
-        (dict(maxiter=3), ["'maxiter'", "did you mean 'max_iter'"]),
+        (dict(maxiters=3), ["'maxiters'", "did you mean"]),
+        (dict(maxiter=3, max_iter=4), ["'maxiter' stands beside 'max_iter'"]),
+        (dict(options={"gtol": 1e-6}, tol=1e-5), ["'gtol' stands in options"]),
+        (dict(options={"maxfev": 5}, maxfun=6), ["'maxfev' stands in options"]),
+        (dict(maxfev=0), ["max_nfev = 0"]),
+        (dict(bounds=[(0, 1)] * 4), ["bounds", "without constraints"]),
+        (dict(bounds=[(None, 1)] * 4), ["bounds", "without constraints"]),
+        (dict(bounds=scipy.optimize.Bounds(0, np.inf)), ["bounds", "without constraints"]),
+        (dict(bounds=[1, 2]), ["bounds", "pairs"]),
+        (dict(constraints={"type": "eq", "fun": rosen}), ["constraints"]),
+        (dict(jac="4-point"), ["jac = '4-point'", "3-point"]),
+        (dict(jac="3-point", hessp=rosen_hess_prod), ["jac = '3-point'", "hessp"]),
+        (dict(jac=rosen_der, hess="BFGS"), ["hess = 'BFGS'"]),
+        (dict(jac="cs", x0=torch.ones(2)), ["cs", "leave jac out"]),
+        (dict(x0={}), ["x0 is empty"]),
+        (dict(x0={"a": torch.ones(2), "b": np.ones(2)}), ["x0['b']", "tensors only"]),
+        (dict(x0={"a": torch.ones(2), "b": [torch.ones(2).double()]}), ["x0['b'][0]", "one type"]),
+        (dict(x0={"a": "text"}), ["x0['a']", "real numbers"]),
+        (dict(x0={"a": torch.tensor([math.nan])}), ["x0 holds NaN"]),
+        (dict(fun=lambda p: 1.0, jac=lambda p: {"b": 1.0}, x0={"a": 1.0}), ["jac returned a tree", "x0['a']"]),
+        (dict(fun=lambda p: 1.0, jac=lambda p: {"a": [1.0]}, x0={"a": 1.0}), ["jac returned a tree"]),
+        (dict(fun=lambda p: 1.0, jac=lambda p: {"a": np.ones(2)}, x0={"a": np.ones(3)}), ["shape (2,) for x0['a']"]),
         (dict(options={"sigm0": 1.0}), ["did you mean 'sigma0'"]),
         (dict(options={"sigma0": 1.0}, sigma0=2.0), ["'sigma0' stands in options"]),
         (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' stands in options"]),

@@ -314,7 +314,7 @@ def test_bf16_autocast_in_the_closure():
 
 
 def snapshot(model, opt):
-    return flat(model).clone(), opt._iterates.state, asdict(opt._meter), opt.record
+    return flat(model).clone(), opt._iterates.state, asdict(opt._driver.meter), opt.record
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.CR, sanc.CRM, sanc.NCD])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -45,9 +46,33 @@ def test_the_wheel_holds_everything_and_imports(tmp_path):
     assert lab == "False"  # the core imports nothing of the laboratory
 
 
+def test_names_are_imported_when_they_are_used():
+    code = (
+        "import sys, sanc; a = 'torch' in sys.modules; sanc.minimize; b = 'torch' in sys.modules; print(a, b); "
+        "import sanc.minimisation, sanc.certification; print(callable(sanc.minimize), callable(sanc.certificate))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "True", "True"]
+    assert set(sanc.__all__) <= set(dir(sanc)) and all(getattr(sanc, name) is not None for name in sanc.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'minimise'"):
+        sanc.minimise  # noqa: B018
+
+
+def test_type_checkers_see_the_names_where_they_live():
+    tree = ast.parse(Path(sanc.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {node.module: tuple(alias.name for alias in node.names) for node in block.body}
+    assert seen.pop("sanc") == ("errors", "problems", "theory")
+    assert seen == sanc._HOMES
+    assert {"__version__", "errors", "problems", "theory", *(n for names in seen.values() for n in names)} == set(
+        sanc.__all__
+    )
+
+
 def test_the_core_needs_torch_numpy_and_scipy_only():
     code = (
-        "import sanc, sys; print([m for m in ('sklearn', 'matplotlib', 'rich', 'typer', 'pooch') if m in sys.modules])"
+        "import sanc, sys; sanc.minimize; sanc.SANC; "
+        "print([m for m in ('sklearn', 'matplotlib', 'rich', 'typer', 'pooch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

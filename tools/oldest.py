@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("lab", "test")
+EXTRAS = ("sklearn", "lab", "test")
 """Extras whose minima are printed beside those of the package itself: what the tests run with."""
 
 

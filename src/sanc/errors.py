@@ -24,6 +24,10 @@ class NonFiniteStartError(SancError, ValueError):
     """The loss, its gradient or a Hessian product is not finite at the starting point."""
 
 
+class RanksError(SancError, RuntimeError):
+    """The ranks of a process group do not do the same any more, or one of them does not answer."""
+
+
 class SecondDerivativeError(SancError, RuntimeError):
     """An operator in the loss has no second derivative, so no exact Hessian product exists.
 
@@ -39,12 +43,14 @@ class SecondDerivativeError(SancError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown `name`: the nearest of `known`, or all of them."""
+    """End a sentence on an unknown `name`: with one of `known` that it is near to or begins, or with all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.82)
+    if not close and len(name) > 3:
+        close = [other for other in names if other.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose from {', '.join(names)}"
+    return f"choose from {', '.join(names)}."
 
 
 def require_number(name: str, value: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,14 @@ from sanc.core.oracle import Oracle
 from sanc.core.settings import Sampling
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle
+from sanc.trees import Tree, is_tree
+
+SCHEMES = ("2-point", "3-point", "cs")
+"""Ways to make derivatives of differences, by SciPy's names."""
 
 Restore = Callable[[Any], Any]
 """Turns a flat vector into what the caller gave: an array or tensor of the same shape."""
@@ -28,8 +33,8 @@ def build_oracle(
     fun: Any,
     x0: Any,
     *,
-    jac: Callable[..., Any] | bool | None,
-    hess: Callable[..., Any] | None,
+    jac: Callable[..., Any] | bool | str | None,
+    hess: Callable[..., Any] | str | None,
     hessp: Callable[..., Any] | None,
     args: tuple[Any, ...],
     hvp: HvpMode = "auto",
@@ -42,9 +47,17 @@ def build_oracle(
     """Choose the oracle that fits `fun`.
 
     A `FiniteSum` is sampled; a function with `jac` is called as it is; a function without is differentiated by torch.
+    A tree is laid into one vector, and the functions are asked at trees again.
     """
     if not isinstance(args, tuple):
         args = (args,)
+    if is_tree(x0) and not isinstance(fun, FiniteSum):
+        tree = Tree(x0, name)
+        ours, slope, matrix, product = _on_trees(tree, fun, jac, hess, hessp)
+        oracle, flat, restore_flat = build_oracle(
+            ours, tree.flat, jac=slope, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
+        )
+        return oracle, flat, lambda v: tree.build(restore_flat(v))
     is_tensor = isinstance(x0, Tensor)
     start = _point(x0, name)
 
@@ -65,6 +78,9 @@ def build_oracle(
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")
+    if isinstance(hess, str):
+        _scheme("hess", hess)
+        hess = None  # products are differences of gradients then
     for label, given in (("hess", hess), ("hessp", hessp)):
         if given is not None and not callable(given):
             raise ArgumentTypeError(f"{label} = {given!r:.60} cannot be called: pass a function.")
@@ -72,12 +88,42 @@ def build_oracle(
         if hess is not None or hessp is not None:
             raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
         leaf = start if is_tensor else torch.from_numpy(np.array(start))
-        oracle = _torch_oracle(_torch_only(fun), leaf, args, hvp)
-        return oracle, oracle.start(), restore
+        traced = _torch_oracle(_torch_only(fun), leaf, args, hvp)
+        return traced, traced.start(), restore
+    flat = start.detach().clone().reshape(-1) if is_tensor else np.array(start).reshape(-1)
+    if isinstance(jac, str):
+        if hess is not None or hessp is not None:
+            raise ArgumentError(f"jac = {jac!r} has no hess or hessp beside it: pass the gradient as a function too.")
+        return DifferenceOracle(fun, start, scheme=_scheme("jac", jac), args=args), flat, restore
     if jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {jac!r:.60} cannot be called: pass a function, or True if fun returns (f, g).")
-    flat = start.detach().clone().reshape(-1) if is_tensor else np.array(start).reshape(-1)
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
+
+
+def _scheme(name: str, given: str) -> Any:
+    if given not in SCHEMES:
+        raise ArgumentError(f"{name} = {given!r} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
+    return given
+
+
+def _on_trees(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator[Any]:
+    """Return the same functions of a flat vector; a Hessian has the leaves' entries in their order."""
+
+    def value(x: Any, *args: Any) -> Any:
+        answer = fun(tree.build(x), *args)
+        return (answer[0], tree.lay(answer[1], "fun")) if jac is True else answer
+
+    def slope(x: Any, *args: Any) -> Any:
+        return tree.lay(jac(tree.build(x), *args), "jac")
+
+    def matrix(x: Any, *args: Any) -> Any:
+        return hess(tree.build(x), *args)
+
+    def product(x: Any, v: Any, *args: Any) -> Any:
+        return tree.lay(hessp(tree.build(x), tree.build(v), *args), "hessp")
+
+    for theirs, ours in ((fun, value), (jac, slope), (hess, matrix), (hessp, product)):
+        yield ours if callable(theirs) else theirs
 
 
 def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:
@@ -93,7 +139,7 @@ def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:
     """Explain what is missing where a NumPy function came without its gradient."""
 
     def wrapped(x: Tensor, *args: Any) -> Tensor:
-        remedy = "write it with torch operations, or pass its gradient as jac"
+        remedy = 'write it with torch operations, or pass its gradient as jac, or jac="3-point" for differences'
         try:
             answer = fun(x, *args)
         except (RuntimeError, TypeError) as problem:

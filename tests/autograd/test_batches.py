@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import sanc
@@ -130,3 +131,70 @@ def test_a_state_of_other_data_is_refused():
         samples.load_state_dict(sanc.ThreeSamples(index_set(), 6).state_dict())
     with pytest.raises(sanc.ArgumentError, match="lacks"):
         samples.load_state_dict({"seed": 1})
+
+
+# ---------------------------------------------------------------------------------------------- micro-batches
+
+
+def tokens(kind, microbatch, weight=None, middle=(), ignored=-100):
+    """An optimiser of a small model of tokens, of which a quarter is ignored, and its batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), *middle, nn.Tanh(), nn.Linear(6, 5)).double()
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.randint(4, (10,))
+    y[[0, 1, 4]] = ignored
+    losses = {
+        "mean": lambda x, y: nn.functional.cross_entropy(model(x), y, ignore_index=ignored),
+        "sum": lambda x, y: nn.functional.cross_entropy(model(x), y.clamp_min(0), reduction="sum"),
+        "rows": lambda x, y: nn.functional.cross_entropy(model(x), y.clamp_min(0)),
+        "pairs": lambda x, y: (model(x) @ model(x).T).square().mean(),
+    }
+    opt = sanc.SANC(model.parameters(), preset="paper", microbatch=microbatch, seed=0)
+    return model, opt, sanc.Batch(losses[kind], x, y, weight=weight)
+
+
+@pytest.mark.parametrize("hvp", ["double-backward", "finite-difference"])
+def test_micro_batches_are_weighted_by_the_terms_of_the_mean(hvp):
+    ends = []
+    for microbatch in (None, 2, 3):
+        model, opt, batch = tokens("mean", microbatch, weight=lambda x, y: (y != -100).sum())
+        opt._driver.oracle.hvp = hvp
+        for _ in range(3):
+            loss = opt.step(batch)  # the first micro-batch of two rows has no term at all
+        ends.append(torch.cat([loss.reshape(1), *(p.detach().reshape(-1) for p in model.parameters())]))
+    assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6) and torch.allclose(ends[0], ends[2], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("mean", [r"tensors[1] holds -100", "weight=lambda *tensors: (tensors[1] != -100).sum()"]),
+    ("sum", ["the mean of its halves", "Return the mean over rows"]),
+    ("pairs", ["the mean of its halves", "leave microbatch out"]),
+])  # fmt: skip
+def test_micro_batches_that_change_the_loss_are_refused(kind, words):
+    weight = None if kind == "mean" else lambda x, y: len(x)
+    model, opt, batch = tokens(kind, 4, weight=weight)
+    held = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(sanc.ArgumentError) as caught:
+        opt.step(batch)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert all(map(torch.equal, held, model.parameters())) and opt.style == ""
+
+
+@pytest.mark.parametrize("microbatch", [4, 6])
+def test_another_ignored_index_shows_in_the_halves(microbatch):
+    _, opt, batch = tokens("mean", microbatch, ignored=4)  # of four rows one half has no term at all
+    with pytest.raises(sanc.ArgumentError, match=r"mean of its halves.*pass weight= to sanc.Batch"):
+        opt.step(batch)
+
+
+@pytest.mark.parametrize("middle", [[nn.Dropout(0.5)], [nn.BatchNorm1d(6)]], ids=["dropout", "norm"])
+def test_halves_that_differ_anyway_are_no_mistake(middle):
+    _, opt, batch = tokens("rows", 4, weight=lambda x, y: len(x), middle=middle)
+    opt.step(batch)
+    assert opt.record.iteration == 0
+
+
+@pytest.mark.parametrize("count", [0.0, float("nan"), -1.0])
+def test_weights_that_cannot_be_used_are_named(count):
+    _, opt, batch = tokens("mean", 4, weight=lambda x, y: count)
+    with pytest.raises(sanc.ArgumentError, match=r"weight returned .*return the number of terms"):
+        opt.step(batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -330,3 +332,79 @@ def test_draws_on_the_way_back_are_replayed_too():
         opt.step(lambda: Noise.apply(model(x)).square().mean())
         assert len(seen) > 3 and len(set(seen)) == 1
         assert np.array_equal(np.random.get_state()[1], before)
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+
+def trained(model, seed, steps=30, barrier=None):
+    """Train a network with dropout and BatchNorm; what it counted, where it ended, and what its closures drew."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5, generator=generator)
+    x, y = torch.randn(30, 5, dtype=torch.float64, generator=generator), torch.arange(30) % 3
+    opt, draws = sanc.SANC(model.parameters(), seed=seed), []
+
+    def closure():
+        draws.append((random.random(), np.random.rand(), float(torch.rand(()))))
+        return nn.functional.cross_entropy(model(x), y)
+
+    if barrier is not None:
+        barrier.wait()
+    for _ in range(steps):
+        opt.step(closure)
+    return int(model[1].num_batches_tracked), flat(model), draws
+
+
+def test_optimisers_in_threads_do_not_disturb_each_other():
+    middle = [nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh()]
+    models = [nn.Sequential(nn.Linear(5, 8), *copy.deepcopy(middle), nn.Linear(8, 3)).double() for _ in range(4)]
+    alone = [trained(model, seed) for seed, model in enumerate(models[:2])]
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda seed: trained(models[2 + seed], seed, barrier=barrier), (0, 1)))
+    for (count, end, draws), (other_count, other_end, other_draws) in zip(alone, together, strict=True):
+        assert count == other_count == 30
+        assert torch.equal(end, other_end) and draws == other_draws
+    assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
+    assert np.array_equal(np.random.get_state()[1], state[2])
+
+
+def test_a_model_that_trains_in_another_thread_is_left_alone():
+    """While a step runs, another thread makes plain forward passes: its BatchNorm counts them all."""
+    other, x = nn.BatchNorm1d(4), torch.randn(8, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    opt = sanc.SANC(model.parameters(), seed=0)
+    with ThreadPoolExecutor(1) as pool:
+
+        def closure():
+            pool.submit(other, x).result()
+            return model(x).square().mean()
+
+        calls = 0
+        for k in range(5):
+            opt.step(closure)
+            assert int(model[1].num_batches_tracked) == k + 1
+            assert int(other.num_batches_tracked) > calls + 1
+            calls = int(other.num_batches_tracked)
+
+
+def test_no_hook_is_left_where_nothing_is_compiled(monkeypatch):
+    from torch.nn.modules import module
+
+    from sanc.autograd import randomness
+
+    monkeypatch.setattr(randomness.HOOK, "stays", False)
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    for _ in range(2):
+        opt.step(loss_of(model, x, y))
+        assert opt._driver.oracle.usual_calls == 4 and not randomness.HOOK.stays  # three layers and what holds them
+    with pytest.raises(KeyError):
+        opt.step(lambda: {}["loss"])
+    if randomness.HOOK._handle is not None:  # of a compiled model in another test
+        randomness.HOOK._handle.remove()
+        randomness.HOOK._handle = None
+    opt.step(loss_of(model, x, y))
+    assert not module._has_any_global_hook()

@@ -87,7 +87,7 @@ def test_settings_of_the_iteration_on_samples():
         ("robust", {"metric": 0.5}, ["metric = 0.5", "kronecker"]),
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),
-        ("paper", {"krylov_stop": "forced"}, ["krylov_stop = 'forced'", "did you mean 'forcing'"]),
+        ("paper", {"krylov_stop": "forced"}, ["krylov_stop = 'forced'", "choose from forcing, paper"]),
         ("paper", {"resolves": 1.5}, ["resolves = 1.5", "an integer"]),
         ("paper", {"L1": float("nan")}, ["L1 = nan", "a number"]),
     ],

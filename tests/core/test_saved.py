@@ -15,8 +15,18 @@ import sanc
 from driving import drive, flat
 
 WRONG = [math.nan, -1, "three", None, [], {}, torch.zeros(7), True, -math.inf, 1.5]
-FREE = {"level", "entry", "gained", "reached", "mean", "best", "square", "looked"}  # numbers that may be unknown
-OURS = ("settings", "hvp")  # which may differ, with a warning or an error of its own
+FREE = {
+    "first_value",
+    "level",
+    "entry",
+    "gained",
+    "reached",
+    "mean",
+    "best",
+    "square",
+    "looked",
+}  # numbers that may be unknown
+OURS = ("settings", "hvp", "sizes")  # which may differ, with a warning or an error of its own
 
 
 def optimiser(kind, preset, style="loss", steps=6, **options):

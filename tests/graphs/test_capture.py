@@ -373,7 +373,7 @@ def test_more_kinds_of_batches_than_are_recorded():
             warnings.simplefilter("always")
             opt, losses, *_ = train(network(), data, captured, preset="paper")
         ends.append(losses)
-    assert len(opt._capture._oracles) == capture.KINDS and "more than 4 kinds" in opt.capture_reason
+    assert len(opt._driver.capture._oracles) == capture.KINDS and "more than 4 kinds" in opt.capture_reason
     assert sum("capture = True" in str(w.message) for w in caught) == 1
     assert ends[1] == pytest.approx(ends[0], rel=1e-8)
 
@@ -444,7 +444,7 @@ def test_parameters_in_another_order_are_recorded_anew():
 def test_an_error_in_a_recorded_step_leaves_everything_as_it_was(where, monkeypatch):
     model = network("norm")
     opt, *_ = train(model, batches(6), True, preset="paper")
-    (oracle,) = opt._capture._oracles.values()
+    (oracle,) = opt._driver.capture._oracles.values()
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
 
     def fail(*given, **more):

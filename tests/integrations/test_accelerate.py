@@ -85,6 +85,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     assert torch.allclose(*ends, rtol=0, atol=1e-4)
 
 
+def test_closures_whose_steps_would_be_skipped_are_refused():
+    with pytest.raises(sanc.ArgumentError, match=r"accumulates over 4 batches.*accelerator.backward\(loss\)"):
+        epoch(*setting(4), style="loss")
+    setting()
+
+
 def test_gradients_are_clipped():
     accelerator, net, opt, rows, _ = setting()
     x, y = next(iter(rows))

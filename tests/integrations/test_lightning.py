@@ -100,7 +100,7 @@ def test_fit_lowers_the_loss_and_resumes(kind, tmp_path):
     assert fit.global_step == opt._iterates.state.iteration == 48
     assert loss(whole) < 0.7 * before
     assert opt.style == {Automatic: "backward", Manual: "loss", Gradients: "gradients"}[kind]
-    assert opt._at_average
+    assert opt._driver.at_average
     assert int(whole.net[1].num_batches_tracked) == 48  # trial points do not count as training
     first = made(kind)
     part = trainer(tmp_path, 4)
@@ -123,12 +123,12 @@ def test_what_monitors_read(tmp_path):
     assert monitor.lrs == {"lr-SANC/all": pytest.approx([1.0, 1.0, 1.0, 0.9])}
 
 
-def test_accumulated_batches_are_left_out_with_a_warning(tmp_path):
-    """A closure is judged on its own batch: what Lightning summed up before it is left out, with a warning."""
+def test_accumulated_batches_are_refused(tmp_path):
+    """A closure is judged on its own batch: what Lightning summed up before it would be left out."""
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
-    with pytest.warns(UserWarning, match="gradients from before the step are left out"):
+    with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*step without a closure"):
         fit.fit(made(Automatic), data())
-    assert fit.optimizers[0]._iterates.state.iteration == 2
+    assert fit.optimizers[0]._iterates.state.iteration == 0
 
 
 def test_gradients_are_clipped(tmp_path):

@@ -57,7 +57,7 @@ def test_training_lowers_the_loss(tmp_path):
     opt = unwrapped(train)
     assert opt.style == "gradients" and opt._iterates.state.iteration == 24
     assert train.evaluate()["eval_loss"] < 0.7 * before
-    assert opt._at_average  # evaluate() moved the parameters there
+    assert opt._driver.at_average  # evaluate() moved the parameters there
     seen = [row["eval_loss"] for row in train.state.log_history if "eval_loss" in row]
     assert seen[-1] < seen[1]
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -456,6 +456,42 @@ def test_the_run_of_a_killed_worker_goes_on_on_another(tmp_path):
     assert process.returncode == 0 and "2 runs finished" in text, text
 
 
+@contextmanager
+def cluster_of_three(folder):
+    """Start a scheduler and three workers, as on machines of their own; return its address and the workers."""
+    found = folder / "scheduler.json"
+    dask = (sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(found), "--no-dashboard")
+    with ExitStack() as stack:
+        head = (sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard")
+        first = stack.enter_context(command(*head, "--host", "127.0.0.1", "--scheduler-file", str(found)))
+        wait_for(first, found.exists)
+        quiet = ("--no-nanny", "--nthreads", "1", "--local-directory", str(folder / "scratch"))
+        workers = [stack.enter_context(command(*dask, *quiet)) for _ in range(3)]
+        address = json.loads(found.read_text())["address"]
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(3, timeout=240)
+        yield address, workers
+
+
+@pytest.mark.slow
+def test_a_real_cluster_whose_worker_is_killed_makes_the_same_files(tmp_path, uninterrupted):
+    whole, _ = uninterrupted
+    out = tmp_path / "out"
+    with cluster_of_three(tmp_path) as (address, workers):
+        again = [*RUN, "--out", str(out), "--scheduler", address, "--checkpoint-every", "0.05"]
+        with sanc_command(*again) as process:
+            wait_for(process, lambda: list(out.glob("runs/*/*/*/checkpoint.pt")))
+            kill(workers[0])
+            text, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and "4 runs finished" in text, text
+    folders = sorted((whole / "runs").glob("*/*/*"))
+    assert len(folders) == 4
+    for folder in folders:
+        other = out / "runs" / folder.relative_to(whole / "runs")
+        assert timeless(other) == timeless(folder)
+        assert {path.name for path in other.iterdir()} == {path.name for path in folder.iterdir()}
+
+
 @pytest.mark.slow
 @needs_pgrep
 def test_workers_leave_with_the_command_even_before_they_began(tmp_path):
@@ -662,4 +698,4 @@ def test_a_missing_extra_is_named():
     code = "import sys; sys.modules['typer'] = None; import sanc.lab.cli"
     with command(sys.executable, "-c", code) as process:
         text, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "needs typer: pip install 'sanc[lab]'" in text
+    assert process.returncode == 1 and "needs typer: install the extra lab" in text

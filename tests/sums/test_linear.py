@@ -79,9 +79,9 @@ def test_closed_forms_agree_with_autograd(X, rng, sparse):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     y = rng.integers(0, 2, N)
-    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y, strength=0.2)
+    problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y, "nonconvex", 0.2)
     rows = rng.choice(N, 9, replace=False)
-    part, alone = problem.subset(rows), Logistic(X[rows], y[rows], strength=0.2)
+    part, alone = problem.subset(rows), Logistic(X[rows], y[rows], "nonconvex", 0.2)
     w = rng.standard_normal(D)
     assert part.n == 9
     assert part.value(w) == pytest.approx(alone.value(w), rel=1e-13)
@@ -102,7 +102,7 @@ def test_a_subset_of_a_subset(X, rng, sparse):
 def three(X, rng, rows=N):
     """One problem of each kind."""
     y = rng.integers(0, 2, rows)
-    return [Logistic(X, y, strength=0.2), NonconvexSVM(X, 2 * y - 1), Softmax(X, rng.integers(0, C, rows), C)]
+    return [Logistic(X, y, "nonconvex", 0.2), NonconvexSVM(X, 2 * y - 1), Softmax(X, rng.integers(0, C, rows), C)]
 
 
 def everything(problem, w, v):
@@ -151,14 +151,14 @@ def test_answers_may_be_changed(X, rng):
 
 def test_problems_and_points_do_not_get_mixed_up(X, rng):
     points = [rng.standard_normal(D) for _ in range(4)]
-    first, second = (Logistic(X, rng.integers(0, 2, N), strength=0.2) for _ in range(2))
+    first, second = (Logistic(X, rng.integers(0, 2, N), "nonconvex", 0.2) for _ in range(2))
     part = first.subset(np.arange(9))
     expected = {(p, k): fresh(p, w, w) for p in (first, second, part) for k, w in enumerate(points)}
     for k in (0, 1, 0, 2, 3, 0, 1, 2):
         for problem in (first, second, part):
             assert everything(problem, points[k], points[k]) == pytest.approx(expected[problem, k], rel=1e-13)
             later = everything(problem.subset(np.arange(5)), points[k], points[k])  # and the whole is known already
-            alone = Logistic(problem.X[:5], problem.y[:5], strength=0.2)
+            alone = Logistic(problem.X[:5], problem.y[:5], "nonconvex", 0.2)
             assert later == pytest.approx(everything(alone, points[k], points[k]), rel=1e-12)
     assert not np.allclose(expected[first, 0], expected[part, 0])
 
@@ -305,3 +305,71 @@ def test_blocks_change_nothing(rng, monkeypatch, tmp_path, dtype, order):
         assert everything(part, w, v) == pytest.approx(whole, rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-6)
         assert part.value_and_gradient(w)[1].dtype == part.hessian(w)(v).dtype == dtype
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("kind", ["l2", "nonconvex"])
+def test_weights_and_intercept_agree_with_autograd(X, rng, sparse, kind):
+    A, y, classes = (scipy.sparse.csr_matrix(X) if sparse else X), rng.integers(0, 2, N), rng.integers(0, C, N)
+    s = rng.uniform(0, 3, N)
+    ones = torch.from_numpy(np.column_stack([X, np.ones(N)]))
+    sT = torch.from_numpy(s / s.sum())
+    how = {"weights": s, "intercept": True}
+
+    def logistic(w):
+        target = torch.from_numpy(y).double()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(ones @ w, target, reduction="none")
+        return (sT * losses).sum() + penalty(kind, 0.3, w[:-1])
+
+    def softmax(w):
+        W = w.view(C, D + 1)
+        losses = torch.nn.functional.cross_entropy(ones @ W.T, torch.from_numpy(classes), reduction="none")
+        return (sT * losses).sum() + penalty(kind, 0.3, W[:, :-1])
+
+    def svm(w):
+        return (sT * (1 - torch.tanh(torch.from_numpy(2 * y - 1) * (ones @ w)))).sum() + 0.3 * (w[:-1] ** 2).sum()
+
+    for problem, reference in (
+        (Logistic(A, y, kind, 0.3, **how), logistic),
+        (Softmax(A, classes, C, kind, 0.3, **how), softmax),
+        (NonconvexSVM(A, 2 * y - 1, 0.3, **how), svm),
+    ):
+        w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+        wT = torch.from_numpy(w).requires_grad_()
+        (gradient,) = torch.autograd.grad(reference(wT), wT)
+        hessian = torch.autograd.functional.hessian(reference, wT).numpy()
+        value, g = problem.value_and_gradient(w)
+        assert value == pytest.approx(reference(wT).item(), rel=1e-12)
+        assert g == pytest.approx(gradient.numpy(), abs=1e-12)
+        assert problem.hessian(w)(v) == pytest.approx(hessian @ v, abs=1e-12)
+        halves = [problem.subset(np.arange(N)[k::2]).value_and_gradient(w)[1] for k in (0, 1)]
+        assert np.mean(halves, axis=0) == pytest.approx(g, abs=1e-13)
+
+
+def test_weights_in_blocks(X, rng, monkeypatch):
+    y, s = rng.integers(0, C, N), rng.uniform(0, 3, N)
+    problem = Softmax(X, y, C, weights=s, intercept=True)
+    w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+    whole = everything(problem, w, v)
+    monkeypatch.setattr(linear, "_BLOCK", 1)
+    assert fresh(problem, w, v) == pytest.approx(whole, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.ones(3), "weights has shape (3,)"),
+        (-np.ones(N), "≥ 0"),
+        (np.zeros(N), "not all 0"),
+        (np.full(N, np.nan), "finite"),
+    ],
+)
+def test_weights_that_cannot_be_used(X, rng, weights, words):
+    with pytest.raises(sanc.ArgumentError) as problem:
+        Logistic(X, rng.integers(0, 2, N), weights=weights)
+    assert words in str(problem.value)
+
+
+def test_the_default_penalty_is_l2(X, rng):
+    y, w = rng.integers(0, 2, N), rng.standard_normal(D)
+    assert Logistic(X, y).value(w) == Logistic(X, y, "l2", 1e-3).value(w)

@@ -29,7 +29,7 @@ def test_answers_are_those_of_the_rows_that_were_drawn(form, sampling, rng):
     X, plain = matrix(rng, form)
     y, sizes = rng.integers(0, 2, N), [12, 12, 8]
     for make in (
-        lambda X: Logistic(X, y, strength=0.2),
+        lambda X: Logistic(X, y, "nonconvex", 0.2),
         lambda X: NonconvexSVM(X, 2 * y - 1),
         lambda X: Softmax(X, y, strength=0.2),
     ):

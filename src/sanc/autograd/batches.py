@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["Batch", "ThreeSamples"]
 
+_IGNORED = -100
+"""The target that losses of torch ignore by default."""
+
 
 class Batch:
     """A loss on a batch of rows: a closure that knows its size and can be cut into micro-batches.
@@ -25,6 +29,10 @@ class Batch:
         ``loss(*tensors)`` returns the **mean** loss over the rows as a scalar tensor.
     *tensors : Tensor
         Inputs, targets and so on; the first dimension of each counts the rows.
+    weight : callable, optional
+        ``weight(*tensors)`` returns how many terms the mean loss of these rows is over, where that is not their number,
+        such as ``lambda x, y: (y != -100).sum()`` for a cross-entropy that ignores some targets. Micro-batches are
+        weighted with it.
 
     Examples
     --------
@@ -36,14 +44,20 @@ class Batch:
     10
     """
 
-    def __init__(self, loss: Callable[..., Tensor], *tensors: Tensor) -> None:
+    def __init__(
+        self, loss: Callable[..., Tensor], *tensors: Tensor, weight: Callable[..., Tensor | float] | None = None
+    ) -> None:
         if not callable(loss):
-            raise ArgumentTypeError(f"loss = {loss!r} cannot be called: pass a function of the batch's tensors.")
+            raise ArgumentTypeError(f"loss = {loss!r:.60} cannot be called: pass a function of the batch's tensors.")
+        if weight is not None and not callable(weight):
+            raise ArgumentTypeError(f"weight = {weight!r:.60} cannot be called: pass a function of the tensors.")
         if not tensors:
             raise ArgumentError("tensors is empty: pass at least one tensor whose first dimension counts the rows.")
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
-                raise ArgumentTypeError(f"tensors[{position}] = {tensor!r:.60} has no rows: pass a tensor with rows.")
+                raise ArgumentTypeError(
+                    f"tensors[{position}] = {tensor!r:.60} is no tensor with rows: pass one (torch.as_tensor)."
+                )
             if len(tensor) != len(tensors[0]):
                 raise ArgumentError(
                     f"tensors[{position}] has {len(tensor)} rows and tensors[0] has {len(tensors[0])}: "
@@ -53,6 +67,7 @@ class Batch:
             raise ArgumentError("tensors have 0 rows: pass a batch with at least one row.")
         self.loss = loss
         self.tensors = tensors
+        self.weight = weight
 
     def __len__(self) -> int:
         return self.tensors[0].shape[0]
@@ -60,17 +75,47 @@ class Batch:
     def __call__(self) -> Tensor:
         return self.loss(*self.tensors)
 
+    def terms(self) -> float:
+        """Return how many terms the mean loss is over."""
+        terms = float(len(self)) if self.weight is None else float(self.weight(*self.tensors))
+        if not 0.0 < terms < math.inf:
+            raise ArgumentError(f"weight returned {terms!r} for the batch: return the number of terms of the mean.")
+        return terms
+
     def parts(self, microbatch: int | None) -> list[tuple[float, Callable[[], Tensor]]]:
         """Weights and closures whose weighted sum is the mean loss over all rows."""
         n = len(self)
         if microbatch is None or microbatch >= n:
             return [(1.0, self)]
-        pieces: list[tuple[float, Callable[[], Tensor]]] = []
-        for begin in range(0, n, microbatch):
-            end = min(begin + microbatch, n)
-            part = Batch(self.loss, *(tensor[begin:end] for tensor in self.tensors))
-            pieces.append(((end - begin) / n, part))
-        return pieces
+        cut = [
+            tuple(tensor[begin : begin + microbatch] for tensor in self.tensors) for begin in range(0, n, microbatch)
+        ]
+        if self.weight is None:
+            self._refuse_ignored_targets(cut)
+            sizes = [float(len(tensors[0])) for tensors in cut]
+        else:
+            sizes = [float(self.weight(*tensors)) for tensors in cut]
+        total = sum(sizes)
+        if not 0.0 < total < math.inf or min(sizes) < 0.0:
+            raise ArgumentError(
+                f"weight returned {sizes} for the micro-batches: return the number of terms of the mean."
+            )
+        parts = zip(sizes, cut, strict=True)
+        return [(size / total, Batch(self.loss, *tensors, weight=self.weight)) for size, tensors in parts if size > 0.0]
+
+    def _refuse_ignored_targets(self, cut: Sequence[tuple[Tensor, ...]]) -> None:
+        """Refuse to weigh micro-batches by their rows where they hold different shares of targets that are ignored."""
+        for position, tensor in enumerate(self.tensors):
+            if tensor.is_floating_point() or tensor.is_complex() or not bool((tensor == _IGNORED).any()):
+                continue
+            shares = {float((tensors[position] == _IGNORED).double().mean()) for tensors in cut}
+            if len(shares) > 1:
+                raise ArgumentError(
+                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, in different shares of the "
+                    "micro-batches, so that a mean over the others would be weighted wrongly: pass weight=lambda "
+                    f"*tensors: (tensors[{position}] != {_IGNORED}).sum(), or, where nothing is ignored, "
+                    "weight=lambda *tensors: len(tensors[0])."
+                )
 
 
 class ThreeSamples:

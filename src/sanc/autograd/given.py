@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter, Oracle
-from sanc.core.space import TorchSpace, Vector
+from sanc.core.space import Vector
 
 
 class GivenGradient(Oracle):
@@ -19,9 +19,9 @@ class GivenGradient(Oracle):
     values = False
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
-        self.space = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.space = leaves.space()
         self.meter = meter
-        self._shapes = [tuple(leaf.shape) for leaf in leaves.tensors]
+        self._shapes = leaves.shapes
         self._gradient = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from sanc.core.space import TorchSpace
 
 Closure = Callable[[], Tensor]
 Grads = Sequence[Tensor | None]
@@ -23,17 +26,28 @@ class Sample:
     ]  # weights and closures; one of weight 1, or as many as there are micro-batches
     size: int  # components in it
     seed: int | None  # what its random draws are a function of; None for a function that draws nothing
+    terms: float | None = None  # that its mean is over; None: nobody counted
 
 
 class Leaves:
-    """How a flat vector lies in leaf tensors, and the weight decay of each of these."""
+    """How a flat vector lies in leaf tensors, and the weight decay and the rate of each of these."""
 
-    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> None:
         self.tensors = list(tensors)
         self.decays = list(decays)
-        self._sizes = [leaf.numel() for leaf in self.tensors]
+        self.rates = list(rates)
+        self.shapes = [tuple(self.held(leaf).shape) for leaf in self.tensors]
+        self._sizes = [math.prod(shape) for shape in self.shapes]
         self.dim = sum(self._sizes)
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
+
+    def held(self, tensor: Tensor) -> Tensor:
+        """Return the part of a leaf, or of its gradient, that vectors of this process hold: all of it."""
+        return tensor
+
+    def space(self) -> TorchSpace:
+        """Return the arithmetic of the vectors."""
+        return TorchSpace(self.dim, self.dtype, self.device)
 
     def matches(self, other: Leaves) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""
@@ -43,8 +57,10 @@ class Leaves:
     def flatten(self, tensors: Grads) -> Tensor:
         """Join per-leaf tensors into one new vector, out of any graph; a missing one is zero."""
         pieces = [
-            leaf.new_zeros(leaf.numel()) if tensor is None else _plain(tensor, self.dtype)
-            for leaf, tensor in zip(self.tensors, tensors, strict=True)
+            torch.zeros(size, dtype=self.dtype, device=self.device)
+            if tensor is None
+            else _plain(self.held(tensor), self.dtype)
+            for size, tensor in zip(self._sizes, tensors, strict=True)
         ]
         return torch.cat(pieces)
 
@@ -52,22 +68,30 @@ class Leaves:
         """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
         rows = vector.shape[:-1]
         pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
-        return [piece.reshape(rows + leaf.shape) for piece, leaf in zip(pieces, self.tensors, strict=True)]
+        return [piece.reshape(rows + shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Undo `split`."""
-        pairs = zip(tensors, self.tensors, strict=True)
-        return torch.cat([t.reshape(*t.shape[: t.ndim - leaf.ndim], leaf.numel()) for t, leaf in pairs], dim=-1)
+        layout = zip(tensors, self.shapes, self._sizes, strict=True)
+        return torch.cat([t.reshape(*t.shape[: t.ndim - len(shape)], size) for t, shape, size in layout], dim=-1)
+
+    def pack(self, vector: Tensor) -> list[Tensor]:
+        """Cut a vector into tensors that are saved with the leaves."""
+        return self.split(vector)
+
+    def unpack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Undo `pack`."""
+        return self.join(tensors)
 
     def read(self) -> Tensor:
         """Gather the leaves into a new flat vector."""
-        return torch.cat([leaf.detach().reshape(-1) for leaf in self.tensors])
+        return torch.cat([self.held(leaf).detach().reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
             for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
-                leaf.copy_(piece)
+                self.held(leaf).copy_(piece)
         torch.clear_autocast_cache()  # it may hold casts of the old content
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:

@@ -7,18 +7,19 @@ look from here. Points are flat vectors; `load` writes one into the leaves, and 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import Buffers, seed_all, still_buffers
+from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
-from sanc.core.oracle import Meter, Operator, Oracle, Recent
+from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
 
@@ -30,6 +31,8 @@ class AutogradOracle(Oracle):
     ----------
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
+    reached : list of bool
+        Which leaves the loss of the last gradient pass depends on.
     training : Buffers or None
         What the buffers of modules held before that pass, which is the one that counts as training.
     """
@@ -38,7 +41,7 @@ class AutogradOracle(Oracle):
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
         self.leaves = leaves
-        self.space: TorchSpace = TorchSpace(leaves.dim, leaves.dtype, leaves.device)
+        self.space: TorchSpace = leaves.space()
         self.meter = meter or Meter()
         self.exact = exact
         self.hvp: str = hvp
@@ -47,6 +50,11 @@ class AutogradOracle(Oracle):
         self.by_backward: bool | None = None  # whether closures call backward() themselves; None: not seen yet
         self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
         self._products = True
+        self.fresh = True  # whether nothing was evaluated yet
+        self.reached = [False] * len(leaves.tensors)
+        self.calls = 0  # of modules, that the last evaluation made
+        self.usual_calls = 0  # those of an evaluation that ran as it is written
+        self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that were seen to run
         self.unbind()
 
     def bind(self, gradient: Sample, hessian: Sample, objective: Sample) -> None:
@@ -77,7 +85,7 @@ class AutogradOracle(Oracle):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(tensor.shape) for tensor in self.leaves.tensors]
+        return self.leaves.shapes
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self._products = products
@@ -103,6 +111,18 @@ class AutogradOracle(Oracle):
             self.leaves.write(x)
             self._loaded = x
 
+    # ------------------------------------------------------------------ buffers
+
+    def still(self) -> StillBuffers:
+        """Return a context that puts the buffers of modules back."""
+        self.fresh = False
+        return StillBuffers(self._owners)
+
+    @property
+    def trains_buffers(self) -> bool:
+        """Whether modules with buffers that were seen to run are in training mode."""
+        return any(module.training for module in self._owners)
+
     # ------------------------------------------------------------------ values
 
     def value(self, x: Any) -> float:
@@ -116,6 +136,14 @@ class AutogradOracle(Oracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """f(x) on a sample, with its randomness replayed and no buffer moved."""
+        return self.evaluate_here(x, sample, graph=graph)
+
+    def check(self, closure: Callable[[], None]) -> None:
+        """Call what raises where something is wrong with a sample; where it does for one process it does for all."""
+        closure()
+
+    def evaluate_here(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
+        """f(x) on a sample of this process."""
         self.load(x)
         try:
             total = self.forward(sample, graph=graph)
@@ -130,11 +158,14 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
         total: Any = 0.0
-        with still_buffers(), torch.set_grad_enabled(graph or self._differentiates or bool(self.by_backward)):
+        with_graph = graph or self._differentiates or bool(self.by_backward)
+        with self.still() as buffers, torch.set_grad_enabled(with_graph):
             self._rewind(sample)
             for weight, closure in sample.parts:
                 total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
                 self._take_grads()
+        self._owners.update(buffers.owners)
+        self.calls = buffers.calls
         assert isinstance(total, Tensor)
         return total
 
@@ -154,15 +185,17 @@ class AutogradOracle(Oracle):
         twice = self.hvp in ("auto", "double-backward")
         keep = self._products and sample is hessian and twice and len(sample.parts) == 1
         self.load(x)
-        buffers: Buffers = still_buffers()
+        buffers: Buffers = self.still()
         if self.training is None:  # the pass that counts as training: buffers move, as in a plain forward pass
-            buffers = self.training = Buffers()
+            buffers = self.training = Buffers(self._owners)
         with buffers:
             try:
                 loss, g = self._sum(x, sample, keep)
             except SecondDerivativeError as problem:
                 self.fall_back(problem)
                 loss, g = self._sum(x, sample, False)
+        if buffers.calls < self.usual_calls:
+            HOOK.stays = True  # compiled code ran the others
         if self.raw_loss is None:
             self.raw_loss = loss
         self.meter.count_gradient(sample.size)
@@ -190,7 +223,7 @@ class AutogradOracle(Oracle):
         if sample is self.samples[0]:
             return self.gradient(x)[1].clone()  # type: ignore[no-any-return]
         self.load(x)
-        with still_buffers(), torch.enable_grad():
+        with self.still(), torch.enable_grad():
             _, g = self._sum(x, sample, False)
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)
@@ -199,7 +232,9 @@ class AutogradOracle(Oracle):
         """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
         total: Any = None
         g: Tensor | None = None
+        self.reached = [False] * len(self.leaves.tensors)
         for weight, loss, grads in self.passes(sample, create_graph=keep):
+            self.reached = [found or grad is not None for found, grad in zip(self.reached, grads, strict=True)]
             if keep and not self.by_backward:
                 self._graph = (x, grads)
             part = self.leaves.flatten(grads)
@@ -297,6 +332,32 @@ class AutogradOracle(Oracle):
                 "leave hvp out."
             )
         self.hvp = "finite-difference"
+
+    def bare_gradient(self, x: Any, sample: Sample) -> tuple[float, Tensor]:
+        """Loss and gradient on any sample, without decay and not counted."""
+        self.load(x)
+        with self.still():
+            loss, g = self._sum(x, sample, False)
+        return float(loss), g
+
+    def slope_is_right(self, x: Any) -> bool:
+        """Whether the loss changes along its gradient as that says, within a factor of ten.
+
+        Two steps are tried, and only a gradient that promises much on both is doubted: clipped ones promise too little,
+        and a loss in low precision hides small changes.
+        """
+        sample = self.samples[0]
+        loss, g = self.bare_gradient(x, sample)
+        norm, size = self.space.norm(g), abs(loss)
+        for length in (1.0, 1.0 / 16.0):
+            s = g * (length * difference_step(self.space, x) / norm) if norm > 0.0 else g
+            promised = norm * self.space.norm(s)
+            if not promised > 0.5 * size:
+                return True
+            found = 0.5 * (self.evaluate(x + s, sample) - self.evaluate(x - s, sample))
+            if not abs(found) < 0.1 * promised:
+                return True
+        return False
 
     # ------------------------------------------------------------------ products
 

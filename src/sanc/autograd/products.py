@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.autograd.leaves import Grads, Leaves, Sample
-from sanc.autograd.randomness import still_buffers
+from sanc.autograd.randomness import StillBuffers
 from sanc.core.oracle import Meter, Operator, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, SecondDerivativeError, nearest
@@ -26,7 +26,7 @@ HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
 def require_mode(hvp: object) -> None:
     """Accept the name of a way to make products."""
     if hvp not in HVP_MODES:
-        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}.")
+        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}")
 
 
 class Evaluates(Protocol):
@@ -37,6 +37,7 @@ class Evaluates(Protocol):
     meter: Meter
 
     def load(self, x: Any) -> None: ...
+    def still(self) -> StillBuffers: ...
     def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]: ...
     def take_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
@@ -75,7 +76,7 @@ class DoubleBackward(Hessian):
 
     def product(self, v: Tensor) -> Tensor:
         oracle = self.oracle
-        with still_buffers():
+        with oracle.still():
             if len(self.sample.parts) == 1:
                 if self._graph is None:
                     self._graph = oracle.take_graph(self.x, self.sample)
@@ -107,7 +108,7 @@ class ForwardOverReverse(Hessian):
 
     def product(self, v: Tensor) -> Tensor:
         leaves, total = self.oracle.leaves, torch.zeros_like(v)
-        with still_buffers(), self._carrying(v):
+        with self.oracle.still(), self._carrying(v):
             for weight, _, grads in self.oracle.passes(self.sample):
                 tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]  # type: ignore[no-untyped-call]
                 total.add_(leaves.flatten(tangents), alpha=weight)
@@ -149,7 +150,7 @@ class FiniteDifference(Hessian):
         h = 2.0 ** round(math.log2(stretch * difference_step(oracle.space, self.x) / norm))
         for side in (h, -h):
             oracle.load(self.x + v * side)
-            with still_buffers():
+            with oracle.still():
                 for weight, _, grads in oracle.passes(self.sample):
                     total.add_(oracle.leaves.flatten(grads), alpha=0.5 * weight / side)
         oracle.load(self.x)

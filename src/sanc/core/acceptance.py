@@ -26,6 +26,7 @@ class ByRatio:
     def __init__(self, settings: Settings) -> None:
         self._allows_rounding = settings.rounding_guard
         self._tries = 1 + settings.resolves
+        self._looks_back = settings.sigma_rule == "interpolate"
 
     def judge(self, at: Iterate, step: CubicStep, trial: Vector) -> Vector | None:
         """2.5 and 2.6: ρ, the verdict and σ."""
@@ -42,7 +43,8 @@ class ByRatio:
             return None
         record.branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
         record.step_norm = step.norm
-        return robust.farther(at, trial, self._tries) if at.guessed else trial
+        point = robust.farther(at, trial, self._tries) if at.guessed else trial
+        return robust.look_back(at, point, verdict) if self._looks_back and at.ahead else point
 
 
 class Always:

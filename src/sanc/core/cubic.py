@@ -35,6 +35,11 @@ class Spectrum:
         return float(self.values[0])
 
     @property
+    def size(self) -> float:
+        """The largest absolute eigenvalue."""
+        return max(abs(float(self.values[0])), abs(float(self.values[-1])))
+
+    @property
     def leftmost_vector(self) -> Floats:
         """The eigenvector of the smallest eigenvalue, of length 1, with its largest entry positive."""
         vector: Floats = self.orientation * self.vectors[:, 0]

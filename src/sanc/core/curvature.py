@@ -14,7 +14,7 @@ where Lanczos breaks down early, what was missed may be far larger than β.
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,13 +112,13 @@ def probe(
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
-    until: float = math.inf,
+    late: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, Vector]:
     """Certificate at x, and the unit vector of the left-most Ritz pair.
 
     It stops as soon as the verdict is sure; where `thorough`, not before λ_min is known to a tenth, or, in up to 100
-    dimensions, exactly. It ends with the product during which `time.perf_counter` passes `until`. The products are the
-    certificate's own and do not count with the oracle.
+    dimensions, exactly. It ends with the product after which it is `late`. The products are the certificate's
+    own and do not count with the oracle.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
@@ -134,7 +134,7 @@ def probe(
         while True:
             products.extend()
             k = krylov.dim
-            done = k >= limit or krylov.invariant or time.perf_counter() >= until
+            done = k >= limit or krylov.invariant or late()
             if done or k >= test_at:
                 eigen = cubic.spectrum(*krylov.tridiagonal())
                 rounding = products.error(float(np.max(np.abs(eigen.values))))

@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from sanc.core import robust
 from sanc.core.iterate import Iterate
 from sanc.core.record import Branch
@@ -36,11 +34,12 @@ def choose(
     would take a random uphill step as soon as ‖g‖ < 2 ε_g. λ1, `ritz_value`, is NaN where no Krylov space was built.
     Where a method has no model and so nothing but this step, it may not stay.
     """
+    epsilon = 0.0 if settings.estimate_constants else settings.epsilon
     guard = -settings.epsilon if settings.curvature_guard == "epsilon" else 0.0
     if ritz_value < guard:
         ratio = ritz_value / L2  # products, not powers: where they overflow they are infinite instead of an error
-        curvature = ratio * ratio * (-2 * ritz_value / 3 - settings.epsilon / 6)
-        slack = settings.gradient_tolerance**settings.gradient_tolerance_power
+        curvature = ratio * ratio * (-2 * ritz_value / 3 - epsilon / 6)
+        slack = settings.gradient_tolerance**settings.gradient_tolerance_power if epsilon else 0.0
         if curvature > (grad_norm * grad_norm / 4 - slack) / L1:
             return Direction(Branch.CURVATURE, 2 * -ritz_value / L2)
     elif may_stay and settings.otherwise == "stay" and not math.isnan(ritz_value):
@@ -98,12 +97,12 @@ class Escape:
         s = self._settings
         if not s.estimate_constants or at.spectrum is None:
             return s.L1, s.L2
-        return float(np.max(np.abs(at.spectrum.values))) or s.L1, 2.0 * at.judge.sigma
+        return at.spectrum.size or s.L1, 2.0 * at.judge.sigma
 
     def _checked(self, at: Iterate, d: Vector, branch: Branch, only: bool) -> Vector:
         """Take the step d if f is finite there, or lower where the settings ask for that."""
         if only:
-            d = d * (self._settings.sigma0 / at.judge.sigma)
+            d = d * (self._settings.first_sigma / at.judge.sigma)
         norm = at.space.norm(d)
         if norm == 0.0:
             return at.stay()
@@ -111,7 +110,8 @@ class Escape:
         if only:
             at.judge.reject() if found is None else at.judge.relax()
         if found is None:
-            at.record.note = f"the {branch} step " + ("does not lower the loss" if self._falls else "is not finite")
+            if at.record.note != robust.NO_GRADIENT:
+                at.record.note = f"the {branch} step " + ("does not lower the loss" if self._falls else "is not finite")
             return at.x
         point, at.record.trial_value, at.record.step_norm = found
         at.record.branch, at.record.curvature_share = branch, float(branch is Branch.CURVATURE)

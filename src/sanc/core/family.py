@@ -92,8 +92,9 @@ PRESETS: Mapping[str, Settings] = {
     "robust": Settings(
         eta1=0.1,
         eta2=0.75,
-        sigma_floor=1e-8,
-        sigma_ceiling=1e12,
+        sigma0=None,
+        sigma_floor=1e-290,
+        sigma_ceiling=1e290,
         sigma_rule="interpolate",
         first_radius=1.0,
         rounding_guard=True,
@@ -110,10 +111,14 @@ PRESETS: Mapping[str, Settings] = {
 """The presets by name: the paper to the letter, the authors' program, and the default, with nothing to tune."""
 
 
+_USERS = {"momentum": "crm", "lr": "sgd"}
+"""Settings of one method alone."""
+
+
 def find_method(name: object) -> Method:
     """Look a method up by name, with the nearest name in the error."""
     if not isinstance(name, str) or name.lower() not in METHODS:
-        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
+        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}")
     return METHODS[name.lower()]
 
 
@@ -146,14 +151,17 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
         base, merged = PRESETS[preset], {**method.defaults, **options}
     else:
         raise ArgumentError(
-            f"preset = {preset!r:.60} is not known: {nearest(str(preset), PRESETS)}, or pass a sanc.Settings."
+            f"preset = {preset!r:.60} is neither known by name nor a sanc.Settings: {nearest(str(preset), PRESETS)}"
         )
     known = {item.name for item in fields(Settings)}
     on_samples = {item.name for item in fields(MinibatchSettings)}
     for name, value in options.items():
         if name not in known | on_samples:
             hint = nearest(name, known | on_samples | set(also))
-            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}.")
+            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}")
+        user = _USERS.get(name, method.name)
+        if user != method.name:
+            raise ArgumentError(f"{name} = {value!r:.60} is used by {user} alone, not by {method.name}: leave it out.")
     if merged.get("lanczos") == "regenerate":
         merged.setdefault("reorthogonalise", False)
     mine = {name: merged.pop(name) for name in on_samples & merged.keys()}

@@ -14,6 +14,7 @@ from sanc.core.krylov import Krylov
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.space import Space, Vector
+from sanc.core.units import Units
 
 
 class NonFiniteValueError(ArithmeticError):
@@ -61,6 +62,9 @@ class Iterate:
     operator: Operator | None = None  # B on S_B
     krylov: Krylov | None = None
     spectrum: cubic.Spectrum | None = None  # of the T of that Krylov space
+    slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
+    units: Units = field(default_factory=Units)  # of the first point
+    ahead: bool = False  # whether the gradient at the next point may be asked for already
     longest: float = math.inf  # of the steps to which negative curvature may lead
     guessed: bool = False  # whether σ says nothing about f yet: it is the first, or that of `longest`
     cubic_norm: float = 0.0  # length of the last cubic step that was tried
@@ -127,10 +131,14 @@ class Iterate:
         return self.record.value
 
     def try_value(self, point: Vector) -> float:
-        """F at a trial point on S_f; NaN where the point itself is not finite."""
+        """F at a trial point on S_f; not finite where the point is not, or where it is lower than can be believed."""
         value = self.oracle.trial(point) if self.one_sample else self.oracle.value(point)
         self.record.trials += 1
-        return value if math.isfinite(self.oracle.norm(point)) else math.nan
+        if not math.isfinite(self.oracle.norm(point)):
+            return math.nan
+        before, unit = self.record.value, self.units.value
+        absurd = unit > 0.0 and before - value > (abs(before) + unit) / self.space.eps**2
+        return -math.inf if absurd else value
 
     def stay(self, note: str = "") -> Vector:
         """End the iteration at x; with samples, d = 0 says something only if g is 0."""

@@ -23,6 +23,7 @@ from sanc.core.record import Record
 from sanc.core.saved import require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
+from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 
@@ -35,6 +36,9 @@ class State:
     sigma: float = 1.0
     seconds: float = 0.0
     reach: float = 0.0  # length of the last step
+    slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
+    length: float = 0.0  # the units of the first point, see `sanc.core.units`
+    cubic: float = 0.0
     previous: Vector | None = None  # the last cubic point, where momentum needs it
 
 
@@ -49,6 +53,8 @@ class Iteration:
         ‖g‖ that the caller is content with: the model is not minimised far beyond it.
     one_sample : bool
         Whether steps are judged on the gradient sample.
+    ahead : bool
+        Whether the gradient at the next point may be asked for at once, since it is the same in the next iteration.
 
     Attributes
     ----------
@@ -57,7 +63,14 @@ class Iteration:
     """
 
     def __init__(
-        self, method: Method, settings: Settings, seed: int, goal: float = 0.0, *, one_sample: bool = False
+        self,
+        method: Method,
+        settings: Settings,
+        seed: int,
+        goal: float = 0.0,
+        *,
+        one_sample: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.method = method
         self.settings = settings
@@ -65,9 +78,10 @@ class Iteration:
         for_model = settings if method.tested else replace(settings, resolves=0, first_radius=None)
         self.model = method.model(for_model, goal)
         self.on_rejection = method.on_rejection(settings)
-        self.state = State(seed=seed, sigma=settings.sigma0)
+        self.state = State(seed=seed, sigma=settings.first_sigma)
         self.at_rest = False
         self._one_sample = one_sample
+        self._ahead = ahead
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
@@ -93,6 +107,7 @@ class Iteration:
         record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
         draws = Draws(state.seed, state.iteration)
         at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)
+        at.slope, at.units, at.ahead = state.slope, Units(state.length, state.cubic), self._ahead
         oracle.begin(state.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(at)
@@ -102,7 +117,17 @@ class Iteration:
         self.at_rest = at.at_rest
         seconds = state.seconds + time.perf_counter() - clock
         reach = record.step_norm or state.reach
-        self.state = State(state.seed, state.iteration + 1, judge.sigma, seconds, reach, at.previous)
+        self.state = State(
+            state.seed,
+            state.iteration + 1,
+            judge.sigma,
+            seconds,
+            reach,
+            record.grad_norm,
+            at.units.length,
+            at.units.cubic,
+            at.previous,
+        )
         record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), seconds, oracle.hvp
         return point, record
 
@@ -165,7 +190,10 @@ class Iteration:
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return {name: getattr(self.state, name) for name in ("seed", "iteration", "sigma", "seconds", "reach")}
+        return {
+            name: getattr(self.state, name)
+            for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic")
+        }
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""

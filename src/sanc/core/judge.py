@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from sanc.core.settings import AUTHORS_FLOAT32_FLOOR, Settings
 
 SHORTEST, SHORTER, LONGER = 0.1, 0.5, 3.0
 """How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
+
+_LEAST = 1e-16
+"""σ‖s‖³ as a share of the decrease below which σ does nothing, so that it need not fall any further."""
 
 
 class Verdict(Enum):
@@ -53,29 +57,46 @@ def shown(sigma: float, actual: float, predicted: float, cube: float) -> float:
     return sigma + 3.0 * (predicted - actual) / cube
 
 
-def interpolated(
-    sigma: float, verdict: Verdict, actual: float, predicted: float, norm: float, noise: float
-) -> float | None:
-    """Return the σ that f showed along the step, as far as the length of the next step allows; None: nothing was shown.
+@dataclass(frozen=True, slots=True)
+class Ray:
+    """The model along a step s that minimises it, and the σ whose minimum on this ray is elsewhere.
 
     The minimiser has −gᵀs = sᵀBs + σ‖s‖³ and the decrease −½gᵀs + (σ/6)‖s‖³; `pull` is −gᵀs in units of σ‖s‖³, and
     σ(t + (1−t)·pull)/t² is the σ whose model has its minimum along s at t·s.
     """
-    cube = norm * norm * norm
-    if not 0.0 < sigma * cube < math.inf:  # too short to show anything, or too long to be told in numbers
-        return None
-    pull = max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0)
 
-    def scaled(t: float) -> float:
-        return sigma * max((t + (1.0 - t) * pull) / (t * t), 1e-3)
+    sigma: float
+    cube: float
+    pull: float
 
+    @classmethod
+    def of(cls, sigma: float, predicted: float, norm: float) -> Ray | None:
+        """Return the ray; None where the step is too short to show anything, or too long to be told in numbers."""
+        cube = norm * norm * norm
+        if not 0.0 < sigma * cube < math.inf:
+            return None
+        return cls(sigma, cube, max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0))
+
+    def scaled(self, t: float) -> float:
+        """Return the σ with the minimum at t·s, or a thousandth of σ where no σ leads so far."""
+        return self.sigma * max((t + (1.0 - t) * self.pull) / (t * t), 1e-3)
+
+    @property
+    def slope(self) -> float:
+        """gᵀs."""
+        return -self.pull * self.sigma * self.cube
+
+
+def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, noise: float) -> float:
+    """Return the σ that f showed along the step, as far as the length of the next step allows."""
+    sigma = ray.sigma
     if not math.isfinite(actual):
-        return scaled(SHORTEST)
-    seen = sigma if predicted <= noise else shown(sigma, actual, predicted, cube)
+        return ray.scaled(SHORTEST)
+    seen = sigma if predicted <= noise else shown(sigma, actual, predicted, ray.cube)
     if verdict is Verdict.UNSUCCESSFUL:
-        return min(max(seen, scaled(SHORTER)), scaled(SHORTEST))
+        return min(max(seen, ray.scaled(SHORTER)), ray.scaled(SHORTEST))
     if verdict is Verdict.VERY_SUCCESSFUL:
-        return min(max(seen, scaled(LONGER)), sigma)
+        return min(max(seen, ray.scaled(LONGER), _LEAST * predicted / ray.cube), sigma)
     return sigma
 
 
@@ -88,19 +109,19 @@ class Judge:
     def __init__(self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf) -> None:
         self.settings = settings
         floor = eps if settings.sigma_floor is None else settings.sigma_floor
-        if floor < 1e-45 and eps > 1e-10:  # would be zero in float32
+        if floor < 1e-45 and eps > 1e-10 and settings.sigma_rule == "paper":  # would be zero in float32
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
         self.floor, self.ceiling = floor, min(settings.sigma_ceiling, ceiling)
-        self.sigma = settings.sigma0 if sigma is None else sigma
+        self.sigma = settings.first_sigma if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
         """Judge a step of length `norm` and move σ accordingly (2.6)."""
         s = self.settings
         verdict = classify(actual, predicted, s.eta1, s.eta2, noise)
         if s.sigma_rule == "interpolate":
-            sigma = interpolated(self.sigma, verdict, actual, predicted, norm, noise)
-            if sigma is not None:
-                self.move(sigma)
+            ray = Ray.of(self.sigma, predicted, norm)
+            if ray is not None:
+                self.move(interpolated(ray, verdict, actual, predicted, noise))
             elif not verdict.accepted:
                 self.reject()
         elif verdict is Verdict.VERY_SUCCESSFUL:
@@ -109,10 +130,26 @@ class Judge:
             self.reject()
         return verdict
 
+    def look_back(self, sigma: float, predicted: float, norm: float, slope: float) -> None:
+        """Learn from the slope of f at the end of a step that was taken with `sigma`, along the step.
+
+        Where f still falls there, the step was too short, whatever share of the promise it kept: the next one may go as
+        far as the slope, drawn on from both ends, is negative.
+        """
+        ray = Ray.of(sigma, predicted, norm)
+        if ray is not None and slope < 0.0:
+            turn = ray.slope / (ray.slope - slope) if slope > ray.slope else math.inf
+            self.move(min(self.sigma, ray.scaled(min(turn, LONGER))))
+
+    def retreat(self, sigma: float, predicted: float, norm: float) -> None:
+        """Take back a step that was made with `sigma`: the next one is a tenth as long."""
+        self.sigma = sigma
+        self.try_step(math.nan, predicted, norm, math.nan)
+
     def reject(self, times: int = 1) -> None:
         """Grow σ by γ after anything that is not finite, or a rejection that taught nothing else."""
         grown = self.sigma * self.settings.gamma**times
-        self.sigma = min(grown, max(self.ceiling, self.settings.sigma0))
+        self.sigma = min(grown, max(self.ceiling, self.settings.first_sigma))
 
     def forget(self) -> None:
         """Let a σ fall that is so large that its step vanishes in the rounding of x: nothing was learnt from that."""
@@ -120,7 +157,7 @@ class Judge:
 
     def relax(self) -> None:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""
-        self.sigma = max(self.settings.sigma0, self.sigma / self.settings.gamma)
+        self.sigma = max(self.settings.first_sigma, self.sigma / self.settings.gamma)
 
     def move(self, sigma: float) -> None:
         """Set σ, within its bounds."""

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from sanc.core import cubic
+from sanc.core import cubic, units
 from sanc.core.iterate import Iterate
 from sanc.core.judge import LONGER
 from sanc.core.krylov import Krylov
@@ -56,7 +56,6 @@ class Model(ABC):
                 linear=None if start is None else at.g,
             )
         )
-        at.longest = self._bound(at)
         self._grow(at, at.krylov)
         assert at.spectrum is not None
         at.record.ritz_value = at.spectrum.leftmost
@@ -67,10 +66,12 @@ class Model(ABC):
         while True:
             krylov.extend()
             at.record.krylov_dim = j = krylov.dim
+            if j == 1:
+                self._measure(at, krylov)
             last = krylov.invariant or j >= limit
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
-                tolerance = self._tolerance(at.record.grad_norm)
+                tolerance = self._tolerance(at)
                 waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
                 if waits or (self.solves and krylov.least_slope(at.judge.sigma) > tolerance):
                     continue
@@ -84,11 +85,13 @@ class Model(ABC):
                     continue
             test_at = j + max(1, j // 5)
 
-    def _tolerance(self, grad_norm: float) -> float:
+    def _tolerance(self, at: Iterate) -> float:
         """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
         if self._settings.krylov_stop == "paper":
             return self._settings.gradient_tolerance
-        return max(min(_FORCING, math.sqrt(grad_norm)) * grad_norm, _ENOUGH * self._goal)
+        norm = at.record.grad_norm
+        fell = norm / at.slope if at.slope > 0.0 else 1.0
+        return max(min(_FORCING, fell) * norm, _ENOUGH * self._goal)
 
     def _ritz_tolerance(self, grad_norm: float) -> float:
         """Return what β_j |v_j| may be at most (2.2)."""
@@ -98,20 +101,31 @@ class Model(ABC):
     def _enough(self, at: Iterate, krylov: Krylov, step: cubic.CubicStep) -> bool:
         """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
         grad_norm = at.record.grad_norm
-        tolerance = self._tolerance(grad_norm)
+        tolerance = self._tolerance(at)
         if self._settings.krylov_stop == "forcing":
             if grad_norm == step.norm == 0.0:  # nothing is known yet, and curvature is all there is to look for
                 return False
-            tolerance = min(tolerance, max(step.norm * grad_norm, _ENOUGH * self._goal))
+            tolerance = min(tolerance, max(step.norm / self._length(at) * grad_norm, _ENOUGH * self._goal))
         return krylov.left_by(step.u) <= tolerance
 
-    def _bound(self, at: Iterate) -> float:
-        """Return the longest step to which negative curvature may lead from here."""
-        radius = self._settings.first_radius
-        if radius is None:
-            return math.inf
-        at.guessed = at.record.iteration == 0
-        return max(radius * max(1.0, 0.1 * at.oracle.norm(at.x)), LONGER * at.reach)
+    def _measure(self, at: Iterate, krylov: Krylov) -> None:
+        """Find the units and σ at the first point, and the longest step of negative curvature from here."""
+        s = self._settings
+        if not at.units.known:
+            curvature = math.hypot(krylov.alpha[0], krylov.residual)
+            size, slope = at.oracle.norm(at.x), at.record.grad_norm
+            if not krylov.from_gradient or slope <= at.space.eps * curvature * size:
+                slope = 0.0  # a stationary point, whose gradient says nothing
+            at.units = units.measured(at.record.value, slope, curvature, size)
+            if s.sigma0 is None:
+                at.judge.move(at.units.sigma)
+            at.guessed = s.first_radius is not None
+        if s.first_radius is not None:
+            at.longest = max(s.first_radius * self._length(at), LONGER * at.reach)
+
+    def _length(self, at: Iterate) -> float:
+        """Return a length that is neither large nor small here."""
+        return max(at.units.length, 0.1 * at.oracle.norm(at.x))
 
     def _bounded(self, at: Iterate) -> cubic.CubicStep:
         """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
@@ -120,7 +134,7 @@ class Model(ABC):
         """
         assert at.spectrum is not None
         step = at.solve(at.judge.sigma)
-        if at.spectrum.leftmost < 0.0 and step.norm > at.longest:
+        if at.spectrum.leftmost < step.multiplier and step.norm > at.longest:
             at.guessed = True
             at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
             step = at.solve(at.judge.sigma)

@@ -184,6 +184,10 @@ class Recent(Generic[T]):
         self._entries.clear()
 
 
-def difference_step(space: Space, x: Vector) -> float:
-    """Length of the steps of a central difference at `x`: the cube root of the precision, at the scale of x."""
-    return float(space.eps ** (1 / 3) * max(1.0, space.norm(x) / space.dim**0.5))
+def difference_step(space: Space, x: Vector, least: float = 1.0, noise: float | None = None) -> float:
+    """Length of the steps of a central difference at `x`: the cube root of the precision, at the scale of x.
+
+    `least` is the smallest scale of x, and `noise` the relative error of what is differenced, where that is above the
+    precision.
+    """
+    return float((noise or space.eps) ** (1 / 3) * max(least, space.norm(x) / space.dim**0.5))

@@ -2,7 +2,7 @@
 
 Interpolated σ is `sanc.core.judge.interpolated`, and solving a rejected step again in the same Krylov space is a number
 of tries (`sanc.core.model.CubicModel`). Here are: values that are lost in rounding, longer steps where σ was a guess,
-and an escape that is checked.
+what the gradient at the end of a step says of it, and an escape that is checked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sanc.core.judge import Verdict, ratio
 from sanc.core.record import Branch
 from sanc.core.space import Vector
 
+NO_GRADIENT = "the gradient is not finite where f is lower"
 _BETTER = 1.2
 """ρ above which the model is not trusted to have made a step long enough."""
 _HALVINGS = 40
@@ -28,7 +29,7 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
     that halves an exact gradient is as good as promised.
     """
     eps, value = at.space.eps, at.record.value
-    size = max(1.0, abs(value))
+    size = max(abs(value), _terms(at))
     hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
     if hidden and actual < at.judge.settings.eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
         _, g = at.oracle.gradient(trial)
@@ -36,6 +37,12 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
             at.record.note = "the values are lost in rounding and the gradient decided"
             actual = predicted
     return actual, 10.0 * eps * abs(value)
+
+
+def _terms(at: Iterate) -> float:
+    """Guess how large the terms are of which f is the sum: what the curvature makes of lengths as those of x."""
+    length = max(at.units.length, at.oracle.norm(at.x))
+    return 0.0 if at.spectrum is None else at.spectrum.size * length * length
 
 
 def farther(at: Iterate, point: Vector, tries: int) -> Vector:
@@ -63,6 +70,22 @@ def farther(at: Iterate, point: Vector, tries: int) -> Vector:
     return point
 
 
+def look_back(at: Iterate, point: Vector, verdict: Verdict) -> Vector | None:
+    """Ask for the gradient at the new point, with which the next iteration begins, and learn from it.
+
+    Where it is not finite, the step is taken back.
+    """
+    record, judge = at.record, at.judge
+    _, g = at.oracle.gradient(point)
+    if not math.isfinite(at.oracle.norm(g)):
+        record.branch, record.step_norm, record.note = Branch.STAYED, 0.0, NO_GRADIENT
+        judge.retreat(record.sigma, record.model_decrease, at.cubic_norm)
+        return None
+    if verdict is Verdict.SUCCESSFUL:
+        judge.look_back(record.sigma, record.model_decrease, record.step_norm, at.space.dot(g, point - at.x))
+    return point
+
+
 def halved_until_lower(at: Iterate, d: Vector, norm: float) -> tuple[Vector, float, float] | None:
     """Return the first of x + d, x + d/2, … at which f is lower than at x, with f there and the length of the step."""
     before = at.value()
@@ -70,7 +93,9 @@ def halved_until_lower(at: Iterate, d: Vector, norm: float) -> tuple[Vector, flo
         trial = at.x + d
         value = at.try_value(trial)
         if -math.inf < value < before:
-            return trial, value, norm
+            if not at.ahead or math.isfinite(at.oracle.norm(at.oracle.gradient(trial)[1])):
+                return trial, value, norm
+            at.record.note = NO_GRADIENT
         d, norm = d * 0.5, norm * 0.5
         if norm <= at.space.eps * max(at.space.norm(at.x), 1e-300):
             return None

@@ -9,17 +9,26 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
+from sanc.core import doubts
 from sanc.core.curvature import Certificate, probe
 from sanc.core.family import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.robust import NO_GRADIENT
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
+from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _PATIENCE = 10
 """Iterations without any progress that rounding allows before the run is called stalled."""
+
+_YOUNG, _FEW, _SHARE = 5, 2, 0.15
+"""Iterations in which the gradient is compared with the values, and how often and how much they may differ."""
+
+_LONG = 50
+"""The iteration after which the symmetry of the products is looked at."""
 
 _LOOK = 10
 """Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
@@ -46,6 +55,12 @@ class Status(IntEnum):
     TIME_LIMIT = 7, "The limit on time was reached."
     CALLBACK = 8, "The callback asked to stop."
     NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
+    UNBOUNDED = 10, "The objective seems to be unbounded below."
+    NO_GRADIENT = (
+        11,
+        "The gradient is not finite at the points to which lower values lead; the last with one is returned.",
+    )
+    INCONSISTENT = 12, "The objective, its gradient and its Hessian products do not fit together."
 
     @property
     def success(self) -> bool:
@@ -73,12 +88,13 @@ class Limits:
     """Where a run ends at the latest, and how well it certifies."""
 
     tol: float
-    curvature_tol: float
+    curvature_tol: float | None
     max_iter: float
     max_calls: float
     max_time: float
     certify: bool
     max_products: int | None
+    max_nfev: float = math.inf
 
 
 @dataclass
@@ -94,33 +110,44 @@ class Run:
     certificate: Certificate | None = None  # of x, where it is known
     stalled: int = 0
     best_gradient: float = math.inf
-    deadline: float = math.inf
+    late: Callable[[], bool] = lambda: False  # whether the time is over
+    first_value: float = math.nan
+    doubted: int = 0  # steps that the values tell differently from the gradients
+    trusted: bool = False  # whether the gradient was seen to fit the values
+    examined: bool = False  # whether the values were seen to be smooth
+    cause: str = ""  # more about the ending than its status says
 
-    def go(self, report: Callable[[Run], bool]) -> Status:
+    def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until something ends the run."""
-        self.deadline = time.perf_counter() + self.limits.max_time
+        if self.limits.max_time < math.inf:
+            deadline = clock() + self.limits.max_time
+            self.late = lambda: clock() >= deadline
         while True:
-            direction = None
+            direction = g = None
             if self.oracle.exact:
                 value, g = self.oracle.gradient(self.x)
                 norm = self.oracle.space.norm(g)
                 if not (math.isfinite(value) and math.isfinite(norm)):
-                    return Status.STALLED if self.iteration else Status.NOT_FINITE
+                    return Status.NO_GRADIENT if self.iteration else Status.NOT_FINITE
+                self.first_value = value if math.isnan(self.first_value) else self.first_value
+                if self.first_value - value > (abs(self.first_value) + self._units.value) / self.oracle.space.eps**2:
+                    return Status.UNBOUNDED
                 if norm <= self.limits.tol:
                     ending, direction = self._second_order_test()
                     if ending is not None:
                         return ending
                 if self.stalled >= _PATIENCE:
-                    return Status.STALLED
+                    return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
-            if self.oracle.meter.paper_calls >= self.limits.max_calls:
+            meter = self.oracle.meter
+            if meter.paper_calls >= self.limits.max_calls or meter.nfev >= self.limits.max_nfev:
                 return Status.CALL_LIMIT
-            if time.perf_counter() >= self.deadline:
+            if self.late():
                 return Status.TIME_LIMIT
-            self.certificate = None
+            before, self.certificate = self.x, None
             try:
-                self.x, record = self.iterates.iterate(self.x, self.oracle, direction)
+                self.x, record = self.iterates.iterate(before, self.oracle, direction)
             except NonFiniteStartError:
                 return Status.NOT_FINITE
             self.history.append(record)
@@ -128,6 +155,9 @@ class Run:
             self.oracle.end(record.step_norm)
             if report(self):
                 return Status.CALLBACK
+            ending = self._contradicted(record, before, g)
+            if ending is not None:
+                return ending
             if self.iterates.at_rest and not self.oracle.exact:  # of an exact objective rest is counted as a stall
                 return Status.AT_REST
 
@@ -147,6 +177,8 @@ class Run:
             "knows": self.oracle.knows(self.x),
             "stalled": self.stalled,
             "best_gradient": self.best_gradient,
+            "first_value": self.first_value,
+            "doubts": [self.doubted, self.trusted, self.examined],
             "oracle": self.oracle.numbers(),
         }
 
@@ -182,11 +214,19 @@ class Run:
             raise refuse("resume['best_gradient']", best, "a number ≥ 0")
         if not isinstance(knows, (tuple, list)) or [type(known) for known in knows] != [bool, bool]:
             raise refuse("resume['knows']", knows, "two of True and False")
+        first, doubts = state["first_value"], state["doubts"]
+        if not isinstance(first, float):
+            raise refuse("resume['first_value']", first, "a number")
+        kinds = [type(entry) for entry in doubts] if isinstance(doubts, (tuple, list)) else []
+        if kinds != [int, bool, bool] or doubts[0] < 0:
+            raise refuse("resume['doubts']", doubts, "an integer ≥ 0 and two of True and False")
         meter = Meter(**state["meter"])
         self.oracle.restore(require_mapping("resume['oracle']", state["oracle"]))
         self.x = state["x"]
         self.iterates.restore(numbers, vectors)
         self.stalled, self.best_gradient = state["stalled"], best
+        self.first_value = first
+        self.doubted, self.trusted, self.examined = doubts
         value, gradient = knows
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)
@@ -209,13 +249,62 @@ class Run:
         elif moved or self.iterates.at_rest or tried_all:
             self.stalled += 1
 
+    @property
+    def _units(self) -> Units:
+        """The units of the first point, where the iteration knows them."""
+        state = self.iterates.state
+        return Units(getattr(state, "length", 0.0), getattr(state, "cubic", 0.0))
+
+    def _stalled(self) -> Status:
+        """Say why no step was found."""
+        if self.history and self.history[-1].note == NO_GRADIENT:
+            return Status.NO_GRADIENT
+        self.cause = doubts.cause(self.oracle, self.x, self._units.length or 1.0)
+        return Status.STALLED
+
+    def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
+        """End the run where gradient, values and products contradict each other.
+
+        Between two points f changes by about the mean of its slopes there, and a step keeps at least half of what the
+        model promises: where three of the first steps deny that, or one found nothing lower, differences of values decide. A step that stays has tried everything, so that it is
+        worth a few evaluations to ask why; and so is a long run, of its products.
+        """
+        if g is None:
+            return None
+        length, stays = self._units.length or 1.0, self.x is before and record.trials > 0
+        if not self.trusted and record.iteration < _YOUNG and (stays or self._misses(record, before, g)):
+            self.doubted += 1
+            if stays or self.doubted > _FEW:
+                self.cause = doubts.gradient(self.oracle, self.x, length)
+                self.trusted = not self.cause
+        if (stays or record.iteration == _LONG) and not self.cause and self.iterates.method.uses_krylov:
+            self.cause = doubts.asymmetry(self.oracle, self.x)
+        if self.cause:
+            return Status.INCONSISTENT
+        if stays and not self.examined:
+            self.examined = True
+            self.cause = doubts.noise(self.oracle, self.x, length, doubts.GROSS)
+        return Status.STALLED if self.cause else None
+
+    def _misses(self, record: Record, before: Vector, g: Vector) -> bool:
+        """Whether f changed by other than the mean of its slopes at the two ends of the step."""
+        if self.x is before:
+            return False
+        space = self.oracle.space
+        s = self.x - before
+        slopes = space.dot(g, s), space.dot(self.oracle.gradient(self.x)[1], s)
+        missed = abs(record.trial_value - record.value - 0.5 * (slopes[0] + slopes[1]))
+        doubtful = missed > _SHARE * (abs(slopes[0]) + abs(slopes[1])) + 1e3 * space.eps * abs(record.value)
+        return doubtful or record.rho < 0.5
+
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the direction of its least curvature."""
         eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
+        if eps_curvature is None:  # √(L2 ε), as far as L2 is known
+            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
         return probe(
-            oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed,
-            until=self.deadline,
-        )  # fmt: skip
+            oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
+        )
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
@@ -228,7 +317,7 @@ class Run:
         if cert.second_order:
             return Status.SECOND_ORDER, None
         if not cert.saddle:
-            return Status.TIME_LIMIT if time.perf_counter() >= self.deadline else Status.UNCERTIFIED, None
+            return Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
             return Status.FIRST_ORDER, None
         return None, v

@@ -69,7 +69,8 @@ def require_vector(where: str, value: object, shape: tuple[int, ...]) -> None:
     """Accept a finite array or tensor of real numbers of this shape."""
     wanted = f"a finite array of shape {tuple(shape)}"
     if isinstance(value, torch.Tensor):
-        kind, fits = "tensor", value.is_floating_point() and bool(torch.isfinite(value).all())
+        own = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that lies on several ranks
+        kind, fits = "tensor", value.is_floating_point() and bool(torch.isfinite(own).all())
     elif isinstance(value, np.ndarray):
         kind, fits = "array", value.dtype.kind == "f" and bool(np.isfinite(value).all())
     else:

@@ -146,7 +146,7 @@ class Settings:
         Step size of `sgd`.
     """
 
-    sigma0: float = 1.0
+    sigma0: float | None = 1.0
     sigma_floor: float | None = None
     sigma_ceiling: float = 1e100
     eta1: float = 0.2
@@ -179,10 +179,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        positive = ("sigma0", "L1", "L2", "epsilon", "lr")
+        positive = ("L1", "L2", "epsilon", "lr")
         for name in positive:
             _require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
                      "pass a positive finite number")  # fmt: skip
+        _require(self.sigma0 is None or 0 < self.sigma0 < math.inf, "sigma0", self.sigma0,
+                 "pass a positive finite number, or None")  # fmt: skip
         _require(self.first_radius is None or 0 < self.first_radius < math.inf, "first_radius", self.first_radius,
                  "pass a positive finite number, or None")  # fmt: skip
         for name in ("epsilon_g", "epsilon_s", "sigma_floor"):
@@ -203,6 +205,11 @@ class Settings:
         _require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
 
     @property
+    def first_sigma(self) -> float:
+        """σ before anything is known of f."""
+        return 1.0 if self.sigma0 is None else self.sigma0
+
+    @property
     def gradient_tolerance(self) -> float:
         """ε_g: the number given, or ε/4."""
         return self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
@@ -220,7 +227,7 @@ def check_fields(settings: Any) -> None:
         choices = [part for part in parts if isinstance(part, str)]
         if choices:
             if value not in choices:
-                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}.")
+                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}")
         elif hint is bool or MinibatchSettings in parts:
             if not isinstance(value, bool if hint is bool else (MinibatchSettings, type(None))):
                 called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -45,10 +45,13 @@ class Space(ABC):
         Their length.
     eps : float
         Precision of their type.
+    total : callable or None
+        Adds up sums over entries where this process holds a part of them only; None: it holds all.
     """
 
     dim: int
     eps: float
+    total: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     # Numbers.
 
@@ -184,7 +187,7 @@ class TorchSpace(Space):
         self._least = 1e-280 if dtype == torch.float64 else 1e-30  # square of which digits are left
 
     def inner(self, u: Any, v: Any) -> Scalar:
-        if self.dim <= _PIECE:
+        if len(u) <= _PIECE:
             return torch.dot(u, v)
         pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
         return torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64)
@@ -194,7 +197,7 @@ class TorchSpace(Space):
             square = self.inner(v, v)
             if self._least < float(square) < 1.0 / self._least:
                 return square.sqrt()
-        if self.dim <= _PIECE:
+        if len(v) <= _PIECE:
             return torch.linalg.vector_norm(v)
         pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])
         return torch.linalg.vector_norm(pieces.double())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,7 @@ class CallableOracle(Oracle):
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
         self.shape = x0.shape
         self.meter = Meter()
+        self.noise: float | None = None  # relative error of gradients, where it is above the precision
         self.space: Space
         if isinstance(x0, Tensor):
             self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
@@ -46,6 +47,7 @@ class CallableOracle(Oracle):
             self.space = NumpySpace(x0.size, x0.dtype)
         self._values: Recent[float] = Recent()
         self._gradients: Recent[Vector] = Recent(1)
+        self._size = 0.0  # of a variable, at the points at which products were asked for
 
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
@@ -78,6 +80,8 @@ class CallableOracle(Oracle):
     def _evaluate(self, x: Vector) -> float:
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
+            if not isinstance(answer, Sequence) or len(answer) != 2:
+                raise ArgumentTypeError(f"fun returned {answer!r:.60}: with jac = True return the pair (f, g).")
             answer, g = answer
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
@@ -104,6 +108,20 @@ class CallableOracle(Oracle):
 
     def hessian(self, x: Vector) -> Operator:
         return _CallableOperator(self, x)
+
+    def least_size(self, x: Vector) -> float:
+        """Return the size of a variable below which the steps of differences do not follow it; 1 where all are 0.
+
+        A variable that tends to zero does so on the scale of those before it.
+        """
+        self._size = max(self._size, self.space.norm(x) / self.space.dim**0.5)
+        return 1e-3 * self._size or 1.0
+
+    def numbers(self) -> dict[str, Any]:
+        return {"size": self._size}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self._size = numbers["size"]
 
 
 class _CallableOperator(Operator):
@@ -140,7 +158,7 @@ class _CallableOperator(Operator):
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        h = stretch * difference_step(o.space, self.x) / norm
+        h = stretch * difference_step(o.space, self.x, o.least_size(self.x), o.noise) / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
 
     def error(self, v: Vector, product: Vector) -> float:

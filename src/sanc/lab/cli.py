@@ -1,4 +1,7 @@
-"""The command line: ``sanc datasets``, ``reproduce``, ``run``, ``report`` and ``demo``."""
+"""The command line: ``sanc datasets``, ``reproduce``, ``run``, ``report`` and ``demo``.
+
+What takes long to import, torch above all, is imported by the commands that need it, so that help comes at once.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    import sanc
-    from sanc.lab import datasets, experiments, study
+    from sanc._version import __version__
+    from sanc.errors import ArgumentError, SancError
     from sanc.lab.checks import one_of
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"The command line needs {missing.name}: pip install 'sanc[lab]'.") from None
+    raise SystemExit(
+        f"The command line needs {missing.name}: install the extra lab, as by pip install '.[lab]' in the source."
+    ) from None
 
 app = typer.Typer(
     help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and your own.",
@@ -53,14 +58,29 @@ Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep."
 _CPUS = os.cpu_count() or 1
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sanc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; errors of ours and of the disk are one line and exit code 2."""
     try:
         return int(app(arguments, standalone_mode=True) or 0)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 1
-    except (sanc.SancError, OSError, ImportError) as problem:
-        remedies = {ImportError: ": pip install 'sanc[lab]'.", OSError: ": check the path and its permissions."}
+    except (SancError, OSError, ImportError) as problem:
+        remedies = {ImportError: ": install the extra lab.", OSError: ": check the path and its permissions."}
         remedy = next((words for kind, words in remedies.items() if isinstance(problem, kind)), "")
         _complain(f"{problem}{remedy}")
         return 2
@@ -100,6 +120,8 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
     """Show every data set: its size, whether it is here, and where it would come from."""
     if context.invoked_subcommand is not None:
         return
+    from sanc.lab import datasets
+
     table = Table(title="Data sets", title_justify="left")
     for column in ("name", "rows", "features", "classes", "download", "here", "where"):
         table.add_column(column, justify="left" if column in ("name", "here", "where") else "right", overflow="fold")
@@ -120,15 +142,17 @@ def get_datasets(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets, checked against their checksums; a broken download is resumed."""
+    from sanc.lab import datasets
+
     wanted = list(datasets.CATALOGUE) if every else list(names or [])
     if not wanted:
-        raise sanc.ArgumentError("names is empty: name data sets, or pass --all.")
+        raise ArgumentError("names is empty: name data sets, or pass --all.")
     failed = False
     for name in [one_of("data set", name, datasets.CATALOGUE) for name in wanted]:
         console.print(f"Getting {name} …")
         try:
             datasets.fetch([name], data_dir)
-        except sanc.SancError as problem:
+        except SancError as problem:
             failed = True
             _complain(str(problem))
     raise typer.Exit(int(failed))
@@ -150,6 +174,8 @@ def reproduce(
     checkpoint_every: Every = 5.0,
 ) -> None:
     """Make a figure of the paper: runs, pictures, and a report with the paper's claims checked."""
+    from sanc.lab import experiments, study
+
     panels = experiments.select(figure.split(","), _split(data), _split(methods))
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
@@ -160,6 +186,9 @@ def reproduce(
 @app.command()
 def run(
     context: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(help="A data file of your own: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--from", help="A TOML file that says what to run.")] = None,
     problem: Annotated[str, typer.Option(help="logistic, svm, softmax, mlp or cnn.")] = "logistic",
     data: Annotated[str, typer.Option(help="A data set.")] = "a9a",
@@ -179,16 +208,22 @@ def run(
     data_dir: DataDir = None,
     checkpoint_every: Every = 5.0,
 ) -> None:
-    """Run a combination of your own: problem, data, methods, any option; also from a TOML file."""
+    """Run a combination of your own: problem, data or a file of yours, methods, any option; also from a TOML file."""
+    from sanc.lab import study
+
+    if file is not None:
+        if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:
+            raise ArgumentError(f"{file} stands beside --data or --from: name the data once.")
+        data = str(file)
     given: dict[str, Any] = {
-        "problem": problem, "data": data, "methods": _split(methods), "options": _options(options or []),
+        "problem": problem, "data": data, "methods": _split(methods), "options": _pairs(options or []),
         "batch": batch, "budget": budget, "strength": strength, "activation": activation, "name": name,
     }  # fmt: skip
     if config is not None:
         for key in given:
             if str(context.get_parameter_source(key)).endswith("COMMANDLINE"):
                 flag = "--set" if key == "options" else f"--{key}"
-                raise sanc.ArgumentError(f"{flag} stands beside --from {config}: write it into the file.")
+                raise ArgumentError(f"{flag} stands beside --from {config}: write it into the file.")
         given |= _read_toml(config, set(given))
     how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
     _leave(study.Study([study.own_panel(given)], *how).go)
@@ -198,12 +233,12 @@ def _split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
+def _pairs(pairs: list[str]) -> dict[str, Any]:
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise sanc.ArgumentError(f"--set {pair!r} has no value: write it as name=value.")
+            raise ArgumentError(f"--set {pair!r} has no value: write it as name=value.")
         try:
             options[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
@@ -215,7 +250,7 @@ def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise sanc.ArgumentError(f"--from {path}: {problem}.") from None
+        raise ArgumentError(f"--from {path}: {problem}.") from None
     for key in content:
         one_of(f"--from {path}: key", key, known)
     return content
@@ -224,6 +259,8 @@ def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="An output directory.")]) -> None:
     """Draw the figures of an output directory and write its report.html and its claims."""
+    from sanc.lab import study
+
     study.report(directory, console)
 
 

@@ -76,6 +76,13 @@ def run_all(
     return outcome
 
 
+def threads(workers: int) -> dict[str, str]:
+    """Return the threads of each process, as environment variables: what the user has set, else its share of cores."""
+    usual = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // workers))
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {name: os.environ.get(name) or usual for name in names}
+
+
 @contextmanager
 def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
     """Connect to a scheduler, or start a cluster on this machine for the time of the block."""
@@ -88,10 +95,8 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
         with client:
             yield client
         return
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     settings = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None,
-                "distributed.nanny.pre-spawn-environ": dict.fromkeys(names, threads)}  # fmt: skip
+                "distributed.nanny.pre-spawn-environ": threads(workers)}  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(settings))
         # What is started while Ctrl-C is blocked, workers and the thread that restarts them, never sees one.

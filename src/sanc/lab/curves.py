@@ -70,6 +70,19 @@ class Result:
     ends: dict[str, float]
     steps: float
 
+    @property
+    def final(self) -> tuple[str, str]:
+        """The mean final loss in words, and "± deviation" or nothing: the same on the page and in the summary."""
+        return number(self.mean, 5), f"± {number(self.deviation, 2)}" if math.isfinite(self.deviation) else ""
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Write a number as a person would: no digits after the point from 1000 on, and a dash for what is not finite."""
+    if not math.isfinite(value):
+        return "–"
+    whole = abs(value) >= 1000 or (value == round(value) and abs(value) < 1000)
+    return (f"{value:,.0f}" if whole else f"{value:.{digits}g}").replace("-", "−")
+
 
 def results(runs: Sequence[RunTrace]) -> list[Result]:
     """Return what each method came to, for runs that have made a step."""
@@ -134,6 +147,14 @@ def bounds(curves: Iterable[Curve], star: float, log: bool) -> tuple[float, floa
         return bottom / 1.25, max(min(most, 3.0 * start), 2.0 * bottom) * 1.25
     span = max(start - least, 1e-9 * max(abs(start), 1.0))
     return least - 0.05 * span, min(most, start + 0.25 * span) + 0.05 * span
+
+
+def falls_over_decades(curves: Iterable[Curve]) -> bool:
+    """Whether a mean loss falls by a factor of a hundred or more, so that a linear axis would show its first steps."""
+    drawn = [mean[np.isfinite(mean)] for _, mean, _, _ in curves]
+    return any(len(mean) > 0 and 0 < mean.min() <= mean[0] / 100 for mean in drawn) and all(
+        len(mean) == 0 or mean.min() > 0 for mean in drawn
+    )
 
 
 def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> tuple[Floats, dict[str, Floats]]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +96,28 @@ def finished(folder: Path) -> bool:
 
 def environment(device: str) -> dict[str, Any]:
     """Return what the run ran on."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = ""
     versions = {module.__name__: str(module.__version__) for module in (sanc, torch, np, scipy)}
-    return versions | {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
-        "threads": torch.get_num_threads(),
-        "commit": commit,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    return (
+        versions
+        | {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+            "threads": torch.get_num_threads(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        | _commit()
+    )
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of this source, or nothing where it does not lie in a repository of its own."""
+    git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+    try:
+        git(["git", "ls-files", "--error-unmatch", Path(__file__).name])  # not that of a folder it is installed in
+        return {"commit": git(["git", "rev-parse", "HEAD"]).stdout.strip()}
+    except (OSError, subprocess.SubprocessError):
+        return {}
 
 
 def compare(folder: Path, config: Mapping[str, Any]) -> None:

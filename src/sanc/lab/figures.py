@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sanc.lab import traces
-from sanc.lab.curves import bounds, f_stars, mean_curve, told
+from sanc.lab.curves import bounds, f_stars, falls_over_decades, mean_curve, told
 from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, look
 from sanc.lab.traces import RunTrace
 
@@ -25,10 +25,13 @@ PRINT: Any = STYLE | {"font.size": 8, "text.parse_math": False}
 
 
 def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None) -> None:
-    """Draw the mean losses with their bands, the first method on top; with `star`, f − f* on a logarithmic axis."""
+    """Draw the mean losses with their bands, the first method on top; with `star` f − f*.
+
+    The axis is logarithmic for f − f*, and for a loss that falls over decades.
+    """
     found = {method: mean_curve(own, x) for method, own in traces.by_method(runs).items()}
     curves = {method: curve for method, curve in found.items() if len(curve[0])}
-    log, shift = star is not None, star or 0.0
+    log, shift = star is not None or falls_over_decades(curves.values()), star or 0.0
     low, high = bounds(curves.values(), shift, log)
     end = max(float(curve[0][-1]) for curve in curves.values()) or 1.0
     axes.set(xlim=(0, end), yscale="log" if log else "linear", ylim=(low, high))

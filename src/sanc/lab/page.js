@@ -72,7 +72,7 @@ function drawing({ panel: number, kind, method }) {
       line: { width: 1, dash: "dot", color: tone("#8b8b85", "#86868a") }, label: { text: `η${"₁₂"[k]} = ${at}`, textposition: "end" } })),
     xaxis: axis({ title: { text: data.axes[x], standoff: 8 }, rangemode: "tozero", showgrid: false, showline: true,
       ticks: "outside", ticklen: 4, hoverformat: x === "seconds" ? ".4~g" : ",.0f" }),
-    yaxis: axis({ type: log ? "log" : "linear", range: kind === "loss" ? panel[y] : undefined, exponentformat: "power",
+    yaxis: axis({ type: log || (kind === "loss" && panel.decades) ? "log" : "linear", range: kind === "loss" ? panel[y] : undefined, exponentformat: "power",
       autorangeoptions: kind === "rho" ? { clipmin: -2, clipmax: 3, include: [0, 1] } : {} }),
   })];
 }

@@ -33,10 +33,7 @@ def _number(value: Any, digits: int = 4) -> str:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else json.dumps(value, ensure_ascii=False)
-    if not math.isfinite(value):
-        return "–"
-    whole = abs(value) >= 1000 or (value == round(value) and abs(value) < 1000)
-    return (f"{value:,.0f}" if whole else f"{value:.{digits}g}").replace("-", "−")
+    return curves.number(value, digits)
 
 
 def _anchor(name: str) -> str:
@@ -106,6 +103,8 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
     cards, alone = _steps(runs)
     common, differing = _settings(runs)
     means = [curves.mean_curve(own) for own in traces.by_method(runs).values()] if drawn else []
+    decades = curves.falls_over_decades(means)
+    plain: Any = curves.bounds(means, 0.0, decades) if drawn else None
     notes = {str(run.config["data_note"]) for run in runs if run.config.get("data_note")}
     return {
         "name": name,
@@ -129,7 +128,8 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
             "charts": charts,
             "star": star if drawn else 0.0,
             "eta": [config["options"][key] for key in ("eta1", "eta2") if key in config["options"]],
-            "linear": curves.bounds(means, 0.0, False) if drawn else None,
+            "decades": decades,
+            "linear": (np.log10(plain).tolist() if decades else plain) if drawn else None,
             "log": np.log10(curves.bounds(means, star, True)).tolist() if drawn else None,
         },
     }
@@ -150,7 +150,7 @@ def write(
     }
     panels = [panel for group in figures.values() for panel in group]
     environment: dict[str, set[str]] = {}
-    for key, value in (item for run in runs for item in run.environment.items()):
+    for key, value in (item for run in runs for item in run.environment.items() if item[1] not in (None, "")):
         environment.setdefault(key, set()).add(str(value)[:10] if key == "started" else str(value))
     methods = {method: look(method) for method in traces.by_method(runs)}
     embedded = {
@@ -163,7 +163,10 @@ def write(
                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}  # keys keep their order
     page.filters |= {"number": _number, "anchor": _anchor, "figure_name": figure_name}
+    published = any(figure.startswith("fig") for figure in figures)
     text = page.get_template("page.html").render(
+        heading="SANC: the paper’s figures, run again" if published else "SANC: runs of your own",
+        published=published,
         plotly=Markup(get_plotlyjs()),
         embedded=embedded,
         axes=AXES,

@@ -15,7 +15,7 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import datasets, models
+from sanc.lab import datasets, models, own_files
 from sanc.lab.directory import Journal, claim, finished
 from sanc.lab.experiments import Panel, RunSpec
 
@@ -33,7 +33,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
     return config | {
         "panel": panel.name,
-        "title": panel.data,
+        "title": Path(panel.data).name,
         "subtitle": f"{kind}, σ0 = {panel.options.get('sigma0', 1.0):g} (n = {n:,}, d = {dim:,})",
         "activation": panel.activation if panel.network else None,
         "widths": panel.widths if panel.problem == "mlp" else None,
@@ -48,8 +48,8 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
 
 
 def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
-    """Load a data set of the catalogue, or one that scikit-learn ships."""
-    return datasets.load(name, data_dir, dtype=dtype)
+    """Load a data set of the catalogue, one that scikit-learn ships, or a file of the user's."""
+    return own_files.load(name, dtype) if own_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
 
 
 def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import sanc
-from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
 from sanc.lab.checks import one_of
 from sanc.lab.directory import compare, finished, write_json
 from sanc.lab.experiments import Panel
@@ -28,7 +28,11 @@ def own_panel(given: dict[str, Any]) -> Panel:
     for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
-    data = one_of("data", given["data"], (*datasets.CATALOGUE, *datasets.BUNDLED))
+    data = given["data"]
+    if own_files.is_file(data):
+        data = str(Path(data).expanduser().resolve())
+    else:
+        one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
     problem = one_of("problem", given["problem"], PROBLEMS)
     methods, options = experiments.check_methods(given["methods"]), given["options"]
     known = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
@@ -39,7 +43,8 @@ def own_panel(given: dict[str, Any]) -> Panel:
     network, activation = problem in ("mlp", "cnn"), given["activation"]
     if activation is not None and not network:
         raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: leave it out.")
-    usual = {"name": f"own-{problem}-{data}"} | ({"batch": 128, "strength": 0.01} if network else {"strength": 1.0})
+    called = re.sub(r"[^A-Za-z0-9._-]", "-", Path(data).name)
+    usual = {"name": f"own-{problem}-{called}"} | ({"batch": 128, "strength": 0.01} if network else {"strength": 1.0})
     chosen: dict[str, Any] = usual | {key: value for key, value in given.items() if value is not None}
     name = str(chosen["name"])
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):

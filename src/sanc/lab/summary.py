@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sanc.lab.claims import Claim
-from sanc.lab.curves import results
+from sanc.lab.curves import number, results
 from sanc.lab.directory import write_atomically
 from sanc.lab.traces import RunTrace, by_panel, skipped
 
@@ -43,8 +43,8 @@ def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
     yield "| method | runs | start | final loss (mean ± std) | best | evaluations | seconds |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for found in results(runs):
-        final = f"{found.mean:.5g}" + (f" ± {found.deviation:.2g}" if found.finished > 1 else "")
+        final = " ".join(part for part in found.final if part)
         yield (
-            f"| {found.method.upper()} | {found.runs} | {found.start:.5g} | {final} | {found.best:.5g} "
+            f"| {found.method.upper()} | {found.runs} | {number(found.start, 5)} | {final} | {number(found.best, 5)} "
             f"| {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
         )

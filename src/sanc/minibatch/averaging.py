@@ -10,6 +10,8 @@ Only x and the offset z − x are kept, so that whoever moves the parameters fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,10 +30,14 @@ class AveragedStep:
         β.
     learns : bool
         Whether its factors and the distance learn, too, which need not be in every step.
+    total : callable, optional
+        Adds up sums over the entries of vectors, where others hold the rest of the entries.
     """
 
-    def __init__(self, metric: Metric, averaging: float, learns: bool) -> None:
-        self.metric, self.averaging, self.learns = metric, averaging, learns
+    def __init__(
+        self, metric: Metric, averaging: float, learns: bool, total: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.metric, self.averaging, self.learns, self._total = metric, averaging, learns, total
 
     def tensors(self) -> list[Tensor]:
         """Return what it changes in place."""
@@ -60,6 +66,8 @@ class AveragedStep:
         distance the 1-norms of p and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
+        if self._total is not None:
+            norm = self._total(norm.square()).sqrt()
         usable = torch.isfinite(value + norm)
         longest, factor, *more = numbers.unbind()
         g = torch.where(usable, g * (factor * (longest / torch.maximum(norm, longest))), 0.0)
@@ -74,4 +82,5 @@ class AveragedStep:
             new.append(torch.addcmul(MEMORY * drift, direction, trust))
             read += [direction.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
-        return [torch.cat([torch.stack([value, norm]), torch.stack(read).double()]), *new]
+        sums = torch.stack(read).double()
+        return [torch.cat([torch.stack([value, norm]), sums if self._total is None else self._total(sums)]), *new]

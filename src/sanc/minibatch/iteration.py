@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, scale, shrink, weight
+from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, weight
 from sanc.minibatch.state import VECTORS, State
 
 KRYLOV_DIM = 5
@@ -77,6 +77,8 @@ class MinibatchIteration:
         Whether the last iteration returned to an earlier point.
     rates : sequence of float
         Factors of the scale, one for each parameter; empty: 1.
+    new_metric : callable
+        Makes a metric as `Metric` does.
     """
 
     at_rest = False
@@ -89,6 +91,7 @@ class MinibatchIteration:
         self.state = State(seed, noisy=not self.own.curvature)
         self.went_back = False
         self.rates: Sequence[float] = ()
+        self.new_metric: Callable[..., Metric] = Metric
         self._work: tuple[AveragedStep, AveragedStep] | None = None
         self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
         self._factors: Sequence[Mapping[str, Tensor]] = ()
@@ -143,6 +146,7 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
+        state.far = record.step_norm > natural_length(self.own, oracle.space.dim)
         return point, record
 
     def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
@@ -193,7 +197,7 @@ class MinibatchIteration:
     def _begin(self, x: Vector, oracle: Oracle, record: Record) -> bool:
         """Make the metric: that of a run that is resumed, or set up by a first gradient, if that is finite."""
         state, own, space = self.state, self.own, oracle.space
-        metric = Metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
+        metric = self.new_metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
         if self._squares is not None:
             metric.restore(space.tensor(self._squares), self._factors, self._floors)
         else:
@@ -205,7 +209,8 @@ class MinibatchIteration:
             if own.distance:
                 state.start, state.drift = x, space.zeros()
             metric.begin(space.tensor(g) / state.unit)
-        self._work = (AveragedStep(metric, own.averaging, False), AveragedStep(metric, own.averaging, True))
+        plain, learning = (AveragedStep(metric, own.averaging, learns, space.total) for learns in (False, True))
+        self._work = plain, learning
         self._space = space
         return True
 
@@ -358,23 +363,24 @@ class MinibatchIteration:
         where: str,
         numbers: Any,
         vectors: Collection[str],
-        shapes: Sequence[tuple[int, ...]],
+        shapes: Sequence[tuple[int, ...]] | None,
         factors: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
         """Refuse what `numbers`, `vectors` (of which the names are asked) and `factors` cannot have returned.
 
-        `shapes` are those of the parameters that the vectors belong to.
+        `shapes` are those of the parameters that the vectors belong to; without them the metric is not looked at.
         """
         require_fields(where, numbers, State)
         self.judged.check(f"{where}['judged']", numbers["judged"], ())
         for name in vectors:
             if name not in (*VECTORS, "squares"):
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
-        metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
         known = "squares" in vectors
         if numbers["steps"] and not known:
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
-        metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
+        if shapes is not None:
+            metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
+            metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
 
     def restore(
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
@@ -388,7 +394,9 @@ class MinibatchIteration:
     def forget(self) -> None:
         """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
         state = self.state
-        judged = {name: getattr(state, name) for name in ("misses", "gained", "reached", "idle", "level", "entry")}
+        judged = {
+            name: getattr(state, name) for name in ("misses", "gained", "reached", "far", "idle", "level", "entry")
+        }
         self.state = State(state.seed, state.iteration, state.seconds, state.noisy, **judged)
         self.judged.forget()
         self._work, self._squares, self._factors, self._floors = None, None, (), ()

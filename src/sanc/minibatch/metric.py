@@ -53,12 +53,11 @@ class Metric:
         self._unturned: list[int] = []
         places: dict[tuple[int, int], list[int]] = defaultdict(list)
         for place, shape in enumerate(shapes):
-            rows = shape[0] if len(shape) > 1 else 1
-            columns = self._sizes[place] // max(rows, 1)
-            if kind == "kronecker" and 1 < min(rows, columns) <= largest_side:
-                places[rows, columns].append(place)
-            else:
+            sides = turned_sides(shape, largest_side) if kind == "kronecker" else None
+            if sides is None:
                 self._unturned.append(place)
+            else:
+                places[sides].append(place)
         self._matrices = [_Matrices(shape, where, like, largest_side) for shape, where in places.items()]
         # V lies as it is worked on: the matrices of one shape after those of another, then what is not turned.
         self._order = [place for matrices in self._matrices for place in matrices.places] + self._unturned
@@ -111,7 +110,11 @@ class Metric:
             largest.append(matrices.square.amax(dim=(1, 2)))
         if len(self._rest):
             largest.append(self._rest.amax().reshape(1))
-        self._floors.copy_(_EPSILON * torch.cat(largest).sqrt() + math.sqrt(torch.finfo(self._square.dtype).tiny))
+        self._floors.copy_(floor(torch.cat(largest)))
+
+    def turned(self) -> list[int]:
+        """Return the places of the matrices, in the order in which `floors` begins."""
+        return self._order[: len(self._order) - len(self._unturned)]
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that the metric is made of, as it is."""
@@ -219,3 +222,15 @@ class _Matrices:
             change = (new.mT @ basis).square()
             self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
             basis.copy_(new)
+
+
+def turned_sides(shape: tuple[int, ...], largest_side: int) -> tuple[int, int] | None:
+    """Return rows and columns of a parameter as a matrix; None where neither of its sides is turned."""
+    rows = shape[0] if len(shape) > 1 else 1
+    columns = math.prod(shape) // max(rows, 1)
+    return (rows, columns) if 1 < min(rows, columns) <= largest_side else None
+
+
+def floor(largest: Tensor) -> Tensor:
+    """ε of blocks with these largest second moments."""
+    return _EPSILON * largest.sqrt() + math.sqrt(torch.finfo(largest.dtype).tiny)

@@ -39,6 +39,11 @@ def scale(state: State, own: MinibatchSettings) -> float:
     return base * ramp / slower * state.shrink
 
 
+def natural_length(own: MinibatchSettings, dim: int) -> float:
+    """‖s‖ of an averaged step, in which every coordinate moves by about the scale."""
+    return own.scale * math.sqrt(dim)
+
+
 def straight(state: State) -> bool:
     """Whether the last steps led the same way."""
     return state.beyond > STRAIGHT * state.path
@@ -46,7 +51,7 @@ def straight(state: State) -> bool:
 
 def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim: int) -> None:
     """Begin where judged steps ended: where they took nearly all of the loss and were very short, they had arrived."""
-    length = reach / (own.scale * math.sqrt(dim))
+    length = reach / natural_length(own, dim)
     if value < ARRIVED * state.entry and length < ARRIVED:
         state.shrink = length
 

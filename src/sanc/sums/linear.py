@@ -64,7 +64,8 @@ class LinearSum(FiniteSum):
     """The mean of losses of the margins z = Xw, plus a penalty on w.
 
     A subclass is a loss: its labels y, and three functions of the margins, one margin a row. Where it has several
-    columns of margins, z = XWᵀ for W with one row a column, and slopes have as many columns.
+    columns of margins, z = XWᵀ for W with one row a column, and slopes have as many columns. An intercept is the last
+    entry of w, or of each row of W, and is not penalised. With `weights` the mean is a weighted one.
     """
 
     columns = 1
@@ -89,13 +90,17 @@ class LinearSum(FiniteSum):
         """Second derivatives times a change of the margins."""
         return bends * change
 
-    def __init__(self, X: Any, y: Any, penalty: PenaltyKind, strength: float) -> None:
+    def __init__(
+        self, X: Any, y: Any, penalty: PenaltyKind, strength: float, weights: Any = None, intercept: bool = False
+    ) -> None:
         self.penalty = Penalty(penalty, strength)
         self.X = _matrix(X)
         self.n, self.features = self.X.shape
         self.dtype = self.X.dtype
         self.y = self._labels(_vector(y, self.n))
-        self.dim = self.features * self.columns
+        self.weights = None if weights is None else _weights(weights, self.n).astype(self.dtype)
+        self.intercept = bool(intercept)
+        self.dim = (self.features + self.intercept) * self.columns
         self._points: list[tuple[Array, Array]] = []  # the last w, and their margins
 
     def subset(self, rows: Array) -> LinearSum:
@@ -103,43 +108,65 @@ class LinearSum(FiniteSum):
         if rows.size == 0 or rows.min() < 0 or rows.max() >= self.n:
             raise ArgumentError(f"rows = {rows!r:.60} cannot be used: pass row numbers from 0 to {self.n - 1}.")
         part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__, X=self.X[rows], y=self.y[rows], n=len(rows), _points=[])
+        weights = None if self.weights is None else self.weights[rows]
+        part.__dict__.update(self.__dict__, X=self.X[rows], y=self.y[rows], weights=weights, n=len(rows), _points=[])
         return part
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_points": []}
 
     def value(self, w: Array) -> float:
-        return float(self._losses(self._margins(w)).sum()) / self.n + self.penalty.value(w)
+        losses = self._weighed(self._losses(self._margins(w)))
+        return float(losses.sum()) / self.n + self.penalty.value(self._coefficients(w))
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        slopes, g = self._slopes(self._margins(w)), np.zeros(self.dim, self.dtype)
+        slopes, g = self._weighed(self._slopes(self._margins(w))), np.zeros(self.dim, self.dtype)
         for rows, X in self._blocks():
             g += self._pull(X, slopes[rows])
         g /= self.n
-        g += self.penalty.gradient(w)
+        penalised = self._coefficients(g)
+        penalised += self.penalty.gradient(self._coefficients(w))
         return self.value(w), g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        bends, curvature = self._bends(self._margins(w)), self.penalty.curvature(w)
+        bends, curvature = self._bends(self._margins(w)), self.penalty.curvature(self._coefficients(w))
 
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
             for rows, X in self._blocks():
-                total += self._pull(X, self._bent(bends[rows], self._times(X, v)))
+                total += self._pull(X, self._weighed(self._bent(bends[rows], self._times(X, v)), rows))
             total /= self.n
-            total += curvature * v
+            penalised = self._coefficients(total)
+            penalised += curvature * self._coefficients(v)
             return total
 
         return product
 
+    def _weighed(self, numbers: Any, rows: slice = slice(None)) -> Any:
+        """Multiply what belongs to rows by their weights."""
+        if self.weights is None:
+            return numbers
+        return (numbers.T * self.weights[rows]).T
+
+    def _coefficients(self, w: Array) -> Any:
+        """Return w without its intercepts, as a view."""
+        return w.reshape(self.columns, -1)[:, : self.features] if self.intercept else w
+
     def _times(self, X: Any, w: Array) -> Any:
-        """Xw, or XWᵀ."""
-        return X @ w if self.columns == 1 else X @ w.reshape(self.columns, self.features).T
+        """Xw, or XWᵀ, with the intercepts added."""
+        if self.columns == 1:
+            z = X @ w[: self.features]
+            return z + w[self.features :] if self.intercept else z
+        W = w.reshape(self.columns, -1)
+        z = X @ W[:, : self.features].T
+        return z + W[:, self.features] if self.intercept else z
 
     def _pull(self, X: Any, r: Array) -> Any:
-        """Xᵀr, or (Xᵀr)ᵀ flattened."""
-        return X.T @ r if self.columns == 1 else (X.T @ r).T.reshape(-1)
+        """Xᵀr, or (Xᵀr)ᵀ flattened, with the sums of r as the intercepts' entries."""
+        if self.columns == 1:
+            return np.append(X.T @ r, r.sum()) if self.intercept else X.T @ r
+        pulled = (X.T @ r).T
+        return (np.column_stack([pulled, r.sum(axis=0)]) if self.intercept else pulled).reshape(-1)
 
     def _margins(self, w: Array) -> Array:
         """Return the margins at w as it is now, not as it was before someone changed it in place."""
@@ -169,7 +196,7 @@ class Penalty:
     def __init__(self, kind: PenaltyKind, strength: float) -> None:
         kinds = ("nonconvex", "l2", "none")
         if kind not in kinds:
-            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}.")
+            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}")
         if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength < np.inf:
             raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
         self.kind = kind if strength > 0 else "none"
@@ -179,7 +206,7 @@ class Penalty:
         if self.kind == "nonconvex":
             square = w * w
             return self.strength * float((square / (1 + square)).sum())
-        return 0.5 * self.strength * float(w.dot(w)) if self.kind == "l2" else 0.0
+        return 0.5 * self.strength * float(np.vdot(w, w)) if self.kind == "l2" else 0.0
 
     def gradient(self, w: Array) -> Any:
         if self.kind == "nonconvex":
@@ -215,3 +242,13 @@ def _vector(labels: Any, n: int) -> Array:
     if not (np.issubdtype(y.dtype, np.number) or y.dtype == bool) or not np.all(np.isfinite(y)):
         raise ArgumentError(f"y holds {y.dtype} labels that are not finite numbers: encode them as numbers.")
     return y
+
+
+def _weights(weights: Any, n: int) -> Array:
+    """Return the weights with a mean of one, so that those of a subset need no correction."""
+    s: Array = np.asarray(weights, np.float64)
+    if s.shape != (n,):
+        raise ArgumentError(f"weights has shape {s.shape} and X has {n} rows: pass one weight for each row.")
+    if not np.isfinite(s).all() or s.min() < 0 or s.sum() == 0:
+        raise ArgumentError(f"weights = {weights!r:.60} cannot be used: pass finite numbers ≥ 0 that are not all 0.")
+    return s * float(n / s.sum())

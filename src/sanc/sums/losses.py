@@ -21,10 +21,14 @@ class Logistic(LinearSum):
         Features, float32 or float64.
     y : array, shape (n,)
         Labels 0 or 1.
-    penalty : {"nonconvex", "l2", "none"}
-        "nonconvex" is strength · Σ w²/(1+w²), the paper's; "l2" is strength/2 · ‖w‖².
+    penalty : {"l2", "nonconvex", "none"}
+        "l2" is strength/2 · ‖w‖²; "nonconvex" is strength · Σ w²/(1+w²), the paper's.
     strength : float
         Weight of the penalty.
+    weights : array, shape (n,), optional
+        Weights of the rows; the mean becomes the weighted one.
+    intercept : bool
+        Add an intercept to the margins: one more variable at the end of w, without penalty.
 
     Examples
     --------
@@ -35,8 +39,17 @@ class Logistic(LinearSum):
     0.693147
     """
 
-    def __init__(self, X: Any, y: Any, penalty: PenaltyKind = "nonconvex", strength: float = 1.0) -> None:
-        super().__init__(X, y, penalty, strength)
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        penalty: PenaltyKind = "l2",
+        strength: float = 1e-3,
+        *,
+        weights: Any = None,
+        intercept: bool = False,
+    ) -> None:
+        super().__init__(X, y, penalty, strength, weights, intercept)
 
     def _labels(self, y: Array) -> Array:
         return _among(y, 0, 1, "(y + 1) / 2 turns −1 and 1 into them").astype(self.dtype)
@@ -70,10 +83,14 @@ class NonconvexSVM(LinearSum):
         Labels −1 or 1.
     strength : float
         λ of the penalty λ‖w‖².
+    weights : array, shape (n,), optional
+        Weights of the rows; the mean becomes the weighted one.
+    intercept : bool
+        Add an intercept to the margins: one more variable at the end of w, without penalty.
     """
 
-    def __init__(self, X: Any, y: Any, strength: float = 1e-3) -> None:
-        super().__init__(X, y, "l2", 2 * strength)
+    def __init__(self, X: Any, y: Any, strength: float = 1e-3, *, weights: Any = None, intercept: bool = False) -> None:
+        super().__init__(X, y, "l2", 2 * strength, weights, intercept)
 
     def _labels(self, y: Array) -> Array:
         return _among(y, -1, 1, "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
@@ -109,14 +126,26 @@ class Softmax(LinearSum):
         As in `Logistic`.
     strength : float
         Weight of the penalty.
+    weights : array, shape (n,), optional
+        Weights of the rows; the mean becomes the weighted one.
+    intercept : bool
+        Add an intercept to the margins: one more variable at the end of each row of W, without penalty.
     """
 
     def __init__(
-        self, X: Any, y: Any, classes: int | None = None, penalty: PenaltyKind = "l2", strength: float = 1e-3
+        self,
+        X: Any,
+        y: Any,
+        classes: int | None = None,
+        penalty: PenaltyKind = "l2",
+        strength: float = 1e-3,
+        *,
+        weights: Any = None,
+        intercept: bool = False,
     ) -> None:
         require_integer("classes", classes, 2)
         self.columns = classes or 0  # 0: as many as the labels name
-        super().__init__(X, y, penalty, strength)
+        super().__init__(X, y, penalty, strength, weights, intercept)
 
     @property
     def classes(self) -> int:
@@ -126,7 +155,7 @@ class Softmax(LinearSum):
     def _labels(self, y: Array) -> Array:
         wrong = (y != np.round(y)) | (y < 0)
         if wrong.any():
-            raise ArgumentError(f"y holds {y[wrong][0]!r}: pass labels 0, 1, 2 …")
+            raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
         named = int(y.max()) + 1
         self.columns = self.columns or named
         if self.columns < max(2, named):
@@ -162,5 +191,5 @@ def _among(y: Array, a: int, b: int, remedy: str) -> Array:
     good = np.isin(y, (a, b))
     if not good.all():
         row = int(np.argmin(good))
-        raise ArgumentError(f"y holds {y[row]!r} in row {row}: pass labels {a} and {b}; {remedy}.")
+        raise ArgumentError(f"y holds {y[row]} in row {row}: pass labels {a} and {b}; {remedy}.")
     return y

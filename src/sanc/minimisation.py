@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import OptimizeResult
+from scipy.optimize import Bounds, OptimizeResult
 
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.core.family import Method, find_method, make_settings
@@ -17,23 +18,35 @@ from sanc.core.iteration import Iteration
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
-from sanc.errors import ArgumentError, require_integer, require_number
+from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.objective import Restore, build_oracle
+from sanc.ranks.compare import compare_call
+from sanc.ranks.group import find_ranks
+from sanc.ranks.sums import SharedSum
+from sanc.result import Result
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle
 
 __all__ = ["Status", "minimize", "scipy_method"]
+
+SCIPY_NAMES = {"maxiter": "max_iter", "maxfev": "max_nfev", "maxfun": "max_nfev", "gtol": "tol"}
+"""What SciPy calls some of the arguments of `minimize`."""
+
+_DIFFERENCED = {"2-point": 1e-5, "3-point": 1e-6}
+"""Default tolerances where the gradient is made of differences of values."""
 
 
 def minimize(
     fun: Any,
     x0: Any,
     args: tuple[Any, ...] = (),
-    method: str = "sanc",
-    jac: Callable[..., Any] | bool | None = None,
-    hess: Callable[..., Any] | None = None,
+    method: str | None = None,
+    jac: Callable[..., Any] | bool | str | None = None,
+    hess: Callable[..., Any] | str | None = None,
     hessp: Callable[..., Any] | None = None,
+    bounds: Any = None,
+    constraints: Any = (),
     tol: float | None = None,
     callback: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -43,6 +56,7 @@ def minimize(
     max_iter: int | None = 10_000,
     max_calls: float | None = None,
     max_time: float | None = None,
+    max_nfev: int | None = None,
     batch_size: int | None = None,
     hessian_batch_size: int | None = None,
     objective_batch_size: int | None = None,
@@ -53,6 +67,7 @@ def minimize(
     max_products: int | None = None,
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
+    process_group: Any = None,
     **settings: Any,
 ) -> OptimizeResult:
     """Find a second-order point of a smooth function or a finite sum.
@@ -62,30 +77,40 @@ def minimize(
     fun : callable or FiniteSum
         A torch function ``fun(x, *args)`` of a tensor that returns a scalar tensor; or, with `jac`, any function that
         returns a number; or a finite sum from `sanc.problems`.
-    x0 : array or Tensor
-        The starting point, of any shape.
+    x0 : array, Tensor or pytree of these
+        The starting point, of any shape. A dict, or a list or tuple of tensors, nested as you like, is passed to the
+        functions as it is and comes back as ``res.x``.
     args : tuple
         Further arguments of `fun`, `jac`, `hess` and `hessp`.
-    method : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}
-        Member of the family.
+    method : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}, optional
+        Member of the family; by default "sanc".
     jac, hess, hessp : callable, optional
         Gradient ``jac(x)`` (or True where `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without
-        `jac` torch differentiates `fun`; without either Hessian, `jac` is differenced.
+        `jac` torch differentiates `fun`; without either Hessian, or with the name of a scheme as `hess`, `jac` is
+        differenced. As `jac`, "2-point", "3-point" and "cs" (the complex step) make the gradient of n, 2n and n values
+        of a function that torch cannot differentiate.
+    bounds, constraints : optional
+        Accepted where they do not bind: bounds that are all infinite, no constraints. Others are an error.
     tol : float, optional
-        Stop where ‖∇f‖ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32.
+        Stop where ‖∇f‖₂ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32, and what the
+        differences allow where `jac` is "2-point" (1e-5) or "3-point" (1e-6).
     callback : callable, optional
         ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
         value of True, ends the run. The intermediate result has x, fun (on the objective
         sample; NaN where that was not evaluated), nit, record and state.
     options : mapping, optional
-        More of the keyword arguments below, as SciPy takes them.
+        More of the keyword arguments below, as SciPy takes them. SciPy's names are understood here and as keyword
+        arguments: maxiter (`max_iter`), maxfev and maxfun (`max_nfev`), gtol (`tol`, always of the 2-norm).
     preset : {"robust", "paper", "authors"} or Settings
         The set of rules and numbers to start from. "robust" has no constants to tune.
     curvature_tol : float, optional
-        How negative λ_min may be; by default √tol.
+        How negative λ_min may be. By default √tol, and where f is small √(tol·L2) with a guess of the Lipschitz
+        constant L2 of the Hessian from the first point.
     max_iter, max_calls, max_time : number, optional
         Limits on iterations, on `paper_calls` and on seconds; None is no limit. An iteration that has begun is
         finished; certificates get the time that is left, and one product at least.
+    max_nfev : int, optional
+        Limit on values of `fun`; it is looked at between iterations.
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
@@ -110,16 +135,20 @@ def minimize(
         Go on from the ``state`` of an intermediate result that a callback received: the run continues bit for bit as
         it would have without the interruption, given the same other arguments. Limits on iterations and calls count
         from the first start.
+    process_group : ProcessGroup, "default" or None
+        The ranks of torch.distributed that hold the rows of a finite sum: each passes the sum over its own rows, and
+        all get the result of one process that has the rows of rank 0, then those of rank 1, and so on. "default" is
+        the group that was initialised; None: each rank for itself.
     **settings
         Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
 
     Returns
     -------
-    scipy.optimize.OptimizeResult
-        With x, fun, jac, success, status (a `Status`), message, nit, nfev, njev, nhev, history (list of `Record`),
-        calls, certificate (undecided where `certify` is off and its products did not suffice, None where the run then
-        ended before it looked), and hvp (how torch made the products; empty where it did not). The counts leave the
-        certificates out; they have their own.
+    sanc.result.Result
+        A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
+        message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate (undecided where `certify` is off
+        and its products did not suffice, None where the run then ended before it looked), and hvp (how torch made the
+        products; empty where it did not). The counts leave the certificates out; they have their own.
 
     Examples
     --------
@@ -128,13 +157,22 @@ def minimize(
     >>> res.success, round(abs(float(res.x[0])), 6)
     (True, 1.0)
     """
-    if options is not None:
-        return minimize(fun, x0, **_merged(options, locals()))
+    if options is not None or SCIPY_NAMES.keys() & settings.keys():
+        return minimize(fun, x0, **_merged({} if options is None else options, locals()))
 
-    chosen = find_method(method)
+    _require_free(bounds, constraints)
+    chosen = find_method("sanc" if method is None else method)
     tuned = make_settings(chosen, preset, settings, _arguments())
     require_mode(hvp)
     require_integer("seed", seed, 0)
+    ranks = find_ranks(process_group)
+    if ranks is not None:
+        if not isinstance(fun, FiniteSum):
+            raise ArgumentError(
+                f"process_group = {process_group!r:.60} needs a finite sum whose rows lie on the ranks: pass a "
+                "sanc.problems.FiniteSum, or process_group=None."
+            )
+        fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     on_samples = chosen.on_samples(tuned) and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
@@ -159,25 +197,37 @@ def minimize(
         raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
+        tol = max(tol, _DIFFERENCED.get(str(jac), 0.0))
     numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
     for name, value in numbers.items():
         require_number(name, value)
     require_integer("max_iter", max_iter, 0)
     require_integer("max_products", max_products, 1)
+    require_integer("max_nfev", max_nfev, 1)
     limits = Limits(
         tol=tol,
-        curvature_tol=math.sqrt(tol) if curvature_tol is None else curvature_tol,
+        curvature_tol=curvature_tol,
         max_iter=math.inf if max_iter is None else max_iter,
         max_calls=math.inf if max_calls is None else max_calls,
         max_time=math.inf if max_time is None else max_time,
         certify=certify,
         max_products=max_products,
+        max_nfev=math.inf if max_nfev is None else max_nfev,
     )
-    iterates = MinibatchIteration(chosen, tuned, seed) if on_samples else Iteration(chosen, tuned, seed, tol)
+    iterates = (
+        MinibatchIteration(chosen, tuned, seed)
+        if on_samples
+        else Iteration(chosen, tuned, seed, tol, ahead=oracle.exact)
+    )
     run = Run(oracle, iterates, limits, x, seed)
+    if ranks is not None:
+        compare_call(ranks, {"arguments": (chosen.name, tuned, sizes, seed, limits)}, x)
     if resume is not None:
         run.resume(resume)
-    status = run.go(_reporter(callback, restore, disp))
+    report, clock = _reporter(callback, restore, disp), time.perf_counter
+    if ranks is not None:  # time and callbacks are each rank's own, and what follows from them is not
+        report, clock = ranks.any_of(report) if callback else report, ranks.clock
+    status = run.go(report, clock)
     result = _result(run, status, restore, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
@@ -191,7 +241,7 @@ def _arguments() -> tuple[str, ...]:
 
 
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Join SciPy's options with the arguments beside them; what stands in both is an error."""
+    """Join SciPy's options with the arguments beside them, by our names; what stands twice is an error."""
     if not isinstance(options, Mapping):
         raise ArgumentError(f"options = {options!r:.60} cannot be used: pass a mapping of names to values.")
     own = {
@@ -199,10 +249,34 @@ def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
         for name, p in inspect.signature(minimize).parameters.items()
         if name not in ("fun", "x0", "options", "settings")
     }
-    for name in options:
-        if name in given["settings"] or (name in own and given[name] is not own[name]):
-            raise ArgumentError(f"{name!r} stands in options and beside it: pass it once.")
-    return {**{name: given[name] for name in own}, **given["settings"], **options}
+    merged = {name: given[name] for name in own}
+    for name, value in [*given["settings"].items(), *options.items()]:
+        ours = SCIPY_NAMES.get(name, name)
+        if ours != name and value is None:
+            continue  # SciPy's way to ask for the default
+        if ours in merged and (ours not in own or merged[ours] is not own[ours]):
+            place = "in options and beside it" if name in options else f"beside {ours!r}"
+            raise ArgumentError(f"{name!r} stands {place}: pass it once.")
+        merged[ours] = value
+    return merged
+
+
+def _require_free(bounds: Any, constraints: Any) -> None:
+    """Accept bounds and constraints that do not bind."""
+    if bounds is not None and not (isinstance(bounds, Sequence) and len(bounds) == 0):
+        try:
+            lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, Bounds) else zip(*bounds, strict=True)
+            low = [-math.inf if bound is None else float(bound) for bound in np.atleast_1d(lower)]
+            high = [math.inf if bound is None else float(bound) for bound in np.atleast_1d(upper)]
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(f"bounds = {bounds!r:.60} are no pairs of numbers: leave bounds out.") from None
+        if max(low) > -math.inf or min(high) < math.inf:
+            raise ArgumentError(
+                f"bounds = {bounds!r:.60} cannot be used: sanc minimises without constraints; leave bounds out, or "
+                "substitute variables."
+            )
+    if constraints is not None and np.size(constraints) > 0:
+        raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
 
 
 def _sizes(
@@ -229,6 +303,8 @@ def _sizes(
 
 def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
     """Print a line and call the caller back; true means stop."""
+    if callback is not None and not callable(callback):
+        raise ArgumentTypeError(f"callback = {callback!r:.60} cannot be called: pass a function of the point.")
     by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
 
     def report(run: Run) -> bool:
@@ -245,9 +321,7 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                 known = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     known = math.nan  # the objective sample was not asked
-                result = OptimizeResult(
-                    x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state()
-                )
+                result = Result(x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state())
                 return callback(intermediate_result=result) is True
             return callback(restore(run.x)) is True
         except StopIteration:
@@ -261,15 +335,15 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}  # as they are now
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
-    if run.certificate is None and run.limits.certify and status is not Status.NOT_FINITE:
+    if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
-    return OptimizeResult(
+    return Result(
         x=restore(run.x),
         fun=value,
         jac=restore(g),
         success=status.success,
         status=status,
-        message=status.sentence,
+        message=f"{status.sentence} {run.cause}".rstrip(),
         nit=run.iteration,
         history=run.history,
         certificate=run.certificate,
@@ -289,15 +363,13 @@ def scipy_method(
     bounds: Any = None,
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
-    maxiter: int | None = None,
-    method: str = "sanc",
     **options: Any,
 ) -> OptimizeResult:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``;
-    `options` takes every keyword argument of `sanc.minimize`, ``method`` for a member of the family, and SciPy's
-    ``maxiter``. Bounds and constraints are not supported.
+    `options` takes every keyword argument of `sanc.minimize`, ``method`` for a member of the family among them, and
+    SciPy's names. Without `jac` the gradient is made of differences of values, "3-point".
 
     Examples
     --------
@@ -307,12 +379,7 @@ def scipy_method(
     >>> res.success
     True
     """
-    if bounds is not None:
-        raise ArgumentError("bounds cannot be used: sanc minimises without constraints; leave bounds out.")
-    if constraints is not None and np.size(constraints) > 0:
-        raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
-    if not callable(jac):
-        raise ArgumentError(f"jac = {jac!r} cannot be used: pass the gradient as a function.")
-    if maxiter is not None:
-        options.setdefault("max_iter", maxiter)
-    return minimize(fun, x0, args, method, jac, hess if callable(hess) else None, hessp, callback=callback, **options)
+    jac = "3-point" if jac is None or jac is False else jac
+    hess = hess if callable(hess) else None
+    free = {"bounds": bounds, "constraints": constraints}
+    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **free, **options)

@@ -18,8 +18,8 @@ def certificate(
     fun: Any,
     x: Any,
     *,
-    jac: Callable[..., Any] | bool | None = None,
-    hess: Callable[..., Any] | None = None,
+    jac: Callable[..., Any] | bool | str | None = None,
+    hess: Callable[..., Any] | str | None = None,
     hessp: Callable[..., Any] | None = None,
     args: tuple[Any, ...] = (),
     eps: float = 1e-5,
@@ -35,7 +35,7 @@ def certificate(
     ----------
     fun, jac, hess, hessp, args
         The objective, as `minimize` takes it: a torch function, NumPy callables, or a `FiniteSum`.
-    x : array or Tensor
+    x : array, Tensor or pytree of these
         The point.
     eps : float
         Tolerance on the gradient.

@@ -1,0 +1,90 @@
+"""Whether what a caller wrote fits together: gradient and values, the two sides of the Hessian, and noise in f.
+
+A minimiser that finds no step is told little by that. A few more evaluations tell whether the gradient is another
+function's, the product is not symmetric, or the values are noisy, and the run says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from sanc.core.krylov import NonFiniteProductError
+from sanc.core.oracle import Oracle
+from sanc.core.space import Vector
+
+_MISFIT = 0.1
+"""Relative error of a slope, or of the symmetry of a product, that is no rounding."""
+_NOISY, GROSS = 1e2, 1e6
+"""Noise of f in units of its rounding error from which it is called that, and from which nothing else need be tried."""
+
+
+def slope_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
+    """Return the slope of f along its gradient, as differences of values show it, over ‖g‖, and the error of that.
+
+    Central differences with four steps, relative to `length`, are tried, and the two that agree best are believed; but
+    one that agrees with the gradient is enough.
+    """
+    space = oracle.space
+    _, g = oracle.gradient(x)
+    norm = space.norm(g)
+    if not norm > 0.0:
+        return 1.0, 0.0
+    d, ratios, rounding = g / norm, [], []
+    for step in (max(length, space.norm(x)) * part for part in (1e-4, 1e-2, 1e-3, 1e-6)):
+        ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
+        ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
+        rounding.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
+        if abs(ratios[-1] - 1.0) <= _MISFIT:
+            return ratios[-1], 0.0
+    pairs = itertools.combinations(zip(ratios, rounding, strict=True), 2)
+    found = ((abs(a - b) + c + d, a) for (a, c), (b, d) in pairs if math.isfinite(a - b))
+    error, ratio = min(found, default=(math.inf, math.nan))
+    return ratio, error
+
+
+def gradient(oracle: Oracle, x: Vector, length: float) -> str:
+    """Say what is wrong with the gradient at x where values contradict it."""
+    ratio, error = slope_ratio(oracle, x, length)
+    if not abs(ratio - 1.0) > _MISFIT + 10.0 * error:
+        return ""
+    if abs(ratio + 1.0) <= _MISFIT + 10.0 * error:
+        return "The sign of the gradient is wrong: along it the values fall."
+    return f"The gradient does not fit the values: along it they change {ratio:.3g} times as fast as it says."
+
+
+def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
+    """Say whether the Hessian product at x is not symmetric."""
+    space, operator = oracle.space, oracle.hessian(x)
+    u, v = (space.normal(np.random.default_rng((seed, k))) for k in range(2))
+    try:
+        hu, hv = operator(u), operator(v)
+        left, right = space.dot(v, hu), space.dot(u, hv)
+        size = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
+        differenced = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
+    except NonFiniteProductError:
+        return ""
+    finally:
+        operator.release()
+    if not abs(left - right) > 1e-3 * _MISFIT * size + 10.0 * differenced:
+        return ""
+    return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
+
+
+def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed: int = 0) -> str:
+    """Say whether f is noisy near x, by `least` times its rounding error, from the third differences of seven values (Hamming; Moré and Wild 2011)."""
+    space = oracle.space
+    d = space.normal(np.random.default_rng((seed, 7)))
+    step = max(1e3 * space.eps * space.norm(x), math.sqrt(space.eps) * 1e-2 * length) / space.norm(d)
+    values = np.array([oracle.value(x + d * (step * k)) for k in range(-3, 4)])
+    size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
+    if not size > least * space.eps * float(np.max(np.abs(values))):
+        return ""
+    return f"The values are noisy: about ±{size:.1g} where they should be smooth."
+
+
+def cause(oracle: Oracle, x: Vector, length: float) -> str:
+    """Name what may keep a run from going on, or nothing."""
+    return asymmetry(oracle, x) or noise(oracle, x, length) or gradient(oracle, x, length)

@@ -1,0 +1,54 @@
+"""What is large and what is small: a length and a cubic coefficient of the first point, in which the rest is measured.
+
+f may be given in any unit and x in any other, so nothing that the default compares has one. The first gradient g and the
+first Hessian product B q, with q = g/‖g‖, have the units f/x and f/x²: the Cauchy step ‖g‖/‖Bq‖ is a length, and
+‖Bq‖²/‖g‖ has the unit of σ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_PART = 0.1
+"""Share of ‖x‖ that is a length where the gradient is zero."""
+_FIRST = 1e-4
+"""The first σ, in its unit: the first step is Newton's unless that is some hundred times longer than Cauchy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A length in x, and f/x³; 0 where they are not known yet."""
+
+    length: float = 0.0
+    cubic: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a first point."""
+        return self.length > 0.0
+
+    @property
+    def value(self) -> float:
+        """A change of f that is neither large nor small."""
+        return self.cubic * self.length * self.length * self.length
+
+    @property
+    def sigma(self) -> float:
+        """Return a first σ."""
+        return _FIRST * self.cubic
+
+
+def measured(value: float, grad_norm: float, curvature: float, size: float) -> Units:
+    """Return the units that f, ‖g‖, ‖Bq‖ and ‖x‖ of the first point show, as far as they are there.
+
+    Where the gradient is no more than rounding, or so small that the run begins with a look for negative curvature,
+    `grad_norm` is 0.
+    """
+    if curvature > 0.0:
+        guesses = [grad_norm / curvature, max(_PART * size, math.sqrt(abs(value) / curvature))]
+    else:
+        guesses = [_PART * size, abs(value) / grad_norm if grad_norm > 0.0 else 0.0]
+    length = next((guess for guess in guesses if 0.0 < guess < math.inf), 1.0)
+    cubic = (curvature or grad_norm / length) / length
+    return Units(length, cubic if 0.0 < cubic < math.inf else 1.0)

@@ -1,0 +1,340 @@
+"""What drives an optimiser: closures that return the loss, closures that call backward(), or gradients alone.
+
+The first step decides, and later ones have to do as it did. Whether closures call ``backward()`` is seen by the oracle,
+which runs them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sanc.autograd.batches import Batch
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.products import HvpMode
+from sanc.autograd.randomness import HOOK, derive, own_randomness
+from sanc.core.family import Method
+from sanc.core.interrupts import interruptible, uninterrupted
+from sanc.core.iteration import Iteration
+from sanc.core.oracle import Meter
+from sanc.core.record import Record
+from sanc.core.settings import Settings
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.first_step import check_callable, check_closure
+from sanc.graphs.capture import Capture
+from sanc.minibatch.iteration import MinibatchIteration
+from sanc.ranks.modes import OneProcess
+
+STYLES = {
+    "": "not driven yet",
+    "loss": "driven by closures that return the loss",
+    "backward": "driven by closures that call backward()",
+    "gradients": "driven by gradients, without closures",
+}
+
+
+class Driver:
+    """Makes the steps of an optimiser, in the style that the first of them shows.
+
+    Attributes
+    ----------
+    mode : OneProcess
+        Where the work is done: here, or on several ranks.
+    iterates : Iteration or MinibatchIteration
+        The iteration, with its state.
+    oracle : AutogradOracle
+        What evaluates closures; it lives as long as the optimiser.
+    known : Leaves or None
+        The leaves of the last step: what the vectors of the state belong to.
+    by_gradients : bool
+        Whether steps have no closure.
+    at_average : bool
+        Whether the parameters hold the average, or the point where gradients are taken.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        settings: Settings,
+        leaves: Leaves,
+        *,
+        hvp: HvpMode,
+        microbatch: int | None,
+        capture: bool,
+        check: bool,
+        seed: int,
+        mode: OneProcess,
+    ) -> None:
+        self.method, self.settings, self.mode = method, settings, mode
+        self.hvp = hvp  # as it was asked for
+        self.microbatch, self.check = microbatch, check
+        self.meter = Meter()
+        self.record: Record | None = None
+        self.known: Leaves | None = None
+        self.by_gradients, self.at_average = False, True
+        self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
+        self._clears = False  # whether the closure is known to clear gradients itself
+        left = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
+        self._left = weakref.WeakValueDictionary(left)  # gradients that somebody left here before
+        self.oracle = self._new_oracle(leaves, hvp, None)
+        kind = MinibatchIteration if method.on_samples(settings) else Iteration
+        self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
+        if isinstance(self.iterates, MinibatchIteration):
+            self.iterates.new_metric = mode.metric
+        self.capture = Capture(method, settings) if capture else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward
+        return self.__dict__ | {"oracle": oracle, "_left": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.oracle = self._new_oracle(*state["oracle"])
+
+    def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
+        oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
+        oracle.by_backward = by_backward
+        return oracle
+
+    @property
+    def style(self) -> str:
+        """One of `STYLES`."""
+        if self.by_gradients:
+            return "gradients"
+        return {None: "", False: "loss", True: "backward"}[self.oracle.by_backward]
+
+    @style.setter
+    def style(self, style: str) -> None:
+        self.oracle.by_backward = {"loss": False, "backward": True}.get(style)
+        self.by_gradients = style == "gradients"
+
+    # ------------------------------------------------------------------ steps with closures
+
+    def step(self, given: tuple[Any, Any, Any], leaves: Leaves, everyone: Sequence[Tensor]) -> Tensor:
+        """Make an iteration on the samples of gradient, Hessian and objective; `everyone` is all parameters."""
+        if self.by_gradients:
+            raise ArgumentError(
+                "closure cannot be used: the steps before had none. Construct another optimiser to change that."
+            )
+        samples = self._samples(given)
+        first = self.iterates.state.iteration == 0
+        self._refuse_what_would_be_lost(given[0], leaves)
+        if isinstance(self.iterates, MinibatchIteration):
+            self.iterates.rates = leaves.rates
+        with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
+            captured = None
+            if self.capture is not None and not self.oracle.by_backward:
+                captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
+            if captured is not None:  # whose loss draws no random numbers
+                captured.fill(given, self.meter)
+                return self._iterate(captured)
+            with own_randomness(leaves.device), HOOK:  # one for all evaluations
+                loss = self._iterate(self._eager(leaves, samples))
+        if first:
+            pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
+            self.unreached = [leaf for leaf, reached in pairs if not reached]
+        return loss
+
+    def _refuse_what_would_be_lost(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
+        """Refuse gradients that were accumulated or clipped before a step that evaluates its closure anew.
+
+        Those that were there before the optimiser are of another loop; and a closure that clears gradients itself, as
+        LBFGS wants it, means them to be dropped.
+        """
+        accelerate = sys.modules.get("accelerate.state")
+        batches = 1 if accelerate is None else accelerate.GradientState().num_steps
+        if batches > 1:
+            raise ArgumentError(
+                f"closure cannot be used while accelerate accumulates over {batches} batches: it skips the steps in "
+                "between, and their closures with them. Call accelerator.backward(loss) and step() without a closure, "
+                "or set gradient_accumulation_steps = 1."
+            )
+        held = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._left.get(id(p))]
+        if self._clears or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
+            return
+        if not isinstance(closure, Batch):
+            marks = [torch.full_like(leaf, math.nan) for leaf in held]
+            with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
+                with interruptible():
+                    closure()
+                left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
+                self._clears = not any(bool(grad.isnan().any()) for grad in left)
+        if not self._clears:
+            raise ArgumentError(
+                "parameters hold gradients from before the step, which a step with a closure does not use: where they "
+                "are left over, call zero_grad() first; where they were accumulated, step without a closure; to clip "
+                "them, call zero_grad(), backward() and clip_grad_norm_() inside the closure."
+            )
+
+    def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
+        """Return what the oracle evaluates; the gradient's sample where another was not given."""
+        samples: list[Sample] = []
+        for role, (name, closure) in enumerate(zip(("closure", "hessian", "objective"), given, strict=True)):
+            if closure is None and role > 0:
+                samples.append(samples[0])
+                continue
+            if self.iterates.state.iteration == 0 or not callable(closure):
+                check_callable(name, closure)
+            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
+            if isinstance(closure, Batch):
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, closure.terms()))
+            elif self.microbatch is not None:
+                raise ArgumentTypeError(
+                    f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "
+                    "sanc.Batch(loss, *tensors)."
+                )
+            else:
+                samples.append(Sample(name, [(1.0, closure)], 1, seed))
+        return samples
+
+    def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
+        """Return the oracle of this optimiser, ready for a step on these samples."""
+        if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
+            self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.by_backward)
+        self.oracle.meter = self.meter
+        self.oracle.bind(*samples)
+        return self.oracle
+
+    def _iterate(self, oracle: AutogradOracle) -> Tensor:
+        """Make one iteration; where anything goes wrong nothing has changed."""
+        x = point = oracle.start()
+        iterates, known = self.iterates, self.known
+        meter, state, driven = replace(self.meter), iterates.state, (self.oracle.by_backward, self.oracle.hvp)
+        try:
+            first = state.iteration == 0
+            if oracle is self.oracle and (first or oracle.fresh):
+                self._probe(oracle, x, first=first)
+            if known is None or not known.matches(oracle.leaves):
+                iterates.forget()
+            self.known = oracle.leaves
+            point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
+            if getattr(iterates, "went_back", False) or not (
+                math.isfinite(record.grad_norm) and math.isfinite(record.value)
+            ):
+                self._undo_training(oracle)
+        except BaseException:
+            self._undo_training(oracle)
+            iterates.state, self.known, self.meter = state, known, meter
+            self.oracle.by_backward, self.oracle.hvp = driven
+            raise
+        finally:
+            oracle.load(point)
+            loss = oracle.raw_loss
+            oracle.unbind()
+        record.style = self.style
+        self.record = record
+        assert loss is not None
+        return loss
+
+    @staticmethod
+    def _undo_training(oracle: AutogradOracle) -> None:
+        """Put back the buffers that the gradient pass moved, because its step is not one."""
+        if oracle.training is not None:
+            oracle.training.put_back()
+
+    def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
+        """Complain of what would only show later; nothing of it is counted."""
+        oracle.meter = Meter()
+        try:
+            if self.check:
+                check_closure(oracle, x, first=first)
+            if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
+                operator = oracle.hessian(x)  # the first Krylov space comes after a few steps only
+                operator(torch.ones_like(x))
+                operator.release()
+        finally:
+            oracle.meter = self.meter
+
+    # ------------------------------------------------------------------ steps without a closure
+
+    def stands_for_none(self, closure: Callable[[], Tensor | None], everyone: Sequence[Tensor]) -> bool:
+        """Call a closure beside gradients, where it may be one that does nothing: Lightning makes such.
+
+        What it runs beside, such as hooks that clip, has then been done to the gradients.
+        """
+        given = [p for p in everyone if p.grad is not None]
+        if self.style not in ("", "gradients") or not given or isinstance(closure, Batch) or not callable(closure):
+            return False
+        if self.by_gradients:
+            with interruptible():
+                return closure() is None
+        kept = [cast(Tensor, p.grad) for p in given]
+        copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
+        _put(given, copies)
+        with own_randomness(given[0].device), self.oracle.still(), interruptible():
+            nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
+        if not nothing:
+            _put(given, kept)
+        return nothing
+
+    @torch.no_grad()
+    def step_on_gradients(self, leaves: Leaves) -> None:
+        """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
+        iterates = self.iterates
+        if not isinstance(iterates, MinibatchIteration):
+            raise ArgumentError(
+                f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
+                'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
+                "minibatch = None."
+            )
+        if self.oracle.by_backward is not None:
+            raise ArgumentError(
+                "closure is missing: the steps before had one. Pass it again, or construct another optimiser to go on "
+                "without."
+            )
+        if all(leaf.grad is None for leaf in leaves.tensors):
+            raise ArgumentError(
+                "closure is missing and no parameter has a gradient: call loss.backward() before step()."
+            )
+        if self.by_gradients and self.at_average:
+            raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
+        if self.known is None or not self.known.matches(leaves):
+            iterates.forget()
+        first = iterates.state.iteration == 0
+        y = leaves.read()
+        iterates.rates = leaves.rates
+        point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
+        leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
+        self.by_gradients, self.at_average, self.known = True, False, leaves
+        record.style = self.style
+        self.record = record
+        if first:
+            self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
+
+    @uninterrupted
+    @torch.no_grad()
+    def move(self, *, at_average: bool) -> None:
+        """Move the parameters to the average, or to where gradients are taken, where steps have no closure."""
+        iterates = self.iterates
+        if not self.by_gradients or at_average is self.at_average:
+            return
+        assert isinstance(iterates, MinibatchIteration)
+        assert self.known is not None
+        here = self.known.read()
+        self.known.write(iterates.average(here) if at_average else iterates.gradient_point(here))  # type: ignore[arg-type]
+        self.at_average = at_average
+
+
+@contextmanager
+def _grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """Put others in the place of ``.grad``, and give it back."""
+    kept = [p.grad for p in parameters]
+    try:
+        _put(parameters, grads)
+        yield
+    finally:
+        _put(parameters, kept)
+
+
+def _put(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    for p, grad in zip(parameters, grads, strict=True):
+        p.grad = grad

@@ -1,0 +1,87 @@
+"""Parameter groups of an optimiser: what they may hold, which parameters take part, and what these are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from sanc.autograd.leaves import Leaves
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+
+Groups = Sequence[Mapping[str, Any]]
+
+_OF_OTHERS = {"name", "param_names", "initial_lr"}
+"""What torch, its schedulers and loggers of learning rates write into groups, or read there."""
+
+
+def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Reject a group with an entry that is not known, or a value that cannot be used."""
+    known = {"params", "lr", "weight_decay", "frozen"}
+    for name, value in group.items():
+        if name not in known | _OF_OTHERS:
+            raise ArgumentError(f"group option {name!r} (= {value!r:.60}) is not known: {nearest(name, known)}")
+    for name in ("weight_decay", "lr"):
+        value = group.get(name, defaults[name])
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
+    if not isinstance(group.get("frozen", False), bool):
+        raise ArgumentError(f"frozen = {group['frozen']!r} cannot be used: pass True or False.")
+
+
+def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
+    """Gather the parameters that take part now: not frozen, and asking for a gradient."""
+    chosen = [
+        (p, group["weight_decay"], float(group["lr"]))
+        for group in groups
+        if not group["frozen"]
+        for p in group["params"]
+        if p.requires_grad
+    ]
+    if not chosen:
+        raise ArgumentError(
+            "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
+        )
+    leaves, decays, rates = zip(*chosen, strict=True)
+    first = leaves[0]
+    for p in leaves:
+        trouble = _trouble(p, first)
+        if trouble:
+            raise ArgumentTypeError(f"params[{called(groups, p)}] {trouble}.")
+    if max(decays) > torch.finfo(first.dtype).max:
+        raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {first.dtype}: pass a smaller one.")
+    return lay_out(leaves, decays, rates)
+
+
+def _trouble(p: Tensor, first: Tensor) -> str:
+    """Say why a parameter cannot be optimised beside the first one, and what to do; empty if it can."""
+    if is_lazy(p):
+        return "has no shape yet: run the model on one batch before the optimiser is constructed"
+    if p.device.type == "meta":
+        return "is on the device 'meta' and holds no numbers: call model.to_empty(device=…) and initialise it first"
+    if p.is_complex():
+        return f"is of {p.dtype}: optimise the real tensor torch.view_as_real(…) of it, and make it complex in the loss"
+    if p.dtype not in (torch.float32, torch.float64):
+        return f"is of {p.dtype}: keep parameters in float32 or float64, and use torch.autocast for lower precision"
+    if p.layout != torch.strided:
+        return f"has the layout {p.layout}: pass dense parameters"
+    if p.dtype != first.dtype or p.device != first.device:
+        return (
+            f"is of {p.dtype} on {p.device}, and the first one of {first.dtype} on {first.device}: put all that are "
+            "optimised on one device in one type"
+        )
+    return ""
+
+
+def called(groups: Groups, parameter: Tensor) -> str:
+    """Return the name of a parameter: its own, where named parameters were given, or its place."""
+    for number, group in enumerate(groups):
+        for place, p in enumerate(group["params"]):
+            if p is parameter:
+                names = group.get("param_names")
+                return repr(names[place]) if names else f"{place}" if len(groups) == 1 else f"group {number}, {place}"
+    return "?"

@@ -1,0 +1,1 @@
+"""Several processes: the only room that knows how many ranks there are."""

@@ -1,0 +1,170 @@
+"""Checkpoints that any number of ranks can read: written by torch.distributed.checkpoint, whole or not at all.
+
+A checkpoint is a folder ``step-…``, which has that name only when all ranks have written their parts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sanc.errors import ArgumentError, ArgumentTypeError
+
+_KEPT = 2
+"""Checkpoints that stay."""
+
+
+def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Path:
+    """Save model and optimiser as the checkpoint of the steps made so far; all ranks call it.
+
+    Parameters
+    ----------
+    folder : path
+        Where the checkpoints of a run are; the last two are kept.
+    model : Module
+        The model: plain, wrapped by DistributedDataParallel, or sharded by fully_shard.
+    optimizer : SANC, SCR, …
+        An optimiser of this package.
+
+    Returns
+    -------
+    Path
+        The checkpoint.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    folder = _folder(folder)
+    target = folder / f"step-{_steps(optimizer):08d}"
+    part = target.with_suffix(".part")
+    if _first():
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("step-*.part"):
+            shutil.rmtree(left)
+    _wait()
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    with _quiet():
+        save(state, checkpoint_id=part, no_dist=not dist.is_initialized())
+    if _first():
+        if target.exists():
+            shutil.rmtree(target)
+        part.rename(target)
+        for old in _checkpoints(folder)[:-_KEPT]:
+            shutil.rmtree(old)
+    _wait()
+    return target
+
+
+def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int:
+    """Go on from the newest checkpoint of a folder; all ranks call it, and may be more or fewer than those that saved.
+
+    Returns
+    -------
+    int
+        Steps made until then; 0 where there is no checkpoint.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    _steps(optimizer)
+    found = _checkpoints(_folder(folder))
+    if not found:
+        return 0
+    metadata = FileSystemReader(found[-1]).read_metadata()
+    weights = get_model_state_dict(model)
+    state = _blank(metadata, weights)
+    state["model"] = weights
+    with _quiet():
+        load(state, checkpoint_id=found[-1], no_dist=not dist.is_initialized())
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    return _steps(optimizer)
+
+
+def _blank(metadata: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of the form that was saved, for `torch.distributed.checkpoint` to fill."""
+    root: dict[Any, Any] = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        path = metadata.planner_data[key]
+        if path[0] == "model":
+            continue
+        here = root
+        for step in path[:-1]:
+            here = here.setdefault(step, {})
+        size = getattr(entry, "size", None)
+        like = weights.get(path[2]) if path[1] == "state" else None
+        here[path[-1]] = None if size is None else _empty(size, entry.properties.dtype, like)
+    root["optimizer"].setdefault("state", {})  # of empty mappings nothing is saved
+    return _lists(root)  # type: ignore[no-any-return]
+
+
+def _empty(size: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    """Return room for a tensor of a parameter's state, sharded by rows where the parameter is sharded."""
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None or not size:
+        return torch.empty(size, dtype=dtype, device=None if like is None else like.device)
+    from torch.distributed.tensor import Shard, empty
+
+    placements = like.placements if like is not None and size == like.shape else [Shard(0)]  # type: ignore[attr-defined]
+    return empty(size, dtype=dtype, device_mesh=mesh, placements=placements)
+
+
+def _lists(entry: Any) -> Any:
+    """Turn mappings of 0, 1, … into lists."""
+    if not isinstance(entry, dict):
+        return entry
+    if entry and all(isinstance(name, int) for name in entry):
+        return [_lists(entry[name]) for name in sorted(entry)]
+    return {name: _lists(value) for name, value in entry.items()}
+
+
+def _steps(optimizer: Any) -> int:
+    iterates = getattr(optimizer, "_iterates", None)
+    if iterates is None:
+        raise ArgumentTypeError(
+            f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of this package."
+        )
+    return int(iterates.state.iteration)
+
+
+def _folder(folder: str | Path) -> Path:
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise ArgumentError(f"folder = {str(folder)!r} is a file: pass a folder for the checkpoints of the run.")
+    return path
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return those that are complete, the oldest first."""
+    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Spare a single process being told that it is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()

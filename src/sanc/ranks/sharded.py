@@ -1,0 +1,187 @@
+"""Sharded parameters (`fully_shard`, DTensor): every vector lies on the ranks as its parameters do.
+
+An inner product is a local sum and one collective of a number. Gradients come averaged from the backward pass of
+`fully_shard`; the graph behind it ends in parameters that are gathered for a while and thrown away, so that it cannot
+be differentiated again, and Hessian products are differences of gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from sanc.autograd.leaves import Grads, Leaves, Sample
+from sanc.core.space import TorchSpace
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.ranks.group import Ranks
+from sanc.ranks.oracle import AveragingOracle
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a parameter is a DTensor."""
+    return isinstance(tensor, DTensor)
+
+
+def require_shards(params: Sequence[Tensor]) -> Any:
+    """Return the group of the one mesh over which all of these are sharded."""
+    first = params[0]
+    for p in params:
+        if not isinstance(p, DTensor) or not isinstance(first, DTensor):
+            raise ArgumentTypeError(
+                "params mix sharded parameters (DTensor) with plain ones: make the optimiser after fully_shard was "
+                "called on the whole model, and before a forward pass, which gathers parameters."
+            )
+        if p.device_mesh != first.device_mesh or p.device_mesh.ndim != 1 or not isinstance(p.placements[0], Shard):
+            raise ArgumentTypeError(
+                f"params hold a tensor placed as {p.placements} on {p.device_mesh}: shard all of them over one mesh of "
+                "one dimension, as fully_shard(model) does."
+            )
+    assert isinstance(first, DTensor)
+    return first.device_mesh.get_group()
+
+
+def rows_of(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return begin and end of a rank's part of a dimension, as DTensor cuts it: in equal parts, the last ones short."""
+    part = -(-length // size)
+    return min(length, rank * part), min(length, (rank + 1) * part)
+
+
+class ShardedSpace(TorchSpace):
+    """Vectors of which each rank holds a part."""
+
+    def __init__(self, leaves: ShardedLeaves) -> None:
+        super().__init__(sum(p.numel() for p in leaves.tensors), leaves.dtype, leaves.device)
+        self._ranks, self._held, self._leaves = leaves.ranks, leaves.dim, leaves
+        self.total = self._sum
+
+    def _sum(self, numbers: Tensor) -> Tensor:
+        return self._ranks.sum(numbers.double(), "inner products")
+
+    def inner(self, u: Any, v: Any) -> Any:
+        return self._sum(super().inner(u, v))
+
+    def length(self, v: Any) -> Any:
+        return self._sum(torch.linalg.vector_norm(v, dtype=torch.float64).square()).sqrt()
+
+    def zeros(self) -> Any:
+        return torch.zeros(self._held, dtype=self.dtype, device=self.device)
+
+    def normal(self, rng: np.random.Generator) -> Any:
+        return self._leaves.part_of(torch.from_numpy(rng.standard_normal(self.dim)))
+
+    def rows(self, count: int) -> Any:
+        return torch.empty((count, self._held), dtype=self.dtype, device=self.device)
+
+    def orthogonalise(self, v: Any, rows: Any) -> Any:
+        parts = self._sum(torch.mv(rows, v))
+        v.addmv_(rows.t(), parts.to(self.dtype), alpha=-1.0)
+        return parts
+
+
+class ShardedLeaves(Leaves):
+    """Parameters of which this process holds a part."""
+
+    def __init__(
+        self, ranks: Ranks, modules: Modules, tensors: Sequence[Tensor], decays: Sequence[float],
+        rates: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        self.ranks, self._modules = ranks, modules
+        super().__init__(tensors, decays, rates)
+
+    def held(self, tensor: Tensor) -> Tensor:
+        assert isinstance(tensor, DTensor)
+        return tensor.to_local()
+
+    def space(self) -> TorchSpace:
+        return ShardedSpace(self)
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Return the part that this process holds of a vector that is all there."""
+        parts, sizes = [], [p.numel() for p in self.tensors]
+        for leaf, piece in zip(self.tensors, torch.split_with_sizes(whole, sizes), strict=True):
+            side = leaf.placements[0].dim  # type: ignore[attr-defined]
+            begin, end = rows_of(leaf.shape[side], self.ranks.rank, self.ranks.size)
+            parts.append(piece.view(leaf.shape).narrow(side, begin, end - begin).reshape(-1))
+        return torch.cat(parts).to(self.device, self.dtype)
+
+    def write(self, vector: Tensor) -> None:
+        super().write(vector)
+        self._modules.reshard()
+
+    def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Add this rank's part of the penalty so often that the mean over the ranks has all of it."""
+        return loss.detach().double() + self.ranks.size * super().penalised(torch.zeros_like(loss), x)
+
+    def pack(self, vector: Tensor) -> list[Tensor]:
+        return [as_shard(part, leaf) for part, leaf in zip(self.split(vector), self.tensors, strict=True)]
+
+    def unpack(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.join([self.held(tensor) for tensor in tensors])
+
+
+def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor:
+    """Return a part as the DTensor it is a part of, placed like another."""
+    shape = like.shape if shape is None else shape
+    whole = torch.empty(shape, device="meta")
+    placements = like.placements if shape == like.shape else [Shard(0)]
+    return DTensor.from_local(
+        part, like.device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )  # fmt: skip
+
+
+class Modules:
+    """The modules under `fully_shard` that ran, which may hold gathered parameters after a pass without gradients.
+
+    Such a module would go on with what it gathered when its parameters are moved.
+    """
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
+        seen = self._seen
+
+        def see(module: torch.nn.Module, inputs: object) -> None:
+            if isinstance(module, FSDPModule) and not torch.compiler.is_compiling():
+                seen.add(module)
+
+        weakref.finalize(self, register_module_forward_pre_hook(see).remove)
+
+    def reshard(self) -> None:
+        """Let all of them gather anew in the next pass."""
+        for module in list(self._seen):
+            module.reshard()
+
+
+class ShardedOracle(AveragingOracle):
+    """f, g and Hv of closures over sharded parameters."""
+
+    reduced = "yes"
+
+    def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
+        if how["hvp"] not in ("auto", "finite-difference"):
+            raise ArgumentError(
+                f"hvp = {how['hvp']!r} cannot be used with sharded parameters, whose backward pass cannot be "
+                "differentiated: leave hvp out, and products are differences of gradients."
+            )
+        super().__init__(ranks, leaves, **how | {"hvp": "finite-difference"})
+
+    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
+        self._rewind(sample)
+        for weight, closure in sample.parts:
+            loss = self._loss(closure, sample.name)
+            if not self.by_backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+            grads = self._take_grads()
+            if all(grad is None for grad in grads):
+                raise ArgumentError(
+                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass those of "
+                    "the model that it is computed from."
+                )
+            yield weight, loss, grads

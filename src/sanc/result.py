@@ -1,0 +1,68 @@
+"""The result of `minimize`: SciPy's, printed so that it fits a screen."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from scipy.optimize import OptimizeResult
+from torch import Tensor
+
+_WIDTH = 80
+"""Characters of a line."""
+_FIRST = ("message", "success", "status", "fun", "x", "jac")
+"""What is printed first; `history` and other long things come as their length."""
+_ENTRIES = 8
+"""Lines of a nested point after which the rest is counted only."""
+
+
+class Result(OptimizeResult):  # type: ignore[misc]
+    """SciPy's result; printed, it shows the ends of long vectors and says how long the history is."""
+
+    def __repr__(self) -> str:
+        names = [*(name for name in _FIRST if name in self), *(name for name in self if name not in _FIRST)]
+        width = max(map(len, names), default=0)
+        lines = []
+        for name in names:
+            first, *others = _lines(self[name], _WIDTH - width - 2)
+            lines += [f"{name:>{width}}: {first}", *(" " * (width + 2) + line for line in others)]
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+def _lines(value: Any, width: int) -> list[str]:
+    """Say a value in a few lines of this width."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        with np.printoptions(threshold=6, edgeitems=2, precision=4):
+            entries = " ".join(str(value.reshape(-1)).split()) if value.ndim else str(value)
+        text = entries + (f" ({'×'.join(map(str, value.shape))})" if value.size > 6 or value.ndim > 1 else "")
+    elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_is_part, value))):
+        return _nested(value, width)
+    elif isinstance(value, list):
+        text = f"{len(value)} × {type(value[0]).__name__}" if value else "none"
+    elif isinstance(value, IntEnum):
+        text = f"{value:d} ({value.name})"
+    else:
+        text = str(value)
+    return textwrap.wrap(text, width) or [""]
+
+
+def _nested(value: Any, width: int) -> list[str]:
+    items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+    lines: list[str] = []
+    for number, (key, part) in enumerate(items):
+        if len(lines) >= _ENTRIES:
+            return [*lines, f"… and {len(items) - number} more"]
+        first, *others = _lines(part, max(20, width - len(str(key)) - 2))
+        lines += [f"{key}: {first}", *(" " * (len(str(key)) + 2) + line for line in others)]
+    return lines or ["empty"]
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, np.ndarray | Tensor | Mapping)

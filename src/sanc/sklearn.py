@@ -1,0 +1,378 @@
+"""Estimators for scikit-learn: logistic regression and the nonconvex support vector machine.
+
+They minimise the finite sums of `sanc.problems` by `sanc.minimize`, and need scikit-learn ≥ 1.7.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.special
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from sanc.errors import ArgumentError, nearest
+from sanc.minimisation import minimize
+from sanc.problems import Logistic, Softmax
+from sanc.problems import NonconvexSVM as SVMSum
+from sanc.sums.linear import LinearSum
+
+__all__ = ["LogisticRegression", "NonconvexSVM"]
+
+
+class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What the estimators share: checks, weights, the minimisation, and scores Xw + b."""
+
+    fit_intercept: bool
+    class_weight: Mapping[Any, float] | str | None
+    tol: float
+    max_iter: int
+    warm_start: bool
+    verbose: int
+    classes_: Any
+    coef_: Any
+    intercept_: Any
+    n_iter_: Any
+    _convex = True
+
+    def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
+        """Return the finite sum to minimise; `total` is the sum of the weights as given."""
+        raise NotImplementedError
+
+    def _check_numbers(self) -> None:
+        for name, kind in (("tol", Real), ("max_iter", Integral)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:  # type: ignore[operator]
+                called = "a positive number" if kind is Real else "an integer ≥ 1"
+                raise ArgumentError(f"{name} = {value!r} cannot be used: pass {called}.")
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Fit the coefficients.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features; float32 stays float32.
+        y : array, shape (n,)
+            Labels of any kind.
+        sample_weight : array, shape (n,), optional
+            Weights of the rows, ≥ 0.
+
+        Returns
+        -------
+        self
+            The fitted estimator.
+        """
+        self._check_numbers()
+        X, y = validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True, order=None
+        )
+        check_classification_targets(y)
+        before = getattr(self, "classes_", None)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ArgumentError(f"y holds one class only, {self.classes_[0]!r}: pass labels of at least two classes.")
+        weights = _weights(sample_weight, self.class_weight, self.classes_, codes)
+        total = float(len(codes) if weights is None else weights.sum())
+        problem = self._sum(X, codes, weights, total)
+        start = np.zeros((problem.columns, problem.dim // problem.columns), problem.dtype)
+        if self.warm_start and before is not None and np.array_equal(before, self.classes_):
+            known = np.column_stack([self.coef_, self.intercept_])[:, : start.shape[1]]
+            start = known.astype(problem.dtype) if known.shape == start.shape else start
+        result = minimize(
+            problem, start, tol=self.tol, max_iter=self.max_iter, certify=False, disp=bool(self.verbose),
+            max_products=1 if self._convex else None,  # a convex sum has no negative curvature to look for
+        )  # fmt: skip
+        if not result.success:
+            warnings.warn(
+                f"The fit did not converge to tol = {self.tol:g} ({result.message} ‖g‖ = "
+                f"{np.linalg.norm(result.jac):.1e}): scale the features, raise max_iter = {self.max_iter} or raise "
+                "tol.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        features = problem.features
+        self.coef_ = result.x[:, :features].copy()
+        self.intercept_ = result.x[:, features].copy() if self.fit_intercept else np.zeros(len(start), problem.dtype)
+        self.n_iter_ = np.array([max(result.nit, 1)], np.int32)
+        return self
+
+    def decision_function(self, X: Any) -> Any:
+        """Return the scores Xw + b: one a row for two classes, otherwise one a class.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features.
+
+        Returns
+        -------
+        array
+            Of shape (n,) or (n, classes).
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        scores = np.asarray(X @ self.coef_.T) + self.intercept_
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Any:
+        """Return the most likely class of each row.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features.
+
+        Returns
+        -------
+        array, shape (n,)
+            Labels.
+        """
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+class LogisticRegression(_LinearClassifier):
+    """Logistic regression, of two classes or, as softmax regression, of many.
+
+    Minimises C Σ sᵢ ℓᵢ + ½‖w‖², sᵢ the weights of the rows and the intercept free, as scikit-learn's own does.
+
+    Parameters
+    ----------
+    C : float
+        Inverse strength of the penalty; infinite for none.
+    penalty : {"l2", "nonconvex"} or None
+        "nonconvex" replaces ½‖w‖² by Σ w²/(1+w²), the paper's.
+    fit_intercept : bool
+        Whether the scores have an intercept.
+    class_weight : mapping, "balanced" or None
+        Weights of the classes, multiplied with those of the rows.
+    tol : float
+        The fit ends where the norm of the gradient of the mean loss is at most this.
+    max_iter : int
+        Most iterations, each a Newton step.
+    warm_start : bool
+        Start from the coefficients of the last fit, where the classes and features are the same.
+    verbose : int
+        Print a line for every iteration.
+
+    Attributes
+    ----------
+    classes_ : array, shape (classes,)
+        The labels.
+    coef_ : array, shape (1, d) or (classes, d)
+        Coefficients; one row for two classes.
+    intercept_ : array, shape (1,) or (classes,)
+        Intercepts; zero without.
+    n_iter_ : array, shape (1,)
+        Iterations of the last fit.
+    n_features_in_ : int
+        Features seen by `fit`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sanc.sklearn import LogisticRegression
+    >>> X, y = load_iris(return_X_y=True)
+    >>> round(LogisticRegression().fit(X, y).score(X, y), 2)
+    0.97
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        penalty: str | None = "l2",
+        fit_intercept: bool = True,
+        class_weight: Mapping[Any, float] | str | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 100,
+        warm_start: bool = False,
+        verbose: int = 0,
+    ) -> None:
+        self.C = C
+        self.penalty = penalty
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.verbose = verbose
+
+    @property
+    def _convex(self) -> bool:  # type: ignore[override]
+        return self.penalty != "nonconvex"
+
+    def _check_numbers(self) -> None:
+        super()._check_numbers()
+        if isinstance(self.C, bool) or not isinstance(self.C, Real) or not self.C > 0:
+            raise ArgumentError(f"C = {self.C!r} cannot be used: pass a positive number.")
+        if self.penalty not in ("l2", "nonconvex", None):
+            hint = nearest(str(self.penalty), ("l2", "nonconvex"))
+            raise ArgumentError(f"penalty = {self.penalty!r} is not known: {hint}")
+
+    def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
+        strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)
+        how: Any = {"penalty": self.penalty or "none", "strength": strength, "weights": weights}
+        how["intercept"] = self.fit_intercept
+        if len(self.classes_) == 2:
+            return Logistic(X, codes, **how)
+        return Softmax(X, codes, len(self.classes_), **how)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return the probabilities of the classes.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features.
+
+        Returns
+        -------
+        array, shape (n, classes)
+            Rows that add up to 1, in the order of `classes_`.
+        """
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Return the logarithms of `predict_proba`.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features.
+
+        Returns
+        -------
+        array, shape (n, classes)
+            Logarithms of probabilities.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([scipy.special.log_expit(-scores), scipy.special.log_expit(scores)])
+        return scipy.special.log_softmax(scores, axis=1)
+
+
+class NonconvexSVM(_LinearClassifier):
+    """The nonconvex support vector machine, of two classes.
+
+    Minimises the mean of sᵢ (1 − tanh(yᵢ (xᵢᵀw + b))), plus alpha ‖w‖². The loss is bounded, so rows on the wrong side,
+    such as wrong labels, count no more than once each. For many classes wrap it in scikit-learn's OneVsRestClassifier.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of the penalty.
+    fit_intercept : bool
+        Whether the scores have an intercept.
+    class_weight : mapping, "balanced" or None
+        Weights of the classes, multiplied with those of the rows.
+    tol : float
+        The fit ends where the norm of the gradient is at most this and no negative curvature is found.
+    max_iter : int
+        Most iterations.
+    warm_start : bool
+        Start from the coefficients of the last fit, where the classes and features are the same.
+    verbose : int
+        Print a line for every iteration.
+
+    Attributes
+    ----------
+    classes_ : array, shape (2,)
+        The labels.
+    coef_ : array, shape (1, d)
+        Coefficients.
+    intercept_ : array, shape (1,)
+        Intercept; zero without.
+    n_iter_ : array, shape (1,)
+        Iterations of the last fit.
+    n_features_in_ : int
+        Features seen by `fit`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from sanc.sklearn import NonconvexSVM
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> make_pipeline(StandardScaler(), NonconvexSVM()).fit(X, y).score(X, y) > 0.97
+    True
+    """
+
+    _convex = False
+
+    def __init__(
+        self,
+        alpha: float = 1e-3,
+        *,
+        fit_intercept: bool = True,
+        class_weight: Mapping[Any, float] | str | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 200,
+        warm_start: bool = False,
+        verbose: int = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.verbose = verbose
+
+    def _check_numbers(self) -> None:
+        super()._check_numbers()
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, Real) or not 0 <= self.alpha < np.inf:
+            raise ArgumentError(f"alpha = {self.alpha!r} cannot be used: pass a finite number ≥ 0.")
+
+    def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
+        if len(self.classes_) != 2:
+            raise ArgumentError(
+                f"Only binary classification is supported: y holds {len(self.classes_)} classes. Wrap the estimator "
+                "in sklearn.multiclass.OneVsRestClassifier."
+            )
+        return SVMSum(X, 2 * codes - 1, float(self.alpha), weights=weights, intercept=self.fit_intercept)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) -> Any:
+    """Return the weights of the rows, those of their classes included; None where all are one."""
+    n = len(codes)
+    if sample_weight is not None:
+        sample_weight = np.asarray(sample_weight, np.float64)
+        if sample_weight.ndim == 0:
+            sample_weight = np.full(n, sample_weight)
+        if sample_weight.shape != (n,):
+            raise ArgumentError(
+                f"sample_weight has shape {sample_weight.shape} and X has {n} rows: pass one weight for each row."
+            )
+        if not np.isfinite(sample_weight).all() or sample_weight.min() < 0 or sample_weight.max() == 0:
+            raise ArgumentError(
+                f"sample_weight = {sample_weight!r:.60} cannot be used: pass finite weights ≥ 0 that are not all zero."
+            )
+    if class_weight is None:
+        return sample_weight
+    rows = np.ones(n) if sample_weight is None else sample_weight
+    if isinstance(class_weight, str) and class_weight == "balanced":  # every class weighs the same, weights included
+        totals = np.bincount(codes, rows)
+        of_class = rows.sum() / (len(classes) * np.maximum(totals, np.finfo(float).tiny))
+    else:
+        of_class = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+    return of_class[codes] * rows

@@ -1,0 +1,462 @@
+"""What the ranks of the tests do: train small networks, together or for themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+
+import numpy as np
+import scipy.sparse
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sanc
+
+ROWS = 12
+
+METHODS = {
+    f"{method} {preset}": (method, preset)
+    for method in ("SANC", "SCR", "ARC", "CR", "CRM", "NCD")
+    for preset in ("robust", "paper", "authors")
+}
+
+
+def network(seed=0, *layers):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), *layers, nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+def batches(count, rows=ROWS, last=None, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    sizes = [rows] * (count - 1) + [last or rows]
+    x = [torch.randn(size, 4, generator=rng, dtype=torch.float64) for size in sizes]
+    return [(a, (a @ torch.ones(4, 2, dtype=torch.float64)).sin() + 0.3 * a[:, :2]) for a in x]
+
+
+def share(batch, rank, size):
+    """Return the rows of a batch that belong to a rank; the first ranks have one more where they cannot be equal."""
+    return [part.tensor_split(size)[rank] for part in batch]
+
+
+def loss_of(model):
+    return lambda a, b: (model(a) - b).square().mean()
+
+
+def train(opt, model, data, style="loss", batch=False):
+    """Make a step with every batch, in one of the three styles."""
+    loss = loss_of(model)
+    for a, b in data:
+        closure = sanc.Batch(loss, a, b) if batch else lambda a=a, b=b: loss(a, b)
+
+        def backward(closure=closure):
+            opt.zero_grad()
+            value = closure()
+            value.backward()
+            return value
+
+        if style == "gradients":
+            opt.train()
+            backward()
+            opt.step()
+        else:
+            opt.step(closure if style == "loss" else backward)
+    if style == "gradients":
+        opt.eval()
+
+
+def told(opt, model):
+    """Return what is to be the same: parameters, and what was decided last."""
+    record = opt.record
+    numbers = [record.value, record.sigma, record.step_norm, record.grad_norm, float(record.krylov_dim)]
+    vector = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return vector, str(record.branch), numbers, record.calls
+
+
+def cases(steps):
+    """Name, method, settings, style, whether DDP wraps the model, whether batches are counted, and the data."""
+    even, uneven = batches(steps), batches(steps, last=ROWS - 3)
+    found = {
+        name: (method, {"preset": preset}, "loss", False, False, even) for name, (method, preset) in METHODS.items()
+    }
+    for style in ("loss", "backward", "gradients"):
+        for ddp in (False, True):
+            found[f"{style} ddp={ddp}"] = ("SANC", {"weight_decay": 1e-2}, style, ddp, False, even)
+    found |= {
+        "backward paper ddp": ("SANC", {"preset": "paper"}, "backward", True, False, even),
+        "uneven": ("SANC", {}, "loss", False, True, uneven),
+        "uneven paper": ("SCR", {"preset": "paper", "weight_decay": 1e-3}, "loss", True, True, uneven),
+        "microbatch": ("SANC", {"microbatch": 2, "preset": "paper"}, "loss", False, True, uneven),
+        "regenerate": ("SANC", {"lanczos": "regenerate", "preset": "paper"}, "loss", False, False, even),
+        "forward": ("SANC", {"hvp": "forward-over-reverse", "preset": "paper"}, "loss", False, False, even),
+        "diagonal": ("SANC", {"metric": "diagonal", "curvature": False}, "loss", False, False, even),
+    }
+    return found
+
+
+FEW = {
+    "SANC robust", "SANC paper", "SANC authors", "ARC robust", "CRM paper", "NCD robust", "loss ddp=True",
+    "backward ddp=False", "backward ddp=True", "gradients ddp=False", "gradients ddp=True", "uneven", "uneven paper",
+    "microbatch", "diagonal",
+}  # fmt: skip
+"""The cases of the ordinary tests."""
+
+
+def run_cases(steps, names=None):
+    """Train every case, on this rank's share of the rows."""
+    rank, size = place()
+    results = {}
+    for name, (method, settings, style, ddp, batch, data) in cases(steps).items():
+        if names is not None and name not in names:
+            continue
+        model = network()
+        opt = getattr(sanc, method)(model.parameters(), seed=0, compare_every=5, **settings)
+        driven = DistributedDataParallel(model) if ddp and size > 1 else model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(opt, driven, [share(rows, rank, size) for rows in data], style, batch)
+        results[name] = told(opt, model)
+    return results
+
+
+# ---------------------------------------------------------------------------------------------- what goes wrong
+
+
+def place():
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def attempt(job):
+    """Return the kind and the text of the error that a job ends with."""
+    try:
+        job()
+    except Exception as problem:
+        return type(problem).__name__, str(problem)
+    return "", ""
+
+
+def troubles():
+    """Everything that must not pass in silence; each leaves the group usable for the next."""
+    rank, size = place()
+    found = {}
+    data = [share(rows, rank, size) for rows in batches(6)]
+
+    found["other parameters"] = attempt(lambda: sanc.SANC(network(rank).named_parameters(), seed=0))
+    found["other seeds"] = attempt(lambda: sanc.SANC(network().parameters(), seed=rank))
+    found["other settings"] = attempt(lambda: sanc.SANC(network().parameters(), seed=0, sigma0=1.0 + rank))
+    found["other rates"] = attempt(lambda: sanc.SANC([{"params": network().parameters(), "lr": 1.0 + rank}], seed=0))
+    found["fewer parameters"] = attempt(lambda: sanc.SANC(list(network().parameters())[rank:], seed=0))
+    found["capture"] = attempt(lambda: sanc.SANC(network().parameters(), capture=True))
+    found["no group"] = attempt(lambda: sanc.SANC(network().parameters(), process_group="world"))
+    torch.manual_seed(rank)
+    free = sanc.SANC(network().parameters())  # whose seed is that of rank 0
+    found["drawn seed"] = free._driver.iterates.state.seed
+
+    alone = network(rank)
+    train(sanc.SANC(alone.parameters(), process_group=None, seed=rank), alone, data)
+    found["alone"] = flat(alone)
+
+    model = network()
+    opt = sanc.SANC(model.named_parameters(), seed=0, compare_every=2)
+    train(opt, model, data[:2])
+    if rank == 1:
+        with torch.no_grad():
+            model[2].weight[0, 0] += 1e-14
+    found["moved"] = attempt(lambda: train(opt, model, data[2:4]))
+    model = network()
+    quiet = sanc.SANC(model.parameters(), seed=0, compare_every=0)
+    if rank == 1:
+        quiet.param_groups[0]["weight_decay"] = 0.1
+    train(quiet, model, data[:4])
+    found["off"] = True  # nobody compared
+
+    for name, preset, style in (
+        ("paper", "paper", "loss"),
+        ("robust", "robust", "loss"),
+        ("given", "robust", "gradients"),
+    ):
+        model = network()
+        opt = sanc.SANC(model.parameters(), preset=preset, seed=0, **({"curvature": False} if name == "robust" else {}))
+        train(opt, model, data[:2], style)
+        if style == "gradients":
+            opt.train()
+        before = flat(model)
+        bad = [data[2][0].clone(), data[2][1]]
+        bad[0][0] = float("nan") if rank == 1 else 1.0
+        if style == "gradients":
+            loss_of(model)(*bad).backward()
+            opt.step()
+        else:
+            opt.step(lambda: loss_of(model)(*bad))
+        found[f"nan {name}"] = (torch.equal(flat(model), before), opt.record.note, str(opt.record.branch))
+
+    model = network()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    train(opt, model, data[:2])
+    before, calls = flat(model), []
+
+    def raises():
+        calls.append(0)
+        if rank == 1 and len(calls) == 2:
+            raise KeyError("a row is missing")
+        return loss_of(model)(*data[2])
+
+    found["raises"] = (*attempt(lambda: opt.step(raises)), torch.equal(flat(model), before))
+    train(opt, model, data[3:])  # and all go on
+    found["after"] = flat(model)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    kinds = sanc.Batch(loss_of(model), *data[0]) if rank else lambda: loss_of(model)(*data[0])
+    found["kinds"] = attempt(lambda: opt.step(kinds))
+    ddp = DistributedDataParallel(network())
+    opt = sanc.SANC(ddp.parameters(), seed=0)
+
+    def backward(*parts):
+        value = loss_of(ddp)(*parts)
+        value.backward()
+        return value
+
+    rows = sanc.Batch(backward, *(part[: 4 + rank] for part in data[0]))
+    found["ddp uneven"] = attempt(lambda: opt.step(rows))
+    return found
+
+
+class Talking(nn.Module):
+    """Normalises by mean and variance over the rows of all ranks, as SyncBatchNorm does on a GPU."""
+
+    def forward(self, x):
+        from torch.distributed.nn.functional import all_reduce
+
+        if not dist.is_initialized():
+            return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-3).sqrt()
+        total = all_reduce(torch.stack([x.sum(0), x.square().sum(0)]))
+        count = len(x) * dist.get_world_size()
+        mean = total[0] / count
+        return (x - mean) / (total[1] / count - mean.square() + 1e-3).sqrt()
+
+
+def layers(steps):
+    """Networks whose layers depend on more than their row: BatchNorm, one that talks to the others, dropout."""
+    rank, size = place()
+    found = {}
+    for name, layer, settings in (
+        ("batchnorm", nn.BatchNorm1d(6), {}),
+        ("batchnorm paper", nn.BatchNorm1d(6), {"preset": "paper"}),
+        ("talking", Talking(), {"preset": "paper"}),
+    ):
+        model = network(0, layer)
+        if size == 1 and "batch" in name:
+            settings = settings | {"microbatch": ROWS // 2}
+        opt = sanc.SANC(model.parameters(), seed=0, compare_every=1, **settings)
+        train(opt, model, [share(rows, rank, size) for rows in batches(steps)], batch=True)
+        found[name] = told(opt, model)
+    masks, model = [], network(0, nn.Dropout(0.5))
+    model[1].register_forward_hook(lambda module, inputs, output: masks.append((output == 0).clone()))
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0, compare_every=1)
+    a, b = share(batches(1)[0], 0, 2)  # the same rows for all
+    opt.step(lambda: loss_of(model)(a, b))
+    found["masks"] = list(masks)
+    train(opt, model, [share(rows, rank, size) for rows in batches(3)])
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- finite sums
+
+
+def problem(kind, rows):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((40, 5)) * (rng.random((40, 5)) < 0.6)
+    y = (X @ np.ones(5) + rng.standard_normal(40) > 0).astype(int)
+    X, y = X[rows], y[rows]
+    if kind == "softmax":
+        return sanc.problems.Softmax(X, y, classes=3, strength=1e-2)
+    if kind == "svm":
+        return sanc.problems.NonconvexSVM(X, 2 * y - 1)
+    return sanc.problems.Logistic(scipy.sparse.csr_matrix(X) if kind == "csr" else X, y, strength=0.1)
+
+
+def sums():
+    rank, size = place()
+    rows = slice(*((0, 23), (23, 40))[rank]) if size == 2 else np.array_split(np.arange(40), size)[rank]
+    found = {}
+    for name, kind, settings in (
+        ("full", "dense", {"max_iter": 40}),
+        ("paper", "csr", {"preset": "paper", "max_iter": 20, "tol": 1e-5}),
+        ("sampled", "dense", {"batch_size": 6, "max_iter": 40, "seed": 1}),
+        ("sampled paper", "csr", {"batch_size": 3, "preset": "paper", "max_iter": 30, "max_time": 1e6}),
+        ("authors", "svm", {"batch_size": 8, "preset": "authors", "max_iter": 30}),
+        ("growing", "svm", {"batch_size": 4, "method": "scr", "preset": "paper", "grow_samples": True, "max_iter": 15}),
+        ("softmax", "softmax", {"max_iter": 30}),
+    ):
+        mine = problem(kind, rows)
+        seen, stopped = [], {}
+        if name == "softmax":
+            stopped = {"callback": lambda x: seen.append(0) or (rank == 0 and len(seen) == 8)}
+        result = sanc.minimize(mine, np.full(mine.dim, 0.1), process_group="default", **stopped, **settings)
+        certificate = result.certificate
+        found[name] = (result.x, result.fun, result.nit, result.status, result.calls, certificate.lambda_min)
+    if size > 1:
+        mine = problem("dense", rows)
+        found["other x0"] = attempt(lambda: sanc.minimize(mine, np.full(5, float(rank)), process_group="default"))
+        other = sanc.problems.Logistic(mine.X, mine.y, strength=0.1 + rank)
+        found["other penalty"] = attempt(lambda: sanc.minimize(other, np.zeros(5), process_group="default"))
+        found["no sum"] = attempt(lambda: sanc.minimize(lambda x: (x**2).sum(), np.zeros(5), process_group="default"))
+        alone = sanc.minimize(mine, np.zeros(5))
+        found["alone"] = alone.fun
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- sharded parameters
+
+SHARDED = {
+    "judged": ("loss", {"preset": "paper"}),
+    "robust": ("loss", {"weight_decay": 1e-2}),
+    "averaged": ("loss", {"curvature": False, "weight_decay": 1e-2}),
+    "backward": ("backward", {}),
+    "gradients": ("gradients", {"lr": 0.5}),
+    "no metric": ("gradients", {"metric": "none"}),
+    "diagonal": ("gradients", {"metric": "diagonal"}),
+    "long sides": ("gradients", {"largest_side": 6, "renew": 2}),
+    "regenerate": ("loss", {"preset": "paper", "lanczos": "regenerate"}),
+}
+
+
+def deep(size=1, width=7):
+    """Return a network of matrices that do not divide evenly, sharded where there is a group."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    if size:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0])
+        fully_shard(model)
+    return model
+
+
+def whole(opt):
+    """Return all parameters, gathered."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().reshape(-1) for p in params])
+
+
+def sharded(steps, names=None):
+    """Train what `SHARDED` says on the rows of this rank, with parameters in parts or, on one rank, as they are."""
+    rank, size = place()
+    found = {}
+    for name in names or SHARDED:
+        style, settings = SHARDED[name]
+        model = deep(size > 1)
+        products = {"hvp": "finite-difference"} if style == "loss" else {}
+        opt = sanc.SANC(model.parameters(), seed=0, compare_every=2, **products, **settings)
+        train(opt, model, [share(rows, rank, size) for rows in batches(steps)], style)
+        record = opt.record
+        found[name] = (whole(opt), str(record.branch), [record.value, record.sigma, record.grad_norm])
+    return found
+
+
+def held():
+    """Bytes of the vectors and of the metric that this rank holds, after a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.train()
+    model(torch.randn(4, 32)).square().mean().backward()
+    opt.step()
+    iterates = opt._driver.iterates
+    vectors = {tensor.data_ptr(): tensor for tensor in iterates.state.vectors().values()}  # some are the same
+    tensors = [*vectors.values(), *iterates._work[0].metric.tensors()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def sharded_troubles():
+    rank, size = place()
+    found, data = {}, [share(rows, rank, size) for rows in batches(6)]
+    found["products"] = attempt(lambda: sanc.SANC(deep().parameters(), hvp="double-backward"))
+    found["alone"] = attempt(lambda: sanc.SANC(deep().parameters(), process_group=None))
+    found["mixed"] = attempt(lambda: sanc.SANC([*deep().parameters(), *network().parameters()]))
+    found["capture"] = attempt(lambda: sanc.SANC(deep().parameters(), capture=True))
+    found["seeds"] = attempt(lambda: sanc.SANC(deep().parameters(), seed=rank))
+    model = deep()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    rows = sanc.Batch(loss_of(model), *(part[: 4 + rank] for part in data[0]))
+    found["uneven"] = attempt(lambda: opt.step(rows))
+
+    # A pass without gradients leaves the outermost module gathered; what it holds must not outlive a move.
+    for style in ("gradients", "loss"):
+        model = deep()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        train(opt, model, data, style)
+        a, b = data[0]
+        with torch.no_grad():
+            model(a)
+            opt.train()
+            moved = loss_of(model)(a, b)
+            plain = deep(0)
+            for p, part in zip(opt.param_groups[0]["params"], plain.parameters(), strict=True):
+                part.copy_(p.full_tensor())
+            found[f"stale {style}"] = float(moved - loss_of(plain)(a, b))
+
+    before = whole(opt)
+    bad = data[0][0] * (float("nan") if rank == 1 else 1.0)
+    opt.step(lambda: loss_of(model)(bad, data[0][1]))
+    found["nan"] = (torch.equal(whole(opt), before), opt.record.note)
+    return found
+
+
+def checkpointed(folder, begin, end, parts, style, save):
+    """Train from one step to another, from the checkpoint of the first."""
+    rank, size = place()
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0, compare_every=3)
+    assert begin == 0 or sanc.load_checkpoint(folder, model, opt) == begin
+    train(opt, model, [share(rows, rank, size) for rows in batches(40)[begin:end]], style)
+    if save:
+        sanc.save_checkpoint(folder, model, opt)
+    return whole(opt)
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+def fault(kind, parts=0):
+    """Train until rank 1 is killed, hangs, ends, or has no batch left; return how that ends here, and when."""
+    rank, _ = place()
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    train(opt, model, batches(3), "gradients" if parts else "loss")
+    before = whole(opt) if not parts else None
+    if rank == 1:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hangs":
+            time.sleep(13)
+        if kind == "raises":
+            raise KeyError("a file is missing")
+        return None  # fewer steps
+    begun = time.monotonic()
+    name, text = attempt(lambda: train(opt, model, batches(2), "gradients" if parts else "loss"))
+    return name, text, time.monotonic() - begun, parts or torch.equal(whole(opt), before)
+
+
+def killed_while_saving(folder):
+    """Rank 1 is killed in the middle of the second checkpoint."""
+    rank, _ = place()
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    train(opt, model, batches(2))
+    sanc.save_checkpoint(folder, model, opt)
+    train(opt, model, batches(2))
+    if rank == 1:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        FileSystemWriter.write_data = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(lambda: sanc.save_checkpoint(folder, model, opt))

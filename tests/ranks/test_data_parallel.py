@@ -1,0 +1,112 @@
+"""Data parallel: two and four processes take the steps of one, and nothing goes wrong in silence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
+
+import rank_jobs
+from together import all_well, together
+
+
+def everything(steps):
+    return rank_jobs.run_cases(steps, rank_jobs.FEW), rank_jobs.troubles(), rank_jobs.layers(3)
+
+
+@pytest.fixture(scope="module")
+def two():
+    return all_well(together(2, everything, 4))
+
+
+def agree(one, several, rel):
+    for name, (x, branch, numbers, calls) in one.items():
+        for other in several:
+            y, its_branch, its_numbers, its_calls = other[name]
+            assert torch.equal(y, several[0][name][0]), f"{name}: the ranks differ"
+            assert its_branch == branch, name
+            assert its_calls == calls, name
+            torch.testing.assert_close(y, x, rtol=rel, atol=rel, msg=lambda text, name=name: f"{name}: {text}")
+            assert its_numbers == pytest.approx(numbers, rel=1e3 * rel, abs=rel, nan_ok=True), name
+
+
+def test_two_ranks_take_the_steps_of_one(two):
+    agree(rank_jobs.run_cases(4, rank_jobs.FEW), [result[0] for result in two], 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_so_they_do_over_200_steps(size):
+    several = all_well(together(size, rank_jobs.run_cases, 200, timeout=120, patience=1500))
+    agree(rank_jobs.run_cases(200), several, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("other parameters", r"parameter 0.weight of shape \(6, 4\) of rank 1 differs .* process_group=None"),
+        ("other seeds", r"one of the settings \(seed, "),
+        ("other settings", r"one of the settings \(seed, "),
+        ("other rates", r"one of the settings \(seed, "),
+        ("fewer parameters", r"the number of parameters of rank 1 differs"),
+        ("moved", r"parameter 2.weight of shape \(2, 6\) of rank 1 differs .* different models"),
+    ],
+)
+def test_a_difference_is_an_error_on_all_ranks(two, case, words):
+    for _, found, _ in two:
+        kind, text = found[case]
+        assert kind == "RanksError"
+        assert re.search(words, text), text
+
+
+def test_what_cannot_be_done_together_is_refused(two):
+    for _, found, _ in two:
+        assert found["capture"][0] == "ArgumentError" and "2 ranks" in found["capture"][1]
+        assert found["no group"][0] == "ArgumentTypeError" and "process_group = 'world'" in found["no group"][1]
+        assert "a plain function on others" in found["kinds"][1]
+        assert found["ddp uneven"][0] == "ArgumentError" and "4, 5 rows on the ranks" in found["ddp uneven"][1]
+        assert found["off"]
+
+
+def test_without_a_group_each_trains_for_itself(two):
+    a, b = (found["alone"] for _, found, _ in two)
+    assert not torch.allclose(a, b)
+
+
+def test_a_seed_that_is_drawn_is_that_of_rank_0(two):
+    a, b = (found["drawn seed"] for _, found, _ in two)
+    assert a == b
+
+
+@pytest.mark.parametrize("case", ["paper", "robust", "given"])
+def test_one_rank_with_nan_and_all_reject_the_step(two, case):
+    for _, found, _ in two:
+        stayed, note, branch = found[f"nan {case}"]
+        assert stayed and branch == "stayed"
+        assert "not finite" in note
+
+
+def test_one_rank_that_raises_ends_the_step_of_all(two):
+    (_, first, _), (_, second, _) = two
+    assert second["raises"] == ("KeyError", "'a row is missing'", True)
+    kind, text, same = first["raises"]
+    assert kind == "RanksError" and same
+    assert "rank 1 failed where" in text
+    assert torch.equal(first["after"], second["after"])  # the group goes on
+
+
+def test_layers_that_look_at_other_rows(two):
+    several = [{name: entry for name, entry in layers.items() if name != "masks"} for _, _, layers in two]
+    one = rank_jobs.layers(3)
+    one.pop("masks")
+    agree(one, several, 1e-9)
+
+
+def test_each_rank_has_its_own_dropout_and_the_same_at_every_point(two):
+    a, b = (layers["masks"] for _, _, layers in two)
+    assert len(a) == len(b) > 3
+    assert all(torch.equal(mask, a[0]) for mask in a) and all(torch.equal(mask, b[0]) for mask in b)
+    assert not torch.equal(a[0], b[0])

@@ -1,0 +1,44 @@
+"""Finite sums whose rows lie on several ranks are minimised as on one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
+
+import rank_jobs
+from together import all_well, together
+
+
+@pytest.fixture(scope="module")
+def two():
+    return all_well(together(2, rank_jobs.sums))
+
+
+def agree(several):
+    one = rank_jobs.sums()
+    for name, (x, value, iterations, status, calls, curvature) in one.items():
+        for found in several:
+            assert np.array_equal(found[name][0], several[0][name][0]), f"{name}: the ranks differ"
+            np.testing.assert_allclose(found[name][0], x, rtol=1e-7, atol=1e-9, err_msg=name)
+            assert found[name][1] == pytest.approx(value, rel=1e-9)
+            assert found[name][2:5] == (iterations, status, calls), name
+            assert found[name][5] == pytest.approx(curvature, rel=1e-6), name
+
+
+def test_two_ranks_minimise_as_one(two):
+    agree(two)
+
+
+@pytest.mark.slow
+def test_so_do_four():
+    agree(all_well(together(4, rank_jobs.sums)))
+
+
+def test_arguments_that_differ_are_an_error(two):
+    for found in two:
+        assert found["other x0"][0] == "RanksError" and found["other x0"][1].startswith("x0 of rank 1 differs")
+        assert found["other penalty"][1].startswith("the kind of sum of rank 1 differs")
+        assert found["no sum"][0] == "ArgumentError" and "finite sum" in found["no sum"][1]
+    assert two[0]["alone"] != two[1]["alone"]

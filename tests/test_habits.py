@@ -1,0 +1,241 @@
+"""What SciPy's users expect of `minimize`: its names, differences, bounds that do not bind, nested points, printing."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from scipy.optimize import rosen, rosen_der, rosen_hess_prod
+
+import sanc
+from sanc import Status
+
+X0 = [1.3, 0.7, 0.8, 1.9]
+
+
+def plain_rosen(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def given(**more):
+    return {"fun": rosen, "x0": X0, "jac": rosen_der, "hessp": rosen_hess_prod} | more
+
+
+@pytest.mark.parametrize(
+    "how", [{"maxiter": 3}, {"options": {"maxiter": 3}}, {"options": {"maxiter": 3, "disp": False}}]
+)
+def test_maxiter(how):
+    res = sanc.minimize(**given(**how))
+    assert res.nit == 3 and res.status is Status.ITERATION_LIMIT
+
+
+@pytest.mark.parametrize("name", ["maxfev", "maxfun", "max_nfev"])
+def test_maxfev(name):
+    res = sanc.minimize(**given(**{name: 5}))
+    assert res.status is Status.CALL_LIMIT and 5 <= res.nfev < sanc.minimize(**given()).nfev
+
+
+def test_gtol():
+    loose, same, tight = (sanc.minimize(**given(**how)) for how in ({"gtol": 1e-2}, {"tol": 1e-2}, {}))
+    assert 1e-8 < np.linalg.norm(loose.jac) <= 1e-2
+    assert (loose.x == same.x).all() and np.linalg.norm(tight.jac) <= 1e-8
+
+
+def test_none_is_the_default():
+    res = sanc.minimize(**given(method=None, options={"maxiter": None, "gtol": None}))
+    assert (res.x == sanc.minimize(**given()).x).all()
+
+
+def test_the_order_of_arguments_is_scipys():
+    theirs = list(inspect.signature(scipy.optimize.minimize).parameters)
+    assert list(inspect.signature(sanc.minimize).parameters)[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        None,
+        (),
+        [(None, None)] * 4,
+        [(-np.inf, np.inf)] * 4,
+        [(None, np.inf)] * 4,
+        scipy.optimize.Bounds(),
+        scipy.optimize.Bounds([-np.inf] * 4, [np.inf] * 4),
+    ],
+    ids=str,
+)
+def test_bounds_that_do_not_bind(bounds):
+    assert sanc.minimize(**given(bounds=bounds)).success
+    res = scipy.optimize.minimize(rosen, X0, jac=rosen_der, bounds=bounds, method=sanc.scipy_method)
+    assert res.success
+
+
+# ---------------------------------------------------------------------------------------------- differences
+
+
+@pytest.mark.parametrize(("scheme", "each", "near"), [("2-point", 1, 1e-5), ("3-point", 2, 1e-6), ("cs", 1, 1e-8)])
+def test_gradients_by_differences(scheme, each, near):
+    calls = 0
+
+    def fun(x):
+        nonlocal calls
+        calls += 1
+        return plain_rosen(x)
+
+    res = sanc.minimize(fun, X0, jac=scheme)
+    assert res.success and res.status is Status.SECOND_ORDER
+    assert np.linalg.norm(rosen_der(res.x)) <= 3 * near
+    assert res.jac == pytest.approx(rosen_der(res.x), abs=2e-5 if scheme == "2-point" else 1e-7)
+    assert res.nfev <= calls and res.njev > res.nit  # those of the certificate are not counted among them
+    assert res.nfev >= each * 4 * res.njev
+
+
+def test_the_differences_are_those_of_scipy(rng):
+    x = rng.standard_normal(6)
+    for scheme, tolerance in (("2-point", 1e-4), ("3-point", 1e-6), ("cs", 1e-12)):
+        res = sanc.minimize(plain_rosen, x, jac=scheme, max_iter=0, certify=False)
+        assert res.jac == pytest.approx(rosen_der(x), rel=tolerance, abs=tolerance)
+
+
+def test_differences_in_float32_and_on_tensors():
+    res = sanc.minimize(lambda x: ((x - 1) ** 2).sum(), torch.zeros(3, dtype=torch.float64), jac="3-point")
+    assert res.success and res.x == pytest.approx(np.ones(3), abs=1e-6)
+    res = sanc.minimize(lambda x: ((x - 1) ** 2).sum(), np.zeros(3, np.float32), jac="2-point", tol=1e-2)
+    assert res.x.dtype == np.float32 and res.x == pytest.approx(np.ones(3), abs=2e-2)
+
+
+def test_a_scheme_as_hess_means_differences_of_the_gradient():
+    res = sanc.minimize(rosen, X0, jac=rosen_der, hess="2-point")
+    assert res.success and (res.x == sanc.minimize(rosen, X0, jac=rosen_der).x).all()
+
+
+def test_scipy_needs_no_gradient():
+    for jac in (None, "2-point", "3-point", "cs"):
+        res = scipy.optimize.minimize(plain_rosen, X0, jac=jac, method=sanc.scipy_method, options={"maxiter": 100})
+        assert res.success and res.x == pytest.approx(np.ones(4), abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- nested points
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+TREES = {
+    "dict": ({"w": torch.zeros(2, 2), "b": torch.tensor(3.0)}, lambda t: (t["w"], t["b"])),
+    "list": ([torch.zeros(2, 2), torch.tensor(3.0)], lambda t: (t[0], t[1])),
+    "tuple": ((torch.zeros(2, 2), torch.tensor(3.0)), lambda t: (t[0], t[1])),
+    "named tuple": (Pair(torch.zeros(2, 2), torch.tensor(3.0)), lambda t: (t.a, t.b)),
+    "nested": (
+        {"w": [torch.zeros(2, 2)], "rest": ({"b": torch.tensor(3.0)},)},
+        lambda t: (t["w"][0], t["rest"][0]["b"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_trees_of_tensors(kind):
+    x0, parts = TREES[kind]
+
+    def fun(tree):
+        w, b = parts(tree)
+        return ((w - 1) ** 2).sum() + (b**2 - 1) ** 2 + b * w[0, 0]
+
+    def flat(x):
+        return ((x[:4] - 1) ** 2).sum() + (x[4] ** 2 - 1) ** 2 + x[4] * x[0]
+
+    res = sanc.minimize(fun, x0, tol=1e-4)
+    same = sanc.minimize(flat, torch.tensor([0.0, 0, 0, 0, 3.0]), tol=1e-4)
+    w, b = parts(res.x)
+    assert type(res.x) is type(x0) and w.shape == (2, 2) and b.shape == ()
+    assert torch.cat([w.reshape(-1), b.reshape(-1)]) == pytest.approx(same.x)
+    assert parts(res.jac)[0].shape == (2, 2) and res.success
+    assert float(parts(x0)[1]) == 3.0  # the start is the caller's
+    assert sanc.certificate(fun, res.x, eps=1e-3).second_order
+
+
+def test_trees_of_arrays_with_derivatives():
+    def fun(p):
+        return rosen(np.append(p["a"], p["b"]))
+
+    def jac(p):
+        g = rosen_der(np.append(p["a"], p["b"]))
+        return {"a": g[:2], "b": g[2:].reshape(2, 1)}
+
+    def hessp(p, v):
+        h = rosen_hess_prod(np.append(p["a"], p["b"]), np.append(v["a"], v["b"]))
+        return {"a": h[:2], "b": h[2:].reshape(2, 1)}
+
+    x0 = {"a": np.array(X0[:2]), "b": np.array(X0[2:]).reshape(2, 1)}
+    res = sanc.minimize(fun, x0, jac=jac, hessp=hessp)
+    assert res.success and res.x["a"] == pytest.approx(np.ones(2)) and res.x["b"].shape == (2, 1)
+    assert sanc.minimize(lambda p: (fun(p), jac(p)), x0, jac=True).success
+    assert sanc.minimize(fun, x0, jac="3-point").success
+    whole = sanc.minimize(fun, x0, jac=jac, hess=lambda p: scipy.optimize.rosen_hess(np.append(p["a"], p["b"])))
+    assert whole.success
+
+
+def test_a_callback_sees_the_tree():
+    seen = []
+    sanc.minimize(lambda p: (p["a"] ** 2).sum(), {"a": torch.ones(3)}, callback=seen.append)
+    assert seen and all(list(x) == ["a"] for x in seen)
+
+
+def test_a_list_of_numbers_is_an_array():
+    res = sanc.minimize(lambda x: (x**2).sum(), [[1.0, 2.0], [3.0, 4.0]])
+    assert isinstance(res.x, np.ndarray) and res.x.shape == (2, 2)
+
+
+# ---------------------------------------------------------------------------------------------- JAX
+
+
+def test_jax_functions():
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    with jax.enable_x64(True):
+
+        def fun(p):
+            x = jax.numpy.append(p["a"], p["b"])
+            return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+        grad = jax.jit(jax.grad(fun))
+        hessp = jax.jit(lambda x, v: jax.jvp(grad, (x,), (v,))[1])
+        x0 = {"a": jax.numpy.array(X0[:2]), "b": jax.numpy.array(X0[2:])}
+        res = sanc.minimize(jax.jit(fun), x0, jac=grad, hessp=hessp)
+        flat = sanc.minimize(plain_rosen, jax.numpy.array(X0), jac=jax.grad(plain_rosen))
+    assert res.success and np.append(res.x["a"], res.x["b"]) == pytest.approx(np.ones(4), abs=1e-8)
+    assert flat.success and flat.x == pytest.approx(np.ones(4), abs=1e-8)
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+@pytest.mark.parametrize("dim", [2, 100_000])
+def test_a_result_fits_a_screen(dim):
+    seen = []
+    res = sanc.minimize(
+        lambda x: ((x**2 - 1) ** 2).mean(), torch.linspace(-2, 2, dim, dtype=torch.float64), max_iter=30,
+        callback=lambda intermediate_result: seen.append(repr(intermediate_result)),
+    )  # fmt: skip
+    for text in (str(res), repr(res), *seen):
+        lines = text.splitlines()
+        assert len(lines) <= 40 and max(map(len, lines)) <= 80, text
+    for word in (res.message.split()[0], f"nit: {res.nit}", f"{res.nit} × Record", "certificate:", "status: "):
+        assert word in str(res)
+    assert isinstance(res, scipy.optimize.OptimizeResult) and "history" in dir(res)
+    again = pickle.loads(pickle.dumps(res))
+    assert again.nit == res.nit and str(again) == str(res)
+
+
+def test_a_nested_result_fits_a_screen():
+    x0 = {f"layer{k}": [torch.ones(50, 50), torch.ones(50)] for k in range(20)}
+    res = sanc.minimize(lambda p: sum((t**2).sum() for pair in p.values() for t in pair), x0)
+    lines = str(res).splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+    assert "layer0: 0: [" in str(res) and "… and 1" in str(res) and "(50×50)" in str(res)

@@ -1,0 +1,173 @@
+"""The estimators pass scikit-learn's own checks, and find what its solvers find."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+import sklearn.linear_model
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, scale
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+import sanc
+from sanc.sklearn import LogisticRegression, NonconvexSVM
+
+
+def checks():
+    for estimator in (LogisticRegression(), NonconvexSVM()):
+        for made, check in estimator_checks_generator(estimator):
+            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("estimator, check", list(checks()))
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def data(classes, rng, n=300):
+    X = rng.standard_normal((n, 5))
+    scores = X @ rng.standard_normal((5, classes)) + rng.standard_normal((n, classes))
+    return X, np.array(["cat", "dog", "eel", "fox"])[scores.argmax(1)]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"C": 0.05}, {"fit_intercept": False}, {"class_weight": "balanced"}, {"class_weight": {"cat": 3.0}}],
+    ids=str,
+)
+def test_the_coefficients_are_those_of_scikit_learn(classes, sparse, how, rng):
+    X, y = data(classes, rng)
+    # the "balanced" of older versions of scikit-learn does not look at the weights of rows
+    weights = None if how.get("class_weight") == "balanced" else rng.uniform(0, 2, len(y))
+    A = scipy.sparse.csr_matrix(X) if sparse else X
+    ours = LogisticRegression(tol=1e-9, **how).fit(A, y, weights)
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-9, max_iter=10_000, solver="newton-cg", **how)
+    theirs.fit(X, y, weights)
+    shift = ours.coef_.mean(0) - theirs.coef_.mean(0) if classes > 2 else 0.0  # softmax does not see it
+    assert ours.coef_ - shift == pytest.approx(theirs.coef_, abs=1e-5)
+    assert ours.predict_proba(A) == pytest.approx(theirs.predict_proba(X), abs=1e-6)
+    assert ours.predict_log_proba(A) == pytest.approx(np.log(theirs.predict_proba(X)), abs=1e-5)
+    assert (ours.predict(A) == theirs.predict(X)).all() and (ours.classes_ == theirs.classes_).all()
+    assert ours.coef_.shape == theirs.coef_.shape and ours.intercept_.shape == theirs.intercept_.shape
+
+
+def test_a_weight_of_two_is_a_row_twice_also_where_classes_are_balanced(rng):
+    X, y = data(3, rng)
+    weights = rng.integers(0, 3, len(y))
+    how = {"class_weight": "balanced", "tol": 1e-9}
+    weighted = LogisticRegression(**how).fit(X, y, weights)
+    repeated = LogisticRegression(**how).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    assert weighted.coef_ == pytest.approx(repeated.coef_, abs=1e-6)
+
+
+@pytest.mark.parametrize("how", [{"penalty": None}, {"C": np.inf}])
+def test_without_a_penalty(how, rng):
+    X, y = data(2, rng)
+    theirs = sklearn.linear_model.LogisticRegression(C=np.inf, tol=1e-9, max_iter=10_000).fit(X, y)
+    assert LogisticRegression(tol=1e-9, **how).fit(X, y).coef_ == pytest.approx(theirs.coef_, abs=1e-4)
+
+
+def test_the_nonconvex_penalty_is_the_papers(rng):
+    X, y = data(2, rng)
+    fitted = LogisticRegression(C=0.1, penalty="nonconvex", fit_intercept=False, tol=1e-9).fit(X, y)
+    problem = sanc.problems.Logistic(X, (y == "dog").astype(int), "nonconvex", 1 / (0.1 * len(y)))
+    assert np.linalg.norm(problem.value_and_gradient(fitted.coef_[0])[1]) <= 1e-9
+
+
+def test_the_svm_ends_at_a_second_order_point(rng):
+    X, y = data(2, rng)
+    fitted = NonconvexSVM(1e-2, tol=1e-8).fit(X, y)
+    problem = sanc.problems.NonconvexSVM(X, np.where(y == "dog", 1, -1), 1e-2, intercept=True)
+    point = np.append(fitted.coef_[0], fitted.intercept_)
+    assert sanc.certificate(problem, point, eps=1e-7).second_order
+    assert problem.value(point) < problem.value(np.zeros(6))
+
+
+def test_the_svm_does_not_mind_a_few_wrong_labels_far_out(rng):
+    X = rng.standard_normal((300, 2))
+    y = X[:, 0] > 0
+    far, labels = np.vstack([X, np.abs(rng.normal([[20.0, 0.0]], 1.0, (10, 2)))]), np.append(y, [False] * 10)
+    assert NonconvexSVM(1e-2).fit(far, labels).score(X, y) > 0.95
+    assert LogisticRegression().fit(far, labels).score(X, y) < 0.9
+
+
+def test_float32_stays_float32(rng):
+    X, y = data(3, rng)
+    fitted = LogisticRegression(tol=1e-3).fit(X.astype(np.float32), y)
+    assert (
+        fitted.coef_.dtype == fitted.intercept_.dtype == fitted.predict_proba(X.astype(np.float32)).dtype == np.float32
+    )
+
+
+def test_a_warm_start_has_little_left_to_do(rng):
+    X, y = data(3, rng)
+    fitted = LogisticRegression(warm_start=True, tol=1e-8).fit(X, y)
+    first, coefficients = fitted.n_iter_[0], fitted.coef_
+    fitted.fit(X, y)
+    assert first > 3 and fitted.n_iter_[0] == 1 and fitted.coef_ == pytest.approx(coefficients, abs=1e-7)
+    cold = LogisticRegression(warm_start=False, tol=1e-8).fit(X, y).fit(X, y)
+    assert cold.n_iter_[0] == first
+    other, labels = data(2, rng)  # other classes: from zero again
+    assert fitted.fit(other, labels).coef_.shape == (1, 5)
+
+
+def test_in_a_pipeline_and_a_search():
+    X, y = load_breast_cancer(return_X_y=True)
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [1e-3, 1.0]}, cv=3
+    ).fit(X, y)
+    assert search.best_score_ > 0.97 and search.best_params_ == {"logisticregression__C": 1.0}
+    assert (pickle.loads(pickle.dumps(search)).predict(X) == search.predict(X)).all()
+    X, y = load_iris(return_X_y=True)
+    assert OneVsRestClassifier(NonconvexSVM()).fit(scale(X), y).score(scale(X), y) > 0.85
+
+
+def test_a_fit_that_does_not_end_says_so():
+    X, y = load_breast_cancer(return_X_y=True)
+    with pytest.warns(ConvergenceWarning, match="max_iter = 1"):
+        LogisticRegression(max_iter=1).fit(X, y)
+
+
+def test_verbose_prints_the_iterations(rng, capsys):
+    LogisticRegression(verbose=1).fit(*data(2, rng))
+    assert "‖g‖" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weights", "words"),
+    [
+        (LogisticRegression(C=0), None, "C = 0"),
+        (LogisticRegression(penalty="l1"), None, "penalty = 'l1'"),
+        (LogisticRegression(tol=-1), None, "tol = -1"),
+        (LogisticRegression(max_iter=1.5), None, "max_iter = 1.5"),
+        (NonconvexSVM(alpha=-1.0), None, "alpha = -1.0"),
+        (LogisticRegression(), -np.ones(300), "sample_weight"),
+        (LogisticRegression(), np.ones(7), "sample_weight has shape (7,)"),
+        (LogisticRegression(class_weight="even"), None, "class_weight"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_used_is_named(estimator, weights, words, rng):
+    X, y = data(2, rng)
+    with pytest.raises(ValueError) as problem:
+        estimator.fit(X, y, weights)
+    assert words in str(problem.value)
+    assert not hasattr(estimator, "coef_")
+
+
+def test_classes_that_do_not_fit(rng):
+    X, y = data(3, rng)
+    with pytest.raises(sanc.ArgumentError, match="OneVsRestClassifier"):
+        NonconvexSVM().fit(X, y)
+    with pytest.raises(sanc.ArgumentError, match="one class"):
+        LogisticRegression().fit(X, ["cat"] * len(y))
