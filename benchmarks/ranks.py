@@ -171,8 +171,8 @@ def report(document: Mapping[str, Any]) -> str:
     about = (
         f"Written by `python -m benchmarks.ranks`. {parameters:,} parameters in float32 ({4e-6 * parameters:.2f} MB), "
         f"{document['rows']} rows shared by the ranks, gloo, {machine['cores']} cores, torch {machine['torch']}; "
-        f"medians of {document['steps']} steps in turns. More ranks than cores share them, so times say what the bookkeeping "
-        "costs, not how it scales. Bytes are those of the tensors that go into collectives on one rank."
+        f"medians of {document['steps']} steps in turns. More ranks than cores share them, so times say what the "
+        "bookkeeping costs, not how it scales. Bytes are those of the tensors that go into collectives on one rank."
     )
     told = (
         "Driven by gradients SANC sends what DDP sends, and a collective of a few numbers in which the ranks see that "

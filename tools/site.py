@@ -55,7 +55,9 @@ def presets() -> str:
     lines = [f"| setting | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
     for item in fields(sanc.Settings):
         values = [getattr(settings, item.name) for settings in sanc.PRESETS.values()]
-        shown = ["see below" if isinstance(value, sanc.MinibatchSettings) else f"`{_written(value)}`" for value in values]
+        shown = [
+            "see below" if isinstance(value, sanc.MinibatchSettings) else f"`{_written(value)}`" for value in values
+        ]
         lines.append(f"| `{item.name}` | {' | '.join(shown)} |")
     lines += ["", "The numbers of the iteration on samples, which only `robust` has:", ""]
     lines += ["| setting | value |", "|---|---|"]
