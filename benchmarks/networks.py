@@ -3,6 +3,7 @@
     python -m benchmarks.networks --out networks-output --jobs 8     # everything; goes on where it ended
     python -m benchmarks.networks --half unseen --methods sanc adamw soap --seeds 3 --minutes 20 --out networks-output
     python -m benchmarks.networks --tasks vae rnn --steps-scale 0.5 --out short-output
+    python -m benchmarks.networks --tasks mnist-cnn cifar-cnn --decay 0.01 --methods sanc diagonal --out decay-output
     python -m benchmarks.networks --timing --out networks-output     # seconds of a step, alone on the device
     python -m benchmarks.networks --quick                            # three small tasks on the CPU, seconds
     python -m benchmarks.networks --plot networks-output [MORE …]    # tables and pictures of runs made before
@@ -109,12 +110,12 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     if pool is None:
         prepare(options.threads)
         while in_time() and (left := waiting()):
-            keep(work(left[0], options.data_dir, options.device))
+            keep(work(left[0], options.data_dir, options.device, options.decay))
     else:
         with pool:
             while True:
                 for spec in waiting()[: options.jobs - len(busy)] if in_time() else []:
-                    busy[pool.submit(work, spec, options.data_dir, options.device)] = spec
+                    busy[pool.submit(work, spec, options.data_dir, options.device, options.decay)] = spec
                 if not busy:
                     break
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
@@ -207,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", choices=[*PEERS, *VARIANTS], help=f"by default {' '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, help="by default 3")
     parser.add_argument("--steps-scale", type=float, help="factor on the steps of every task; by default 1")
+    parser.add_argument("--decay", type=float, help="penalty of every task in place of its own; in a folder of its own")
     parser.add_argument("--jobs", type=int, default=1, help="processes that make runs at the same time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after that")
     parser.add_argument("--device", help="by default cuda where there is one")

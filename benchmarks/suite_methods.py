@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-slow-down": {"slow_down": 0},
     "even-weights": {"weighting": 0},
     "no-curvature": {"curvature": False},
+    "diagonal-no-curvature": {"metric": "diagonal", "curvature": False},
     "no-escape": {},
     "robust02": {},
 }
@@ -238,9 +239,10 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
 
 
 @cache
-def problem_of(task: str, folder: Path | None, device: str) -> Problem:
-    """Load a task once in a process."""
-    return Problem(TASKS[task], folder, device)
+def problem_of(task: str, folder: Path | None, device: str, decay: float | None = None) -> Problem:
+    """Load a task once in a process; `decay` takes the place of its own penalty."""
+    chosen = TASKS[task] if decay is None else replace(TASKS[task], decay=decay)
+    return Problem(chosen, folder, device)
 
 
 def prepare(threads: int) -> None:
@@ -250,10 +252,10 @@ def prepare(threads: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def work(spec: Spec, folder: Path | None, device: str) -> dict[str, Any]:
+def work(spec: Spec, folder: Path | None, device: str, decay: float | None = None) -> dict[str, Any]:
     """Make a run, in a process of its own or not; say what went wrong instead of raising it."""
     try:
-        problem = problem_of(spec.task, folder, device)
+        problem = problem_of(spec.task, folder, device, decay)
     except (sanc.SancError, OSError, ImportError) as trouble:
         return asdict(spec) | {"missing": f"{trouble}"}
     try:

@@ -201,6 +201,17 @@ def test_a_closure_that_clears_gradients_drops_those_from_before():
     assert torch.equal(flat(model), flat(other)) and twin.style == "backward"
 
 
+def test_gradients_of_an_earlier_loop_are_left_alone():
+    model = network()
+    first = torch.optim.Adam(model.parameters())
+    (model(batches(1)[0][0])).sum().backward()
+    first.step()
+    held = [p.grad for p in model.parameters()]
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("loss", model, opt, batches(2))
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), held, strict=True))
+
+
 @pytest.mark.parametrize("style", ["loss", "backward", "batch"])
 @pytest.mark.parametrize("first", [True, False])
 def test_gradients_that_a_closure_would_lose_are_refused(style, first):

@@ -55,9 +55,7 @@ def presets() -> str:
     lines = [f"| setting | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
     for item in fields(sanc.Settings):
         values = [getattr(settings, item.name) for settings in sanc.PRESETS.values()]
-        shown = [
-            "see below" if isinstance(value, sanc.MinibatchSettings) else f"`{_written(value)}`" for value in values
-        ]
+        shown = [f"`{_written(value)}`" for value in values]
         lines.append(f"| `{item.name}` | {' | '.join(shown)} |")
     lines += ["", "The numbers of the iteration on samples, which only `robust` has:", ""]
     lines += ["| setting | value |", "|---|---|"]
@@ -67,6 +65,8 @@ def presets() -> str:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, sanc.MinibatchSettings):
+        return "MinibatchSettings()"
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 

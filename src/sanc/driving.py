@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,14 +21,14 @@ from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import derive, own_randomness
+from sanc.autograd.randomness import HOOK, derive, own_randomness
 from sanc.core.family import Method
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.first_step import check_closure
+from sanc.first_step import check_callable, check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.ranks.modes import OneProcess
@@ -81,6 +82,8 @@ class Driver:
         self.by_gradients, self.at_average = False, True
         self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
         self._clears = False  # whether the closure is known to clear gradients itself
+        left = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
+        self._left = weakref.WeakValueDictionary(left)  # gradients that somebody left here before
         self.oracle = self._new_oracle(leaves, hvp, None)
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
@@ -89,7 +92,8 @@ class Driver:
         self.capture = Capture(method, settings) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"oracle": (self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward)}
+        oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward
+        return self.__dict__ | {"oracle": oracle, "_left": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -132,7 +136,7 @@ class Driver:
             if captured is not None:  # whose loss draws no random numbers
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
-            with own_randomness(leaves.device):
+            with own_randomness(leaves.device), HOOK:  # one for all evaluations
                 loss = self._iterate(self._eager(leaves, samples))
         if first:
             pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
@@ -142,7 +146,8 @@ class Driver:
     def _refuse_what_would_be_lost(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
         """Refuse gradients that were accumulated or clipped before a step that evaluates its closure anew.
 
-        A closure that clears them itself, as LBFGS wants it, means them to be dropped.
+        Those that were there before the optimiser are of another loop; and a closure that clears gradients itself, as
+        LBFGS wants it, means them to be dropped.
         """
         accelerate = sys.modules.get("accelerate.state")
         batches = 1 if accelerate is None else accelerate.GradientState().num_steps
@@ -152,7 +157,7 @@ class Driver:
                 "between, and their closures with them. Call accelerator.backward(loss) and step() without a closure, "
                 "or set gradient_accumulation_steps = 1."
             )
-        held = [leaf for leaf in leaves.tensors if leaf.grad is not None]
+        held = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._left.get(id(p))]
         if self._clears or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
             return
         if not isinstance(closure, Batch):
@@ -175,11 +180,8 @@ class Driver:
             if closure is None and role > 0:
                 samples.append(samples[0])
                 continue
-            if not callable(closure):
-                raise ArgumentTypeError(
-                    f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean "
-                    "loss."
-                )
+            if self.iterates.state.iteration == 0 or not callable(closure):
+                check_callable(name, closure)
             seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
                 terms = closure.terms() if self.mode.path else None  # how batches of several ranks weigh
@@ -283,7 +285,10 @@ class Driver:
                 "minibatch = None."
             )
         if self.oracle.by_backward is not None:
-            raise ArgumentError("closure is missing: the steps before had one. Pass it again.")
+            raise ArgumentError(
+                "closure is missing: the steps before had one. Pass it again, or construct another optimiser to go on "
+                "without."
+            )
         if all(leaf.grad is None for leaf in leaves.tensors):
             raise ArgumentError(
                 "closure is missing and no parameter has a gradient: call loss.backward() before step()."

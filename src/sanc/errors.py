@@ -43,14 +43,14 @@ class SecondDerivativeError(SancError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown `name`: one of `known` that it is near to or begins, or all of them."""
+    """End a sentence on an unknown `name`: with one of `known` that it is near to or begins, or with all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.82)
     if not close and len(name) > 3:
         close = [other for other in names if other.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose from {', '.join(names)}"
+    return f"choose from {', '.join(names)}."
 
 
 def require_number(name: str, value: object) -> None:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import derive
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, ArgumentTypeError
 
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TOLERANCE = 1e-3
 """Relative difference of two losses that should be the same; rounding makes less."""
+
+
+def check_callable(name: str, closure: object) -> None:
+    """Reject what cannot be called without arguments."""
+    if not callable(closure):
+        raise ArgumentTypeError(
+            f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean loss."
+        )
+    try:
+        signature = inspect.signature(closure.forward if isinstance(closure, nn.Module) else closure)
+    except ValueError:  # some functions of C have none
+        return
+    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in _OPTIONAL]
+    if needed:
+        raise ArgumentTypeError(
+            f"{name} = {closure!r:.60} needs arguments ({', '.join(needed)}): pass a function of none, such as "
+            "lambda: loss(model(x), y)."
+        )
 
 
 def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
@@ -25,6 +45,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
     """
     with torch.compiler.set_stance("force_eager"):
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
+        oracle.usual_calls = oracle.calls
         if first:
             _check_repeats(oracle, x, value)
             oracle.check(lambda: _check_parts(oracle, x))

@@ -302,6 +302,8 @@ def _sizes(
 
 def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
     """Print a line and call the caller back; true means stop."""
+    if callback is not None and not callable(callback):
+        raise ArgumentTypeError(f"callback = {callback!r:.60} cannot be called: pass a function of the point.")
     by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
 
     def report(run: Run) -> bool:

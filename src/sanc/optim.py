@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Never
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
@@ -122,12 +122,16 @@ class CubicOptimizer(Optimizer):
             settings = replace(settings, krylov_dim=KRYLOV_DIM)
         require_mode(hvp)
         require_integer("microbatch", microbatch, 1)
-        if not isinstance(capture, bool):
-            raise ArgumentTypeError(f"capture = {capture!r:.60} cannot be used: pass True or False.")
+        for name, value in (("capture", capture), ("check", check)):
+            if not isinstance(value, bool):
+                raise ArgumentTypeError(f"{name} = {value!r:.60} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
-            raise ArgumentTypeError(f"params = {params!r:.60} is no collection: pass model.parameters(), or a list.")
+        if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
+            raise ArgumentTypeError(
+                f"params = {type(params).__name__} {params!r:.60} is no collection of parameters: pass "
+                "model.parameters(), or a list."
+            )
         params = list(params)
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
@@ -179,7 +183,12 @@ class CubicOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after its entries were checked."""
         check_group(param_group, self.defaults)
-        super().add_param_group(param_group)
+        try:
+            super().add_param_group(param_group)
+        except (TypeError, ValueError) as problem:
+            kind = ArgumentTypeError if isinstance(problem, TypeError) else ArgumentError
+            remedy = "pass model.parameters(), or a list of leaf tensors, each of them once"
+            raise kind(f"params cannot be used ({problem}): {remedy}.") from problem
 
     def _everyone(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

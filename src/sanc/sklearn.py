@@ -221,7 +221,7 @@ class LogisticRegression(_LinearClassifier):
             raise ArgumentError(f"C = {self.C!r} cannot be used: pass a positive number.")
         if self.penalty not in ("l2", "nonconvex", None):
             hint = nearest(str(self.penalty), ("l2", "nonconvex"))
-            raise ArgumentError(f"penalty = {self.penalty!r} is not known: {hint}.")
+            raise ArgumentError(f"penalty = {self.penalty!r} is not known: {hint}")
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)

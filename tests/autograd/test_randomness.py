@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -391,18 +390,21 @@ def test_a_model_that_trains_in_another_thread_is_left_alone():
             calls = int(other.num_batches_tracked)
 
 
-def test_the_hook_goes_with_the_last_optimiser():
+def test_no_hook_is_left_where_nothing_is_compiled(monkeypatch):
+    from torch.nn.modules import module
+
     from sanc.autograd import randomness
 
-    gc.collect()
-    before = randomness._holders
-    w = nn.Parameter(torch.ones(3))
-    opts = [sanc.SANC([w], seed=0) for _ in range(2)]
-    assert randomness._holders == before  # only closures need it
-    for opt in opts:
-        for _ in range(2):
-            opt.step(lambda: (w**4).sum())
-    assert randomness._holders == before + 2 and randomness._handle is not None
-    del opt, opts
-    gc.collect()
-    assert randomness._holders == before and (randomness._handle is None) == (before == 0)
+    monkeypatch.setattr(randomness.HOOK, "stays", False)
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    for _ in range(2):
+        opt.step(loss_of(model, x, y))
+        assert opt._driver.oracle.usual_calls == 4 and not randomness.HOOK.stays  # three layers and what holds them
+    with pytest.raises(KeyError):
+        opt.step(lambda: {}["loss"])
+    if randomness.HOOK._handle is not None:  # of a compiled model in another test
+        randomness.HOOK._handle.remove()
+        randomness.HOOK._handle = None
+    opt.step(loss_of(model, x, y))
+    assert not module._has_any_global_hook()

@@ -104,6 +104,14 @@ def test_a_loss_that_falls_over_decades_has_a_logarithmic_axis(decades):
         assert (10**low if shapes[name] else low) < means.min() < np.inf
 
 
+def test_the_heading_says_whose_runs_they_are(decades, tmp_path):
+    assert "the paper’s figures" in report.write(decades, traces.read(decades)).read_text()
+    own = tmp_path / "own"
+    rows = [line(-1, 1.0, 0), line(0, 0.5, 10, branch="successful")]
+    write_run(own, "mine", "sanc", 0, rows, figure="own", batch_size=1, budget=10, preset="robust")
+    assert "<h1>SANC: runs of your own</h1>" in report.write(own, traces.read(own)).read_text()
+
+
 def test_without_a_commit_the_page_has_no_such_line(decades):
     for path in decades.rglob("environment.json"):
         path.write_text('{"sanc": "0.1.0", "commit": "", "started": "2025-01-01"}')

@@ -54,7 +54,9 @@ class Batch:
             raise ArgumentError("tensors is empty: pass at least one tensor whose first dimension counts the rows.")
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
-                raise ArgumentTypeError(f"tensors[{position}] = {tensor!r:.60} has no rows: pass a tensor with rows.")
+                raise ArgumentTypeError(
+                    f"tensors[{position}] = {tensor!r:.60} is no tensor with rows: pass one (torch.as_tensor)."
+                )
             if len(tensor) != len(tensors[0]):
                 raise ArgumentError(
                     f"tensors[{position}] has {len(tensor)} rows and tensors[0] has {len(tensors[0])}: "

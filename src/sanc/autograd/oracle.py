@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import Buffers, StillBuffers, keep_hook, seed_all
+from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
@@ -51,6 +51,8 @@ class AutogradOracle(Oracle):
         self._products = True
         self.fresh = True  # whether nothing was evaluated yet
         self.reached = [False] * len(leaves.tensors)
+        self.calls = 0  # of modules, that the last evaluation made
+        self.usual_calls = 0  # those of an evaluation that ran as it is written
         self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that were seen to run
         self.unbind()
 
@@ -112,9 +114,7 @@ class AutogradOracle(Oracle):
 
     def still(self) -> StillBuffers:
         """Return a context that puts the buffers of modules back."""
-        if self.fresh:
-            keep_hook(self)
-            self.fresh = False
+        self.fresh = False
         return StillBuffers(self._owners)
 
     @property
@@ -164,6 +164,7 @@ class AutogradOracle(Oracle):
                 total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
                 self._take_grads()
         self._owners.update(buffers.owners)
+        self.calls = buffers.calls
         assert isinstance(total, Tensor)
         return total
 
@@ -192,6 +193,8 @@ class AutogradOracle(Oracle):
             except SecondDerivativeError as problem:
                 self.fall_back(problem)
                 loss, g = self._sum(x, sample, False)
+        if buffers.calls < self.usual_calls:
+            HOOK.stays = True  # compiled code ran the others
         if self.raw_loss is None:
             self.raw_loss = loss
         self.meter.count_gradient(sample.size)
@@ -347,8 +350,10 @@ class AutogradOracle(Oracle):
         for length in (1.0, 1.0 / 16.0):
             s = g * (length * difference_step(self.space, x) / norm) if norm > 0.0 else g
             promised = norm * self.space.norm(s)
+            if not promised > 0.5 * size:
+                return True
             found = 0.5 * (self.evaluate(x + s, sample) - self.evaluate(x - s, sample))
-            if promised < 0.5 * size or not abs(found) < 0.1 * promised:
+            if not abs(found) < 0.1 * promised:
                 return True
         return False
 

@@ -5,8 +5,7 @@ in training mode moves its running averages in every forward pass. Both would ma
 count trial evaluations as training. This module holds them still.
 
 The random generators belong to the process, so steps of several threads take turns. Modules are seen by one hook that
-all oracles share and that speaks to those of its own thread only: one that came and went with every evaluation would
-make torch compile a model again each time.
+all oracles share and that speaks to those of its own thread only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -89,9 +87,6 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
-_HOLDERS = threading.Lock()
-_holders = 0
-_handle: RemovableHandle | None = None
 
 
 def _before_forward(module: nn.Module, _: object) -> None:
@@ -101,23 +96,34 @@ def _before_forward(module: nn.Module, _: object) -> None:
             buffers.remember(module)
 
 
-def keep_hook(holder: object) -> None:
-    """Keep the hook before the forward pass of modules registered as long as `holder` lives."""
-    global _holders, _handle
-    with _HOLDERS:
-        _holders += 1
-        if _handle is None:
-            _handle = register_module_forward_pre_hook(_before_forward)
-    weakref.finalize(holder, _let_go).atexit = False
+class _Hook:
+    """The hook before the forward pass of modules, as a context.
+
+    It slows small modules down, so it is there only while somebody is inside; but it stays where a model is compiled,
+    which would be compiled again for every new hook.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._handle: RemovableHandle | None = None
+        self.stays = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._handle is None:
+                self._handle = register_module_forward_pre_hook(_before_forward)
+
+    def __exit__(self, *trouble: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and not self.stays and self._handle is not None:
+                self._handle.remove()
+                self._handle = None
 
 
-def _let_go() -> None:
-    global _holders, _handle
-    with _HOLDERS:
-        _holders -= 1
-        if not _holders and _handle is not None:
-            _handle.remove()
-            _handle = None
+HOOK = _Hook()
 
 
 class Buffers:
@@ -130,6 +136,8 @@ class Buffers:
     ----------
     owners : list of Module
         Modules with buffers that were seen, in training mode or not.
+    calls : int
+        Modules that were about to run; fewer than usual where compiled code runs them.
     """
 
     def __init__(self, hidden: Iterable[nn.Module] = ()) -> None:
@@ -137,18 +145,22 @@ class Buffers:
         self._seen: set[int] = set()
         self._hidden = list(hidden)
         self.owners: list[nn.Module] = []
+        self.calls = 0
 
     def __enter__(self) -> Buffers:
         for module in self._hidden:
             self._copy(module)
+        HOOK.__enter__()
         _HERE.watching.append(self)
         return self
 
     def __exit__(self, *trouble: object) -> None:
         _HERE.watching.remove(self)
+        HOOK.__exit__()
 
     def remember(self, module: nn.Module) -> None:
         """Copy the buffers of a module and of those in it, the first time it is seen."""
+        self.calls += 1
         if id(module) not in self._seen:
             for part in module.modules():
                 self._seen.add(id(part))

@@ -118,7 +118,7 @@ _USERS = {"momentum": "crm", "lr": "sgd"}
 def find_method(name: object) -> Method:
     """Look a method up by name, with the nearest name in the error."""
     if not isinstance(name, str) or name.lower() not in METHODS:
-        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}.")
+        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}")
     return METHODS[name.lower()]
 
 
@@ -151,14 +151,14 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
         base, merged = PRESETS[preset], {**method.defaults, **options}
     else:
         raise ArgumentError(
-            f"preset = {preset!r:.60} is not known: {nearest(str(preset), PRESETS)}, or pass a sanc.Settings."
+            f"preset = {preset!r:.60} is neither known by name nor a sanc.Settings: {nearest(str(preset), PRESETS)}"
         )
     known = {item.name for item in fields(Settings)}
     on_samples = {item.name for item in fields(MinibatchSettings)}
     for name, value in options.items():
         if name not in known | on_samples:
             hint = nearest(name, known | on_samples | set(also))
-            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}.")
+            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}")
         user = _USERS.get(name, method.name)
         if user != method.name:
             raise ArgumentError(f"{name} = {value!r:.60} is used by {user} alone, not by {method.name}: leave it out.")

@@ -23,8 +23,8 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 _PATIENCE = 10
 """Iterations without any progress that rounding allows before the run is called stalled."""
 
-_YOUNG, _SHARE = 5, 0.15
-"""Iterations in which the gradient is compared with the values, and how much they may differ."""
+_YOUNG, _FEW, _SHARE = 5, 2, 0.15
+"""Iterations in which the gradient is compared with the values, and how often and how much they may differ."""
 
 _LONG = 50
 """The iteration after which the symmetry of the products is looked at."""
@@ -243,7 +243,7 @@ class Run:
         """End the run where gradient, values and products contradict each other.
 
         Between two points f changes by about the mean of its slopes there, and a step keeps at least half of what the
-        model promises: where two of the first steps deny that, or one found nothing lower, differences of values decide. A step that stays has tried everything, so that it is
+        model promises: where three of the first steps deny that, or one found nothing lower, differences of values decide. A step that stays has tried everything, so that it is
         worth a few evaluations to ask why; and so is a long run, of its products.
         """
         if g is None:
@@ -251,7 +251,7 @@ class Run:
         length, stays = self._units.length or 1.0, self.x is before and record.trials > 0
         if not self.trusted and record.iteration < _YOUNG and (stays or self._misses(record, before, g)):
             self.doubted += 1
-            if stays or self.doubted > 1:
+            if stays or self.doubted > _FEW:
                 self.cause = doubts.gradient(self.oracle, self.x, length)
                 self.trusted = not self.cause
         if (stays or record.iteration == _LONG) and not self.cause and self.iterates.method.uses_krylov:

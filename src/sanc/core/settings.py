@@ -227,7 +227,7 @@ def check_fields(settings: Any) -> None:
         choices = [part for part in parts if isinstance(part, str)]
         if choices:
             if value not in choices:
-                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}.")
+                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}")
         elif hint is bool or MinibatchSettings in parts:
             if not isinstance(value, bool if hint is bool else (MinibatchSettings, type(None))):
                 called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -76,6 +76,8 @@ class CallableOracle(Oracle):
     def _evaluate(self, x: Vector) -> float:
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
+            if not isinstance(answer, Sequence) or len(answer) != 2:
+                raise ArgumentTypeError(f"fun returned {answer!r:.60}: with jac = True return the pair (f, g).")
             answer, g = answer
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)

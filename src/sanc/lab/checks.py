@@ -10,5 +10,5 @@ from sanc import ArgumentError, errors
 def one_of(what: str, value: str, known: Collection[str]) -> str:
     """Return a value that is known, or say in an `ArgumentError` which is nearest."""
     if value not in known:
-        raise ArgumentError(f"{what} = {value!r} is not known: {errors.nearest(str(value), known)}.")
+        raise ArgumentError(f"{what} = {value!r} is not known: {errors.nearest(str(value), known)}")
     return value

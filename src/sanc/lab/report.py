@@ -163,7 +163,10 @@ def write(
                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}  # keys keep their order
     page.filters |= {"number": _number, "anchor": _anchor, "figure_name": figure_name}
+    published = any(figure.startswith("fig") for figure in figures)
     text = page.get_template("page.html").render(
+        heading="SANC: the paper’s figures, run again" if published else "SANC: runs of your own",
+        published=published,
         plotly=Markup(get_plotlyjs()),
         embedded=embedded,
         axes=AXES,

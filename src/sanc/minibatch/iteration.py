@@ -145,7 +145,7 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
-        state.far = record.step_norm > watch.FAR * natural_length(self.own, oracle.space.dim)
+        state.far = record.step_norm > natural_length(self.own, oracle.space.dim)
         return point, record
 
     def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:

@@ -11,8 +11,7 @@ from sanc.minibatch.state import State
 PAYS = 0.5
 """Share of the loss to which judged steps have to bring it to be worth their products …"""
 _IDLE = 4
-"""… within so many steps, or twice as many where a step leads farther than `FAR` averaged ones."""
-FAR = 5.0
+"""… within so many steps, or twice as many where a step leads farther than an averaged one."""
 PATIENCE = 2
 """Batches in a row that must disagree before noise has taken over …"""
 _GROSS = 10.0

@@ -196,7 +196,7 @@ class Penalty:
     def __init__(self, kind: PenaltyKind, strength: float) -> None:
         kinds = ("nonconvex", "l2", "none")
         if kind not in kinds:
-            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}.")
+            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}")
         if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength < np.inf:
             raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
         self.kind = kind if strength > 0 else "none"

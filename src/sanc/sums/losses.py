@@ -155,7 +155,7 @@ class Softmax(LinearSum):
     def _labels(self, y: Array) -> Array:
         wrong = (y != np.round(y)) | (y < 0)
         if wrong.any():
-            raise ArgumentError(f"y holds {y[wrong][0]!r}: pass labels 0, 1, 2 …")
+            raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
         named = int(y.max()) + 1
         self.columns = self.columns or named
         if self.columns < max(2, named):
@@ -191,5 +191,5 @@ def _among(y: Array, a: int, b: int, remedy: str) -> Array:
     good = np.isin(y, (a, b))
     if not good.all():
         row = int(np.argmin(good))
-        raise ArgumentError(f"y holds {y[row]!r} in row {row}: pass labels {a} and {b}; {remedy}.")
+        raise ArgumentError(f"y holds {y[row]} in row {row}: pass labels {a} and {b}; {remedy}.")
     return y

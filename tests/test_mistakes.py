@@ -1,0 +1,337 @@
+"""Plausible mistakes, and what is said of each: the argument, its value and the remedy.
+
+A case is how somebody makes the mistake, and words that the message has to hold in this order. A step that is refused
+has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+ROWS = torch.utils.data.TensorDataset(X, Y)
+LOGISTIC = sanc.problems.Logistic(X.numpy(), Y.numpy() % 2)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def made(**options):
+    return sanc.SANC(network().parameters(), **({"seed": 0} | options))
+
+
+def grouped(**entries):
+    return sanc.SANC([{"params": network().parameters(), **entries}])
+
+
+def twice():
+    w = nn.Parameter(X)
+    return sanc.SANC([{"params": [w]}, {"params": [w]}])
+
+
+def mixed():
+    model = network()
+    model[2].double()
+    return sanc.SANC(model.named_parameters())
+
+
+def meta():
+    with torch.device("meta"):
+        model = network()
+    return sanc.SANC(model.parameters())
+
+
+def stepped(closure=None, cls=sanc.SANC, before=None, hessian=None, objective=None, **options):
+    """Make a step with what `closure` makes of a model and its optimiser, after `before` was done to both."""
+    model = network()
+    opt = cls(model.parameters(), seed=0, **options)
+    if before is not None:
+        before(model, opt)
+    held = copy.deepcopy(model.state_dict())
+    try:
+        opt.step(None if closure is None else closure(model, opt), hessian=hessian, objective=objective)
+    finally:
+        assert all(torch.equal(now, held[name]) for name, now in model.state_dict().items())
+
+
+def loss(model, x=X, y=Y):
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def plain(model, opt):
+    """Make a step with a closure that returns the loss."""
+    opt.step(lambda: loss(model))
+
+
+def clipped(model, opt):
+    loss(model).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def backwards(model, opt, factor=1.0):
+    """Return a closure that calls backward()."""
+
+    def closure():
+        opt.zero_grad()
+        value = loss(model)
+        (factor * value).backward()
+        return value
+
+    return closure
+
+
+def alternating(model, opt):
+    """Return a closure that goes on to another batch in every call."""
+    batches = iter(range(100))
+    return lambda: loss(model, X * (1.0 + next(batches)))
+
+
+def summed(model, opt):
+    return sanc.Batch(lambda x, y: loss(model, x, y) * len(x), X, Y)
+
+
+def ignored(model, opt):
+    return sanc.Batch(partial(loss, model), X, torch.where(torch.arange(12) < 3, -100, Y))
+
+
+def loaded(change=lambda state: state, cls=sanc.SANC):
+    """Load the state of a run, changed, into another optimiser."""
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    loss(model).backward()
+    opt.step()
+    cls(model.parameters()).load_state_dict(change(opt.state_dict()))
+
+
+def bowl(x):
+    return x.square().sum()
+
+
+def rosenbrock(x):
+    return 100.0 * (x[1] - x[0] ** 2) ** 2 + (1.0 - x[0]) ** 2
+
+
+def slope(x):
+    return np.array([-400.0 * x[0] * (x[1] - x[0] ** 2) - 2.0 * (1.0 - x[0]), 200.0 * (x[1] - x[0] ** 2)])
+
+
+def minimised(fun=rosenbrock, x0=(0.0, 0.0), **options):
+    return sanc.minimize(fun, x0, **({"jac": slope} | options))
+
+
+def lines(*arguments):
+    """Run the command line, which answers a mistake with exit code 2 and a message, without a traceback."""
+    pytest.importorskip("typer", reason="the command line needs the extra lab")
+    from sanc.lab.cli import main
+
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
+        code = main(list(arguments))
+    assert code == 2 and "Traceback" not in text.getvalue()
+    raise sanc.ArgumentError(" ".join(text.getvalue().replace("│", " ").split()))
+
+
+# fmt: off
+CONSTRUCTION = [
+    ("no parameters", lambda: sanc.SANC([]), "params is empty", "model.parameters()"),
+    ("the model itself", lambda: sanc.SANC(network()), "params = Sequential", "pass model.parameters()"),
+    ("one tensor", lambda: sanc.SANC(nn.Parameter(X)), "params = Parameter", "pass model.parameters()"),
+    ("a dict of names", lambda: sanc.SANC(dict(network().named_parameters())), "params = dict",
+     "pass model.parameters()"),
+    ("names", lambda: sanc.SANC(["0.weight", "0.bias"]), "params", "str", "pass model.parameters()"),
+    ("a tensor that was computed", lambda: sanc.SANC([nn.Parameter(X) * 2]), "params", "non-leaf", "leaf tensors"),
+    ("one parameter in two groups", twice, "params", "more than one parameter group", "each of them once"),
+    ("a generator that was used up", lambda: sanc.SANC(iter([])), "params is empty"),
+    ("all frozen", lambda: sanc.SANC(network().requires_grad_(False).parameters()), "nothing to optimise", "free"),
+    ("half precision", lambda: sanc.SANC(network().half().parameters()), "params[0]", "float16", "torch.autocast"),
+    ("two types", mixed, "params['2.weight']", "torch.float64", "one type"),
+    ("complex parameters", lambda: sanc.SANC([nn.Parameter(X + 1j)]), "params[0]", "complex64", "torch.view_as_real"),
+    ("lazy parameters", lambda: sanc.SANC(nn.LazyLinear(3).parameters()), "params[0]", "no shape yet", "on one batch"),
+    ("parameters on meta", meta, "params[0]", "meta", "to_empty"),
+    ("the rate by position", lambda: sanc.SANC(network().parameters(), 0.01), "0.01", "by position", "lr = 1.0"),
+    ("a rate below zero", lambda: made(lr=-1.0), "lr = -1.0", "≥ 0"),
+    ("a rate as text", lambda: made(lr="0.1"), "lr = '0.1'", "number"),
+    ("decay below zero", lambda: made(weight_decay=-1e-4), "weight_decay = -0.0001", "≥ 0"),
+    ("momentum as for SGD", lambda: made(momentum=0.9), "momentum = 0.9", "crm alone", "leave it out"),
+    ("betas as for Adam", lambda: made(betas=(0.9, 0.999)), "'betas'", "(0.9, 0.999)", "choose from"),
+    ("damping as for others", lambda: made(damping=0.1), "'damping'", "0.1", "choose from"),
+    ("a wrong letter", lambda: made(weight_decy=0.1), "'weight_decy'", "did you mean 'weight_decay'?"),
+    ("the beginning of a name", lambda: made(krylov=5), "'krylov'", "did you mean 'krylov_dim'?"),
+    ("a preset that is not there", lambda: made(preset="fast"), "preset = 'fast'",
+     "choose from authors, paper, robust"),
+    ("a preset as a dict", lambda: made(preset={"sigma0": 1.0}), "preset = {'sigma0': 1.0}", "sanc.Settings"),
+    ("a way to make products", lambda: made(hvp="jvp"), "hvp = 'jvp'", "double-backward"),
+    ("a seed as a float", lambda: made(seed=1.5), "seed = 1.5", "integer"),
+    ("micro-batches of nothing", lambda: made(microbatch=0), "microbatch = 0", "≥ 1"),
+    ("capture as a string", lambda: made(capture="yes"), "capture = 'yes'", "True or False"),
+    ("check as a string", lambda: made(check="no"), "check = 'no'", "True or False"),
+    ("sigma0 = 0", lambda: made(preset="paper", sigma0=0.0), "sigma0 = 0.0", "positive"),
+    ("eta2 below eta1", lambda: made(preset="paper", eta1=0.9), "eta2 = 0.8", "above eta1 = 0.9"),
+    ("gamma = 1", lambda: made(preset="paper", gamma=1.0), "gamma = 1.0", "above 1"),
+    ("no limit of Lanczos", lambda: made(krylov_dim=None), "krylov_dim = None", "such as 5"),
+    ("a metric of others", lambda: made(metric="shampoo"), "metric = 'shampoo'", "kronecker"),
+    ("memory of one", lambda: made(memory=1.0), "memory = 1.0", "[0, 1)"),
+    ("a group with a wrong letter", lambda: grouped(weight_decai=0.1), "'weight_decai'", "0.1", "'weight_decay'"),
+    ("a group with betas", lambda: grouped(betas=(0.9, 0.99)), "group option 'betas'",
+     "choose from frozen, lr, params"),
+    ("frozen by a number", lambda: grouped(frozen=1), "frozen = 1", "True or False"),
+    ("a method that is not there", lambda: sanc.settings_for("sank"), "method = 'sank'", "choose from arc"),
+]
+
+STEPS = [
+    ("no closure and no backward", stepped, "no parameter has a gradient", "call loss.backward()"),
+    ("no closure with preset paper", lambda: stepped(preset="paper"), "closure is missing: SANC", "returns the loss"),
+    ("no closure with ARC", lambda: stepped(cls=sanc.ARC), "closure is missing: ARC", "SANC or SCR", "robust"),
+    ("the loss, not a closure", lambda: stepped(lambda m, o: loss(m)), "closure = tensor", "pass a function"),
+    ("the model, not a closure", lambda: stepped(lambda m, o: m), "closure = Sequential", "(input)", "lambda: loss("),
+    ("a closure of a batch", lambda: stepped(lambda m, o: lambda batch: loss(m)), "(batch)",
+     "lambda: loss(model(x), y)"),
+    ("a number is returned", lambda: stepped(lambda m, o: lambda: loss(m).item()), "closure returned float", ".item()"),
+    ("nothing is returned", lambda: stepped(lambda m, o: lambda: None), "closure returned NoneType", "return the mean"),
+    ("a pair is returned", lambda: stepped(lambda m, o: lambda: (loss(m), 0)), "closure returned tuple", "return the"),
+    ("a vector is returned", lambda: stepped(lambda m, o: lambda: m(X)[:, 0]), "shape (12,)", "mean()"),
+    ("an integer is returned", lambda: stepped(lambda m, o: lambda: loss(m).long()), "torch.int64", "floating-point"),
+    ("the loss is detached", lambda: stepped(lambda m, o: lambda: loss(m).detach()), "does not depend", "detach()"),
+    ("inference mode", lambda: torch.inference_mode()(stepped)(lambda m, o: lambda: loss(m)), "does not depend",
+     "no_grad"),
+    ("the loss of another model", lambda: stepped(lambda m, o: partial(loss, network())), "reaches none", "the model"),
+    ("a new batch in each call", lambda: stepped(alternating), "closure returned", "fix the batch", "check=False"),
+    ("a loss that is not finite", lambda: stepped(lambda m, o: lambda: loss(m) * math.nan), "not finite",
+     "check the data"),
+    ("backward, not before", lambda: stepped(backwards, before=plain), "called backward()", "do one of the two in all"),
+    ("gradients, not before", lambda: stepped(before=lambda m, o: (plain(m, o), loss(m).backward())),
+     "closure is missing",
+     "Pass it again"),
+    ("clipped beside a closure", lambda: stepped(lambda m, o: partial(loss, m), before=clipped), "hold gradients from",
+     "zero_grad()", "inside the closure"),
+    ("scaled in a closure", lambda: stepped(partial(backwards, factor=65536.0)), "far too long", "GradScaler",
+     "bfloat16"),
+    ("exact products of backward()", lambda: stepped(backwards, hvp="double-backward"), "hvp = 'double-backward'",
+     "only return the loss"),
+    ("eval() before a pass", lambda: stepped(before=lambda m, o: (loss(m).backward(), o.step(), o.eval())),
+     "since eval()",
+     "call train()"),
+    ("an objective of the default", lambda: stepped(lambda m, o: partial(loss, m), objective=loss),
+     "objective cannot be used", 'preset="paper"'),
+    ("samples of ARC", lambda: stepped(lambda m, o: partial(loss, m), hessian=loss, cls=sanc.ARC), "ARC uses one exact",
+     "use SCR"),
+    ("a Hessian sample alone", lambda: stepped(hessian=loss), "closure is missing beside hessian", "pass it"),
+    ("a Hessian sample as a tensor", lambda: stepped(lambda m, o: partial(loss, m), hessian=X), "hessian = tensor",
+     "pass a function"),
+    ("a function in micro-batches", lambda: stepped(lambda m, o: partial(loss, m), microbatch=4), "microbatch = 4",
+     "sanc.Batch(loss, *tensors)"),
+    ("a sum in micro-batches", lambda: stepped(summed, microbatch=4), "micro-batch of 4 rows",
+     "Return the mean over rows"),
+    ("ignored targets in micro-batches", lambda: stepped(ignored, microbatch=4), "tensors[1] holds -100", "weight="),
+    ("all was frozen since", lambda: stepped(before=lambda m, o: m.requires_grad_(False)),
+     "nothing to optimise", "free at least one"),
+]
+
+DATA = [
+    ("a batch without tensors", lambda: sanc.Batch(loss), "tensors is empty", "pass at least one"),
+    ("a batch of different lengths", lambda: sanc.Batch(loss, X, Y[:5]), "tensors[1] has 5 rows", "tensors[0] has 12"),
+    ("the tensors before the loss", lambda: sanc.Batch(X, Y), "loss = tensor", "cannot be called", "pass a function"),
+    ("a batch of an array", lambda: sanc.Batch(loss, X.numpy()), "tensors[0] = array", "torch.as_tensor"),
+    ("a weight as a tensor", lambda: sanc.Batch(loss, X, weight=X[0]), "weight = tensor", "pass a function"),
+    ("samples larger than the data", lambda: sanc.ThreeSamples(ROWS, 13), "batch_size = 13", "from 1 to 12"),
+    ("samples of half the data", lambda: sanc.ThreeSamples(ROWS, 0.5), "batch_size = 0.5", "one integer, or three"),
+    ("samples of a stream", lambda: sanc.ThreeSamples(iter([1, 2]), 1), "dataset = ", "no length", "map-style"),
+]
+
+STATES = [
+    ("the state of Adam", lambda: loaded(lambda s: torch.optim.Adam(network().parameters()).state_dict()), "'engine'",
+     "state_dict() of this optimiser"),
+    ("of another method", lambda: loaded(cls=sanc.SCR), "'sanc', not 'scr'", "load it into that method"),
+    ("of another preset", lambda: loaded(cls=partial(sanc.SANC, preset="paper")), "another iteration",
+     "the same preset"),
+    ("without its vectors", lambda: loaded(lambda s: s | {"state": {}}), "lost its entry 'state'", "as a whole"),
+]
+
+FUNCTIONS = [
+    ("no function", lambda: sanc.minimize(3.0, [0.0, 0.0]), "fun = 3.0", "pass a function"),
+    ("no start", lambda: minimised(x0=[]), "x0 is empty", "pass at least one"),
+    ("a start that is not finite", lambda: minimised(x0=[math.nan, 0.0]), "x0", "NaN", "finite"),
+    ("a start of text", lambda: minimised(x0=["a", "b"]), "x0 = ", "real numbers"),
+    ("a method of SciPy", lambda: minimised(method="BFGS"), "method = 'BFGS'", "choose from arc"),
+    ("an option with a wrong letter", lambda: minimised(max_iters=3), "'max_iters' (= 3)", "did you mean 'max_iter'?"),
+    ("options with a wrong letter", lambda: minimised(options={"max_itr": 3}), "'max_itr' (= 3)", "'max_iter'?"),
+    ("options as a number", lambda: minimised(options=3), "options = 3", "a mapping"),
+    ("momentum of sanc", lambda: minimised(momentum=0.5), "momentum = 0.5", "crm alone"),
+    ("bounds", lambda: minimised(bounds=[(0, 1), (0, 1)]), "bounds = [(0, 1), (0, 1)]", "leave bounds out"),
+    ("a preset of minimize", lambda: minimised(preset="default"), "preset = 'default'", "choose from authors"),
+    ("jac is too long", lambda: minimised(jac=lambda x: np.ones(3)), "jac returned 3 numbers", "2 variables"),
+    ("jac by a name", lambda: minimised(jac="4-point"), "jac = '4-point'", "pass a function"),
+    ("jac = True, and no pair", lambda: minimised(jac=True), "fun returned", "jac = True", "(f, g)"),
+    ("hess is too large", lambda: minimised(hess=lambda x: np.eye(3)), "hess", "(3, 3)", "(2, 2)"),
+    ("hessp is too long", lambda: minimised(hessp=lambda x, v: np.ones(5)), "hessp returned 5", "2 variables"),
+    ("a loss that is an array", lambda: minimised(fun=lambda x: x), "fun returned 2 numbers", "return one"),
+    ("a callback as a number", lambda: minimised(callback=3), "callback = 3", "pass a function"),
+    ("a tolerance below zero", lambda: minimised(tol=-1.0), "tol = -1.0", "positive"),
+    ("iterations below zero", lambda: minimised(max_iter=-1), "max_iter = -1", "≥ 0"),
+    ("samples of a function", lambda: minimised(batch_size=3), "batch_size = 3", "sanc.problems.FiniteSum"),
+    ("samples larger than the sum", lambda: minimised(LOGISTIC, np.zeros(4), jac=None, batch_size=99),
+     "batch_size = 99",
+     "from 1 to 12"),
+    ("a start of the wrong length", lambda: minimised(LOGISTIC, np.zeros(5), jac=None), "x0 has 5 entries",
+     "4 variables"),
+    ("a state of nothing", lambda: minimised(resume={}), "resume lacks", "intermediate result"),
+    ("a certificate of nothing", lambda: sanc.certificate(None, [0.0, 0.0]), "fun = None", "pass a function"),
+    ("a certificate with eps = 0", lambda: sanc.certificate(bowl, torch.zeros(2), eps=0.0), "eps = 0.0", "positive"),
+    ("a certificate at NaN", lambda: sanc.certificate(bowl, torch.full((2,), math.nan)), "x holds NaN", "finite"),
+    ("a certificate of no products", lambda: sanc.certificate(bowl, torch.zeros(2), max_products=0), "max_products = 0",
+     "≥ 1"),
+    ("labels of other values", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy()), "y holds 2 in row 2", "0 and 1"),
+    ("labels of another length", lambda: sanc.problems.Logistic(X.numpy(), np.ones(3)), "y has shape (3,)", "12 rows"),
+    ("labels as text", lambda: sanc.problems.Logistic(X.numpy(), np.array(["a", "b"] * 6)), "y holds", "as numbers"),
+    ("rows that are not finite", lambda: sanc.problems.Logistic(np.full((3, 2), np.inf), np.arange(3) % 2), "X holds 6",
+     "remove or impute"),
+    ("rows without columns", lambda: sanc.problems.Logistic(np.ones(3), np.ones(3)), "X has shape (3,)", "a matrix"),
+    ("a penalty of sklearn", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy() % 2, penalty="elasticnet"),
+     "penalty = 'elasticnet'", "choose from"),
+    ("strength below zero", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy() % 2, strength=-1.0), "strength = -1.0",
+     "≥ 0"),
+]
+
+COMMANDS = [
+    ("a command with a wrong letter", lambda: lines("repoduce", "fig2a"), "'repoduce'", "'reproduce'"),
+    ("a panel that is not there", lambda: lines("reproduce", "fig9z"), "figure = 'fig9z'", "choose from all, fig1"),
+    ("a data set that is not there", lambda: lines("run", "--data", "a9b"), "'a9b'", "a9a"),
+    ("a command's option", lambda: lines("reproduce", "fig2a", "--wokers", "2"), "--wokers", "--workers"),
+    ("no workers", lambda: lines("reproduce", "fig2a", "--workers", "0"), "'--workers'", "1"),
+    ("a preset of a command", lambda: lines("reproduce", "fig2a", "--preset", "fast"), "--preset = 'fast'", "robust"),
+    ("a method of a command", lambda: lines("reproduce", "fig2a", "--methods", "sank"), "--methods = 'sank'", "sanc"),
+    ("a device of a command", lambda: lines("reproduce", "fig4", "--device", "gpu"), "--device = 'gpu'", "cuda"),
+    ("a report of nothing", lambda: lines("report", "/nowhere/at/all"), "'/nowhere/at/all'", "--out"),
+]
+
+# fmt: on
+MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    pytest.param(make, words, id=name) for name, make, *words in MISTAKES
+])  # fmt: skip
+def test_a_mistake_is_answered_with_argument_value_and_remedy(make, words):
+    with pytest.raises(sanc.SancError) as caught:
+        make()
+    text, at = str(caught.value), 0
+    for word in words:
+        assert word in text[at:], text
+        at = text.index(word, at) + len(word)
+
+
+def test_there_are_at_least_fifty():
+    assert len(MISTAKES) >= 50 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)
