@@ -40,7 +40,7 @@ def test_two_ranks_take_the_steps_of_one(two):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_so_they_do_over_200_steps(size):
-    several = all_well(together(size, rank_jobs.run_cases, 200, timeout=120, patience=1500))
+    several = all_well(together(size, rank_jobs.run_cases, 200, timeout=300, patience=3000))
     agree(rank_jobs.run_cases(200), several, 1e-6)
 
 

@@ -53,6 +53,8 @@ def workers(process):
 @pytest.fixture(scope="module", params=sorted(SCRIPTS))
 def made(request, tmp_path_factory):
     """One of the scripts, and what it ended with where nothing went wrong."""
+    if "fsdp" in request.param and torch.__version__.startswith("2.6."):
+        pytest.skip("fully_shard of torch 2.6 does not run on a CPU")
     folder = tmp_path_factory.mktemp("straight")
     process = start(request.param, folder)
     out = finish(process)
