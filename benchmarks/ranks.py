@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -171,8 +172,9 @@ def report(document: Mapping[str, Any]) -> str:
     about = (
         f"Written by `python -m benchmarks.ranks`. {parameters:,} parameters in float32 ({4e-6 * parameters:.2f} MB), "
         f"{document['rows']} rows shared by the ranks, gloo, {machine['cores']} cores, torch {machine['torch']}; "
-        f"medians of {document['steps']} steps in turns. More ranks than cores share them, so times say what the bookkeeping "
-        "costs, not how it scales. Bytes are those of the tensors that go into collectives on one rank."
+        f"medians of {document['steps']} steps in turns. More ranks than cores share them, so times say what the "
+        f"bookkeeping costs, not how it scales; other work (a load of {machine['load']:.1f}) ran beside it. "
+        "Bytes are those of the tensors that go into collectives on one rank."
     )
     told = (
         "Driven by gradients SANC sends what DDP sends, and a collective of a few numbers in which the ranks see that "
@@ -192,12 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args(arguments)
     width, rows, steps = (16, 16, 2) if chosen.quick else (256, 512, chosen.steps)
-    measured = {}
+    measured, load = {}, os.getloadavg()[0]
     for size in (1, 2) if chosen.quick else (1, 2, 4):
         measured[str(size)] = all_well(together(size, measure, width, rows, steps, timeout=120, patience=900))[0]
         print(f"{size} ranks: done", file=sys.stderr, flush=True)
     document = {
-        "machine": machine(),
+        "machine": machine() | {"load": load},
         "parameters": sum(p.numel() for p in network(width).parameters()),
         "rows": rows,
         "steps": steps,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import time
 import warnings
@@ -214,6 +216,12 @@ def troubles():
     opt = sanc.SANC(model.parameters(), seed=0)
     kinds = sanc.Batch(loss_of(model), *data[0]) if rank else lambda: loss_of(model)(*data[0])
     found["kinds"] = attempt(lambda: opt.step(kinds))
+    twin = pickle.loads(pickle.dumps(opt))
+    found["packed"] = type(twin._driver.mode).__name__, type(copy.deepcopy(opt)._driver.mode).__name__
+    ignoring = sanc.Batch(
+        lambda a, y: nn.functional.cross_entropy(model(a), y), data[0][0], torch.tensor([0, -100, 1, 1, 0, 1])
+    )
+    found["ignored"] = attempt(lambda: opt.step(ignoring))
     ddp = DistributedDataParallel(network())
     opt = sanc.SANC(ddp.parameters(), seed=0)
 
@@ -256,6 +264,13 @@ def layers(steps):
         opt = sanc.SANC(model.parameters(), seed=0, compare_every=1, **settings)
         train(opt, model, [share(rows, rank, size) for rows in batches(steps)], batch=True)
         found[name] = told(opt, model)
+    model = network()
+    opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+    for rows in batches(steps, last=ROWS - 1):
+        a, b = share(rows, rank, size)
+        opt.step(sanc.Batch(lambda a, b, model=model: (model(a) - b)[a[:, 0] > -0.5].square().mean(), a, b,
+                            weight=lambda a, b: (a[:, 0] > -0.5).sum()))  # fmt: skip
+    found["terms"] = told(opt, model)
     masks, model = [], network(0, nn.Dropout(0.5))
     model[1].register_forward_hook(lambda module, inputs, output: masks.append((output == 0).clone()))
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0, compare_every=1)
@@ -306,6 +321,8 @@ def sums():
         found["other x0"] = attempt(lambda: sanc.minimize(mine, np.full(5, float(rank)), process_group="default"))
         other = sanc.problems.Logistic(mine.X, mine.y, strength=0.1 + rank)
         found["other penalty"] = attempt(lambda: sanc.minimize(other, np.zeros(5), process_group="default"))
+        weighted = sanc.problems.Logistic(mine.X, mine.y, weights=np.ones(mine.n))
+        found["weights"] = attempt(lambda: sanc.minimize(weighted, np.zeros(5), process_group="default"))
         found["no sum"] = attempt(lambda: sanc.minimize(lambda x: (x**2).sum(), np.zeros(5), process_group="default"))
         alone = sanc.minimize(mine, np.zeros(5))
         found["alone"] = alone.fun

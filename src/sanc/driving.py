@@ -186,7 +186,8 @@ class Driver:
                 check_callable(name, closure)
             seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
-                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, closure.terms()))
+                terms = closure.terms() if self.mode.path else None  # how batches of several ranks weigh
+                samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
                     f"{name} is a plain function, which microbatch = {self.microbatch} cannot cut: pass "

@@ -40,7 +40,7 @@ def test_two_ranks_take_the_steps_of_one(two):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_so_they_do_over_200_steps(size):
-    several = all_well(together(size, rank_jobs.run_cases, 200, timeout=120, patience=1500))
+    several = all_well(together(size, rank_jobs.run_cases, 200, timeout=300, patience=3000))
     agree(rank_jobs.run_cases(200), several, 1e-6)
 
 
@@ -68,7 +68,9 @@ def test_what_cannot_be_done_together_is_refused(two):
         assert found["no group"][0] == "ArgumentTypeError" and "process_group = 'world'" in found["no group"][1]
         assert "a plain function on others" in found["kinds"][1]
         assert found["ddp uneven"][0] == "ArgumentError" and "4, 5 rows on the ranks" in found["ddp uneven"][1]
+        assert found["ignored"][0] == "ArgumentError" and "tensors[1] holds -100" in found["ignored"][1]
         assert found["off"]
+        assert found["packed"] == ("DataParallel", "DataParallel")
 
 
 def test_without_a_group_each_trains_for_itself(two):

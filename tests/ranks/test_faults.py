@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
@@ -11,10 +12,13 @@ import sanc
 from together import all_well, together
 
 TIMEOUT = 4.0
+shards = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [0, 1], ids=["whole", "sharded"])
+@pytest.mark.parametrize("parts", [0, pytest.param(1, marks=shards)], ids=["whole", "sharded"])
 @pytest.mark.parametrize("kind", ["killed", "hangs", "raises", "fewer steps"])
 def test_the_others_end_with_an_error_within_the_timeout(kind, parts):
     first, *_ = together(2, rank_jobs.fault, kind, parts, timeout=TIMEOUT, patience=40.0)

@@ -40,5 +40,6 @@ def test_arguments_that_differ_are_an_error(two):
     for found in two:
         assert found["other x0"][0] == "RanksError" and found["other x0"][1].startswith("x0 of rank 1 differs")
         assert found["other penalty"][1].startswith("the kind of sum of rank 1 differs")
+        assert found["weights"][0] == "ArgumentError" and "weights cannot be used" in found["weights"][1]
         assert found["no sum"][0] == "ArgumentError" and "finite sum" in found["no sum"][1]
     assert two[0]["alone"] != two[1]["alone"]

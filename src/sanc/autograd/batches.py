@@ -76,11 +76,20 @@ class Batch:
         return self.loss(*self.tensors)
 
     def terms(self) -> float:
-        """Return how many terms the mean loss is over."""
-        terms = float(len(self)) if self.weight is None else float(self.weight(*self.tensors))
-        if not 0.0 < terms < math.inf:
-            raise ArgumentError(f"weight returned {terms!r} for the batch: return the number of terms of the mean.")
-        return terms
+        """Return how many terms the mean loss is over, for who weighs it with that of other batches."""
+        if self.weight is not None:
+            terms = float(self.weight(*self.tensors))
+            if not 0.0 < terms < math.inf:
+                raise ArgumentError(f"weight returned {terms!r} for the batch: return the number of terms of the mean.")
+            return terms
+        for position, tensor in enumerate(self.tensors):
+            if not tensor.is_floating_point() and bool((tensor == _IGNORED).any()):
+                raise ArgumentError(
+                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, so that the rows do not tell "
+                    f"how the batches of the ranks weigh: pass weight=lambda *tensors: (tensors[{position}] != "
+                    f"{_IGNORED}).sum(), or, where nothing is ignored, weight=lambda *tensors: len(tensors[0])."
+                )
+        return float(len(self))
 
     def parts(self, microbatch: int | None) -> list[tuple[float, Callable[[], Tensor]]]:
         """Weights and closures whose weighted sum is the mean loss over all rows."""

@@ -53,7 +53,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     _wait()
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     with _quiet():
-        save(state, checkpoint_id=part, no_dist=not dist.is_initialized())
+        save(state, checkpoint_id=part)
     if _first():
         if target.exists():
             shutil.rmtree(target)
@@ -89,7 +89,7 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     state = _blank(metadata, weights)
     state["model"] = weights
     with _quiet():
-        load(state, checkpoint_id=found[-1], no_dist=not dist.is_initialized())
+        load(state, checkpoint_id=found[-1])
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     return _steps(optimizer)
@@ -157,7 +157,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _quiet() -> Iterator[None]:
     """Spare a single process being told that it is one."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="torch.distributed is .*uninitialized")
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sanc.errors import RanksError
+from sanc.errors import ArgumentError, RanksError
 from sanc.ranks.group import Ranks, digest
 from sanc.sums.linear import Array, FiniteSum, LinearSum
 
@@ -29,11 +29,17 @@ class SharedSum(FiniteSum):
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:
         self.ranks, self._own = ranks, problem
         self.dim, self.dtype = problem.dim, problem.dtype
-        kind = {"type": type(problem).__name__, "variables": problem.dim, "dtype": str(problem.dtype)}
+        weighted = False
+        kind: dict[str, Any] = {"type": type(problem).__name__, "variables": problem.dim, "dtype": str(problem.dtype)}
         if isinstance(problem, LinearSum):
-            kind |= vars(problem.penalty)
+            weighted = problem.weights is not None
+            kind |= vars(problem.penalty) | {"weights": weighted, "intercept": problem.intercept}
         remedy = "pass sums of the same loss, variables, type and penalty on all ranks, each with its own rows."
         ranks.compare(digest(kind).to(ranks.device), ("the kind of sum",), "the kinds of sums", remedy)
+        if weighted:
+            raise ArgumentError(
+                "weights cannot be used with process_group: each rank has scaled its own to a mean of 1. Leave one out."
+            )
         counts, _ = ranks.exchange([float(problem.n)], "the numbers of rows")
         rows = [int(row[0]) for row in counts]
         self.n, self._first, self._held = sum(rows), sum(rows[: ranks.rank]), problem.n
