@@ -74,7 +74,10 @@ def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
 
 
 def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed: int = 0) -> str:
-    """Say whether f is noisy near x, by `least` times its rounding error, from the third differences of seven values (Hamming; Moré and Wild 2011)."""
+    """Say whether f is noisy near x, by `least` times its rounding error.
+
+    Seven values in a row tell, by their third differences (Hamming; Moré and Wild 2011).
+    """
     space = oracle.space
     d = space.normal(np.random.default_rng((seed, 7)))
     step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)

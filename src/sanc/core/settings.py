@@ -226,14 +226,15 @@ def _require(holds: bool, name: str, value: object, remedy: str) -> None:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Types of the fields, which take longer to find out than a small problem takes to solve."""
     return get_type_hints(kind)
 
 
 def check_fields(settings: Any) -> None:
     """Reject a value of the wrong kind by name, before a comparison fails somewhere else."""
-    for name, hint in _hints(type(settings)).items():
+    kind: Any = type(settings)
+    for name, hint in _hints(kind).items():
         value, parts = getattr(settings, name), get_args(hint)
         choices = [part for part in parts if isinstance(part, str)]
         if choices:
