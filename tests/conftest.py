@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-table", metavar="FILE", help="write what tests/faults found to a page")
     parser.addoption("--record-system", metavar="FILE", help="add this machine and the outcome to a file of systems")
 
 
@@ -42,6 +43,35 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     if target:
         counts = {name: len(stats.get(name, [])) for name in ("passed", "skipped", "failed", "error")}
         note_system(Path(target), counts)
+
+    target = config.getoption("--faults-table")
+    if target:
+        reports = [report for name in ("passed", "failed") for report in stats.get(name, [])]
+        rows = [value for report in reports for name, value in report.user_properties if name == "faults"]
+        Path(target).write_text(faults_page(rows), encoding="utf-8")
+
+
+def faults_page(rows: list[list]) -> str:
+    """Return the page on faults: a line for each kind of fault, with its cases and what went wrong."""
+    kinds: dict[str, list[int]] = {}
+    for what, cases, failures in rows:
+        known = kinds.setdefault(what, [0, 0])
+        known[0], known[1] = known[0] + cases, known[1] + failures
+    lines = [f"| {what} | {cases:,} | {failures:,} |" for what, (cases, failures) in sorted(kinds.items())]
+    total = [sum(column) for column in zip(*kinds.values(), strict=True)] or [0, 0]
+    return "\n".join([
+        "# Faults",
+        "",
+        "Made by `python -m pytest -m slow tests/faults --faults-table docs/results/faults.md`, which is seeded; the",
+        "files in `tests/faults` say what counts as a failure. Linux, "
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
+        "",
+        "| fault | cases | failures |",
+        "|---|---:|---:|",
+        *lines,
+        f"| all | {total[0]:,} | {total[1]:,} |",
+        "",
+    ])  # fmt: skip
 
 
 def note_system(path: Path, counts: dict[str, int]) -> None:

@@ -21,7 +21,7 @@ def write_run(out, panel, method, seed, rows, done=True, **config):
     folder = out / "runs" / panel / method / f"seed-{seed}"
     folder.mkdir(parents=True)
     base = {"figure": "fig1", "panel": panel, "title": panel, "subtitle": "", "problem": "logistic", "data": "w1a",
-            "method": method, "seed": seed, "options": {}}  # fmt: skip
+            "method": method, "seed": seed, "options": {}, "batch_size": 1, "budget": 1, "preset": "paper"}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(base | config, ensure_ascii=False), encoding="utf-8")
     (folder / "environment.json").write_text(json.dumps({"sanc": "0.1.0", "started": f"2025-01-0{seed % 9 + 1}"}))
     (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

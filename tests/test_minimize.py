@@ -206,6 +206,50 @@ def test_limits(problem):
     assert sanc.minimize(problem, w0, max_iter=0).nit == 0
 
 
+def test_no_limit_on_iterations():
+    res = sanc.minimize(lambda x: (x**2).sum(), np.ones(2), max_iter=None)
+    assert res.success
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"jac": lambda x: 2 * x + 1j}, "jac returned"),
+        ({"jac": lambda x: ["a", "b"]}, "jac returned"),
+        ({"jac": lambda x: 2 * x, "hessp": lambda x, v: 2 * v + 1j}, "hessp returned"),
+        ({"jac": lambda x: 2 * x, "hess": lambda x: np.eye(2) * (1 + 1j)}, "hess returned|cannot be"),
+    ],
+)
+def test_answers_that_are_not_real_numbers(kind, given, word):
+    with pytest.raises(sanc.SancError, match=word):
+        sanc.minimize(lambda x: float((x**2).sum()), kind([1.0, 2.0]), **given)
+    with pytest.raises(sanc.ArgumentTypeError, match="fun returned"):
+        sanc.minimize(lambda x: (x**2).sum() + 1j, kind([1.0, 2.0]), jac=lambda x: 2 * x)
+
+
+def test_certificates_get_the_time_that_is_left(monkeypatch):
+    """Every product takes a second of a clock of its own."""
+    seconds = 0.0
+
+    def hessp(x, v):
+        nonlocal seconds
+        seconds += 1.0
+        return weights * v
+
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
+    weights = np.linspace(0.0, 100.0, 500)
+    given = {"jac": lambda x: weights * x, "hessp": hessp, "tol": 1e-6}
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.zeros(500), max_time=5.5, **given)
+    assert res.certificate.products == 6 and res.status is sanc.Status.TIME_LIMIT and not res.success
+    seconds = 0.0
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.ones(500), max_time=0.5, **given)
+    assert res.certificate.products == 1 and res.status is sanc.Status.TIME_LIMIT
+    seconds = 0.0
+    res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.zeros(500), **given)
+    assert res.success and res.certificate.products > 6
+
+
 def test_callbacks(problem):
     def raises(x):
         raise StopIteration

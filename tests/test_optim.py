@@ -185,6 +185,12 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
         assert ours[name] == theirs[name] or (ours[name] != ours[name] and theirs[name] != theirs[name]), name
 
 
+def test_weight_decay_beyond_the_type_is_named():
+    p = nn.Parameter(torch.ones(3))
+    with pytest.raises(sanc.ArgumentError, match=r"weight_decay = 1e\+39 cannot be used with torch.float32"):
+        sanc.SANC([p], weight_decay=1e39)
+
+
 def test_loading_a_foreign_state_changes_nothing():
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)

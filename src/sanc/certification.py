@@ -52,10 +52,12 @@ def certificate(
 
     Notes
     -----
-    Lanczos with full reorthogonalisation is started at a random vector. After k products the left-most Ritz value θ
-    satisfies θ − λ_min ≤ r (λ_max − λ_min) with probability at least 1 − 1.648 √d exp(−√r (2k − 1)) (Kuczyński and
-    Woźniakowski 1992, theorem 4.2). The width λ_max − λ_min is bounded by the same theorem from the Ritz values
-    themselves. A Krylov space that fills R^d, or that turns out invariant, leaves rounding only.
+    Lanczos with full reorthogonalisation is started at a random vector, which has a part of at least t √(π/2d) in the
+    eigenvector of λ_min with probability 1 − t. An eigenvalue λ to the left of all Ritz values θ_i leaves a part of at
+    most β_1 ⋯ β_k / Π(θ_i − λ) there, and what rounding and the errors of products can hide of it: the bound is the
+    smallest λ for which that suffices, however early Lanczos broke down. Only a Krylov space that fills R^d leaves
+    nothing but rounding. Products of differences are made with twice the step, too, which shows their error.
+    An operator that is not symmetric shows in what Lanczos has to orthogonalise, and certifies nothing.
 
     Examples
     --------

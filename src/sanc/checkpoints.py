@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import require_mode
 from sanc.core.oracle import Meter
-from sanc.driving import Driver
+from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
+from sanc.driving import STYLES, Driver
 from sanc.errors import ArgumentError
+from sanc.groups import check_group
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.ranks.modes import OneProcess
 
 _ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
 
@@ -31,8 +35,8 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
             states[p]["factors"] = factors
 
 
-def engine_of(driver: Driver, *, vectors: bool) -> dict[str, Any]:
-    """Return all but the vectors."""
+def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
+    """Return all but the vectors, which so many parameters have."""
     leaves, numbers = driver.oracle.leaves.tensors, driver.iterates.numbers()
     # torch.distributed.checkpoint can only merge containers of the same length.
     lists = {name: torch.tensor(held, dtype=torch.float64) for name, held in numbers.items() if isinstance(held, list)}
@@ -50,25 +54,93 @@ def engine_of(driver: Driver, *, vectors: bool) -> dict[str, Any]:
     }
 
 
-def checked_engine(driver: Driver, engine: Any, states: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return `engine` where this optimiser can go on from it."""
+def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
+    """Return `engine`, its numbers as they were, where this optimiser can go on from it."""
     if not isinstance(engine, dict):
         raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-    if not engine.keys() >= _ENTRIES or set(engine["meter"]) != set(Meter.__slots__):
-        raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned.")
-    if engine["method"] != driver.method.name:
+    if not engine.keys() >= _ENTRIES:
+        raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned, as a whole.")
+    where = "state_dict['engine']"
+    if not isinstance(engine["method"], str) or engine["method"] != driver.method.name:
         raise ArgumentError(
             f"state_dict is of {engine['method']!r}, not {driver.method.name!r}: load it into that method."
         )
-    if set(engine["numbers"]) != set(driver.iterates.numbers()):
+    for name in ("settings", "numbers", "meter"):
+        require_mapping(f"{where}[{name!r}]", engine[name])
+    if differ := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
         raise ArgumentError(
-            "state_dict is of another iteration than this optimiser's, or of another version: construct it with "
-            "the same preset and the same minibatch as in the run that was saved."
+            f"{where}['numbers'] differ from this optimiser's in {sorted(map(str, differ))}, so they are of another "
+            "iteration or version: construct it with the same preset and the same minibatch as in the run that was "
+            "saved."
         )
-    if engine["vectors"] and not any(states.values()):
-        raise ArgumentError("state_dict has lost its entry 'state': pass what state_dict() returned, as a whole.")
+    require_fields(f"{where}['meter']", engine["meter"], Meter)
+    if set(engine["meter"]) != set(Meter.__slots__):
+        raise refuse(f"{where}['meter']", sorted(engine["meter"]), f"{sorted(Meter.__slots__)}")
+    if engine["style"] not in list(STYLES):
+        raise refuse(f"{where}['style']", engine["style"], f"one of {list(STYLES)}")
+    if not isinstance(engine["at_average"], bool):
+        raise refuse(f"{where}['at_average']", engine["at_average"], "True or False")
+    if not isinstance(engine["sizes"], Tensor):
+        raise refuse(f"{where}['sizes']", engine["sizes"], "a tensor")
+    require_count(f"{where}['vectors']", engine["vectors"])
     require_mode(engine["hvp"])
-    return engine
+    numbers = {name: held.tolist() if isinstance(held, Tensor) else held for name, held in engine["numbers"].items()}
+    return engine | {"numbers": numbers}
+
+
+def checked_groups(saved: Any, own: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return saved groups, without our entry, where they fit those of this optimiser."""
+    if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) for group in saved):
+        raise refuse("state_dict['param_groups']", saved, "a list of groups")
+    groups = [{name: value for name, value in group.items() if name != "engine"} for group in saved]
+    for group in groups:
+        check_group(group, defaults)
+        numbers = group.get("params")
+        if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
+            raise refuse("'params' in state_dict['param_groups']", numbers, "a list of numbers")
+    sizes, wanted = ([len(group["params"]) for group in some] for some in (groups, own))
+    if sizes != wanted:
+        raise ArgumentError(
+            f"state_dict['param_groups'] are of {sizes} parameters and this optimiser's of {wanted}: construct it with "
+            "the same."
+        )
+    return groups
+
+
+def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Return the saved vectors by the numbers of parameters, where those are the ones that had some."""
+    require_mapping("state_dict['state']", state)
+    for number, entry in state.items():
+        require_mapping(f"state_dict['state'][{number!r}]", entry)
+    if strange := set(state) - {number for group in groups for number in group["params"]}:
+        raise refuse("state_dict['state']", sorted(map(str, strange)), "entries of the parameters alone")
+    found = sum(map(bool, state.values()))
+    if engine["vectors"] != found:
+        raise ArgumentError(
+            f"state_dict['state'] has {found} parameters instead of {engine['vectors']!r}: pass what state_dict() "
+            "returned, as a whole."
+        )
+    return state  # type: ignore[no-any-return]
+
+
+def checked_vectors(
+    driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
+) -> tuple[Leaves | None, dict[str, Any], list[Any]]:
+    """Return whom the vectors belong to, the vectors, and the factors of the metric; `states` are by parameter."""
+    saved = [p for p in parameters if states.get(p)]
+    known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
+    entries = [dict(states[p]) for p in saved]
+    factors = [entry.pop("factors", {}) for entry in entries]  # a checkpoint may have lost empty ones
+    for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
+        if set(entry) != set(entries[0]):
+            raise refuse(f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}")
+        for name, part in entry.items():
+            require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
+    vectors = {} if known is None else {n: known.unpack([entry[n] for entry in entries]) for n in entries[0]}
+    here = type(driver.mode).metric is OneProcess.metric  # otherwise every rank has a part of the metric only
+    shapes = [tuple(p.shape) for p in saved] if here else None
+    driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, factors)
+    return known, vectors, factors
 
 
 def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
@@ -77,29 +149,25 @@ def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
         mine = asdict(driver.settings).get(name)
         if mine != value:
             text = f"the state was saved with {name} = {value!r} and this optimiser has {mine!r}"
-            warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=3)
+            warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=4)
     if driver.hvp != "auto" and engine["hvp"] not in ("auto", driver.hvp):
         text = f"the state was saved with hvp = {engine['hvp']!r} and this optimiser has {driver.hvp!r}"
-        warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=3)
+        warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=4)
 
 
-def restore(driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any) -> None:
-    """Go on from a state; `states` are the vectors by parameter."""
+def restore(
+    driver: Driver, engine: Mapping[str, Any], known: Leaves | None, vectors: Mapping[str, Any], factors: Sequence[Any]
+) -> None:
+    """Go on from a state that was checked."""
     if driver.hvp == "auto":
         driver.oracle.hvp = engine["hvp"]
     if driver.capture is not None:
         driver.capture.forget()
-    saved = [p for p in parameters if states.get(p)]
-    driver.known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
-    vectors, factors = {}, [states[p].pop("factors", {}) for p in saved]  # a checkpoint may have lost empty ones
-    if driver.known is not None:
-        names = set.intersection(*(set(states[p]) for p in saved))
-        vectors = {name: driver.known.unpack([states[p][name] for p in saved]) for name in names}
-    numbers = {name: held.tolist() if isinstance(held, Tensor) else held for name, held in engine["numbers"].items()}
+    driver.known = known
     if isinstance(driver.iterates, MinibatchIteration):
-        driver.iterates.restore(numbers, vectors, factors)
+        driver.iterates.restore(engine["numbers"], vectors, factors)
     else:
-        driver.iterates.restore(numbers, vectors)
+        driver.iterates.restore(engine["numbers"], vectors)
     driver.meter = Meter(**engine["meter"])
     driver.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None

@@ -23,6 +23,7 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HvpMode
 from sanc.autograd.randomness import HOOK, derive, own_randomness
 from sanc.core.family import Method
+from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
@@ -163,7 +164,8 @@ class Driver:
         if not isinstance(closure, Batch):
             marks = [torch.full_like(leaf, math.nan) for leaf in held]
             with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
-                closure()
+                with interruptible():
+                    closure()
                 left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
                 self._clears = not any(bool(grad.isnan().any()) for grad in left)
         if not self._clears:
@@ -264,11 +266,12 @@ class Driver:
         if self.style not in ("", "gradients") or not given or isinstance(closure, Batch) or not callable(closure):
             return False
         if self.by_gradients:
-            return closure() is None
+            with interruptible():
+                return closure() is None
         kept = [cast(Tensor, p.grad) for p in given]
         copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         _put(given, copies)
-        with own_randomness(given[0].device), self.oracle.still():
+        with own_randomness(given[0].device), self.oracle.still(), interruptible():
             nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
         if not nothing:
             _put(given, kept)
@@ -308,6 +311,7 @@ class Driver:
         if first:
             self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
 
+    @uninterrupted
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
         """Move the parameters to the average, or to where gradients are taken, where steps have no closure."""

@@ -52,6 +52,8 @@ def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
         trouble = _trouble(p, first)
         if trouble:
             raise ArgumentTypeError(f"params[{called(groups, p)}] {trouble}.")
+    if max(decays) > torch.finfo(first.dtype).max:
+        raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {first.dtype}: pass a smaller one.")
     return lay_out(leaves, decays, rates)
 
 

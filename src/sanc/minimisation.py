@@ -53,7 +53,7 @@ def minimize(
     *,
     preset: str | Settings = "robust",
     curvature_tol: float | None = None,
-    max_iter: int = 10_000,
+    max_iter: int | None = 10_000,
     max_calls: float | None = None,
     max_time: float | None = None,
     max_nfev: int | None = None,
@@ -107,7 +107,8 @@ def minimize(
         How negative λ_min may be. By default √tol, and where f is small √(tol·L2) with a guess of the Lipschitz
         constant L2 of the Hessian from the first point.
     max_iter, max_calls, max_time : number, optional
-        Limits on iterations, on `paper_calls` and on seconds.
+        Limits on iterations, on `paper_calls` and on seconds; None is no limit. An iteration that has begun is
+        finished; certificates get the time that is left, and one product at least.
     max_nfev : int, optional
         Limit on values of `fun`; it is looked at between iterations.
     batch_size : int, optional
@@ -146,7 +147,7 @@ def minimize(
     sanc.result.Result
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate (undecided where `certify` is off
-        and its products did not suffice, None where the run then ended at a limit), and hvp (how torch made the
+        and its products did not suffice, None where the run then ended before it looked), and hvp (how torch made the
         products; empty where it did not). The counts leave the certificates out; they have their own.
 
     Examples
@@ -206,7 +207,7 @@ def minimize(
     limits = Limits(
         tol=tol,
         curvature_tol=curvature_tol,
-        max_iter=max_iter,
+        max_iter=math.inf if max_iter is None else max_iter,
         max_calls=math.inf if max_calls is None else max_calls,
         max_time=math.inf if max_time is None else max_time,
         certify=certify,
@@ -334,10 +335,8 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}  # as they are now
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
-    if status not in (Status.SECOND_ORDER, Status.UNCERTIFIED, Status.FIRST_ORDER):  # which have one of this point
-        run.certificate = None
-        if run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-            run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
+    if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
+        run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
     return Result(
         x=restore(run.x),
         fun=value,

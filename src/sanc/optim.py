@@ -12,13 +12,24 @@ from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import HvpMode, require_mode
-from sanc.checkpoints import checked_engine, engine_of, restore, warn_of_changes, write_states
+from sanc.checkpoints import (
+    checked_engine,
+    checked_groups,
+    checked_state,
+    checked_vectors,
+    engine_of,
+    restore,
+    warn_of_changes,
+    write_states,
+)
 from sanc.core.family import METHODS, make_settings
+from sanc.core.interrupts import uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.record import Record
+from sanc.core.saved import require_mapping
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer
 from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.ranks.find import find_mode
@@ -195,6 +206,7 @@ class CubicOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ a step
 
+    @uninterrupted
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Tensor] | None = None,
@@ -262,7 +274,7 @@ class CubicOptimizer(Optimizer):
         warnings.warn(
             f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they are to "
             "stay as they are, leave them out of params or set their requires_grad to False.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _is_empty_step(self) -> bool:
@@ -295,20 +307,33 @@ class CubicOptimizer(Optimizer):
         write_states(self._driver, self.state)
         packed = super().state_dict()
         self.state.clear()  # the iteration has them
-        engine = engine_of(self._driver, vectors=any(packed["state"].values()))
+        engine = engine_of(self._driver, vectors=sum(map(bool, packed["state"].values())))
         packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint keeps states and groups only
         return packed | {"engine": engine}
 
+    @uninterrupted
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the next step is bit for bit the one the saved run would have made."""
-        groups = [dict(group) for group in state_dict.get("param_groups", ())]
-        engine = state_dict.get("engine", groups[0].get("engine") if groups else None)
-        for group in groups:
-            group.pop("engine", None)
-        engine = checked_engine(self._driver, engine, state_dict.get("state", {}))
-        warn_of_changes(self._driver, engine)
-        super().load_state_dict({"state": state_dict["state"], "param_groups": groups})
-        restore(self._driver, engine, self._everyone(), self.state)
+        """Go on from a saved state; the next step is bit for bit the one the saved run would have made.
+
+        Everything in it is checked first: after an error the optimiser goes on as if nothing had been loaded.
+        """
+        found = require_mapping("state_dict", state_dict).get("param_groups", ())
+        inner = found[0].get("engine") if isinstance(found, list) and found and isinstance(found[0], dict) else None
+        engine = checked_engine(self._driver, state_dict.get("engine", inner))
+        groups = checked_groups(found, self.param_groups, self.defaults)
+        state = checked_state(state_dict.get("state"), groups, engine)
+        kept = {name: self.__dict__[name] for name in ("state", "param_groups")}
+        try:
+            super().load_state_dict({"state": state, "param_groups": groups})
+            loaded = checked_vectors(self._driver, engine, self._everyone(), self.state)
+            warn_of_changes(self._driver, engine)
+        except BaseException as problem:
+            self.__dict__.update(kept)
+            if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
+                raise
+            text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
+            raise ArgumentError(text) from problem
+        restore(self._driver, engine, *loaded)
         self.state.clear()  # the iteration has them
 
 

@@ -51,7 +51,7 @@ def test_a_cut_last_line_is_ignored_and_any_other_fault_names_file_and_line(tmp_
     assert traces.read(tmp_path)[0].steps == 1
     for bad, words in (
         (b'{"iteration": 1, "lo\n', "line 3: Unterminated string"),
-        (b"[1]\n", "line 3: without"),
+        (b"[1]\n", "line 3: list instead of an object"),
         (b'{"iteration": 1}\n', "line 3: without .*loss"),
         (b"\xff\xfe\n", "line 3: Expecting value"),
     ):
@@ -69,6 +69,7 @@ def test_a_cut_last_line_is_ignored_and_any_other_fault_names_file_and_line(tmp_
 
 def test_a_run_that_begins_while_it_is_read_is_no_fault(tmp_path, monkeypatch):
     """Its configuration is written before its trace, but maybe after a reader asked for it."""
+    config = (write_run(tmp_path / "other", "p", "sanc", 0, [line(-1, 1.0, 0)]) / "config.json").read_text()
     folder = tmp_path / "runs" / "p" / "sanc" / "seed-0"
     folder.mkdir(parents=True)
     exists = type(folder).exists
@@ -76,7 +77,7 @@ def test_a_run_that_begins_while_it_is_read_is_no_fault(tmp_path, monkeypatch):
     def begin_after(path):
         answer = exists(path)
         for name in ("config.json", "trace.jsonl"):
-            (folder / name).write_text("{}" if name == "config.json" else "")
+            (folder / name).write_text(config if name == "config.json" else "")
         return answer
 
     monkeypatch.setattr(type(folder), "exists", begin_after)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from sanc.core.saved import require_count, require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["Batch", "ThreeSamples"]
@@ -220,17 +221,19 @@ class ThreeSamples:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        missing = {"seed", "draws", "rows", "sizes"} - set(state)
+        missing = {"seed", "draws", "rows", "sizes"} - set(require_mapping("state", state))
         if missing:
             raise ArgumentError(f"state lacks {sorted(missing)}: pass what state_dict() returned.")
         if state["rows"] != self._n:
             raise ArgumentError(
                 f"state is of a data set of {state['rows']} rows and this one has {self._n}: use the same data set."
             )
-        if tuple(state["sizes"]) != tuple(self.sizes):
+        if state["sizes"] != list(self.sizes):
             raise ArgumentError(
-                f"state is of batches of {tuple(state['sizes'])} rows and these are of {self.sizes}: use the same."
+                f"state is of batches of {state['sizes']} rows and these are of {self.sizes}: use the same."
             )
+        for name in ("seed", "draws"):
+            require_count(f"state[{name!r}]", state[name])
         self.seed, self.draws = state["seed"], state["draws"]
 
 

@@ -18,6 +18,7 @@ from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
+from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
@@ -288,7 +289,8 @@ class AutogradOracle(Oracle):
 
         The first call shows whether closures call ``backward()`` themselves; later ones have to do as it did.
         """
-        loss = closure()
+        with interruptible():
+            loss = closure()
         called = any(leaf.grad is not None for leaf in self.leaves.tensors)
         if self.by_backward is None:
             self.by_backward = called

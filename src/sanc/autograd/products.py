@@ -135,10 +135,11 @@ class FiniteDifference(Hessian):
     def product(self, v: Tensor) -> Tensor:
         return self._difference(v, 1.0)
 
-    def error(self, v: Any) -> float:
+    def error(self, v: Any, product: Any) -> float:
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
         with torch.enable_grad():
-            return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+            coarse = self.oracle.leaves.add_decay(self._difference(v, 2.0), v)
+        return self.oracle.space.norm(coarse - product)
 
     def _difference(self, v: Tensor, stretch: float) -> Tensor:
         oracle = self.oracle
@@ -171,8 +172,8 @@ class Exact(DoubleBackward):
                 self._instead = FiniteDifference(self.oracle, self.x, self.sample)
         return self._instead(v)
 
-    def error(self, v: Any) -> float:
-        return 0.0 if self._instead is None else self._instead.error(v)
+    def error(self, v: Any, product: Any) -> float:
+        return 0.0 if self._instead is None else self._instead.error(v, product)
 
 
 OPERATORS: dict[str, type[Hessian]] = {

@@ -1,16 +1,28 @@
-"""Negative curvature at a point: looked for with a random start, and a bound on what may have been missed."""
+"""Negative curvature at a point: looked for with a random start, and a bound on what may have been missed.
+
+Lanczos with products that are off by F gives B Q = Q T + β q_{k+1} e_kᵀ + F. For an eigenpair (λ, v) of B with
+λ < θ_1, the left-most Ritz value, w = Qᵀv therefore solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv, and w_1 = vᵀq_1 is the
+part of v in the start:
+
+    |vᵀq_1| ≤ β |e_1ᵀ(T − λ)⁻¹e_k| + ‖F‖ ‖(T − λ)⁻¹e_1‖,   β |e_1ᵀ(T − λ)⁻¹e_k| = β_1 ⋯ β_k / Π(θ_i − λ).
+
+The right side falls with λ, and a random start has a part of at least t √(π/2n) in any fixed v with probability 1 − t:
+no λ for which the right side is smaller is an eigenvalue, with that probability. Rounding counts as much as the rest:
+where Lanczos breaks down early, what was missed may be far larger than β.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sanc.core import cubic
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
-from sanc.core.oracle import Oracle
-from sanc.core.space import Vector
+from sanc.core.oracle import Operator, Oracle
+from sanc.core.space import Space, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +38,12 @@ class Certificate:
     error_bound : float
         λ_min(∇²f(x)) ≥ lambda_min − error_bound, with probability `confidence` over the random start vector.
     rounding : float
-        How far the Ritz value itself may be off: rounding, and the error of products by differences.
+        How far the Ritz value itself may be off: rounding, the error of products by differences, and asymmetry.
     residual : float
-        ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`.
+        ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 where nothing can be added to the
+        Krylov space.
+    asymmetry : float
+        How far the products are from those of a symmetric matrix, as far as that was seen.
     confidence : float
         The probability; 1 where the Krylov space is the whole space.
     eps_gradient, eps_curvature : float
@@ -42,6 +57,7 @@ class Certificate:
     error_bound: float
     rounding: float
     residual: float
+    asymmetry: float
     confidence: float
     eps_gradient: float
     eps_curvature: float
@@ -74,10 +90,12 @@ class Certificate:
             verdict = "not a second-order point: negative curvature was found"
         elif not self.stationary:
             verdict = "not a stationary point"
-        elif self.confidence == 1.0:
+        elif self.error_bound == math.inf and self.asymmetry > 0.0:
+            verdict = f"undecided: the Hessian is not symmetric, by {self.asymmetry:.1e}; check hess or hessp"
+        elif self.residual == 0.0:
             verdict = "undecided: the rounding exceeds the tolerance"
         else:
-            verdict = "undecided: allow more Hessian products"
+            verdict = "undecided: allow more Hessian products, or compute in float64"
         return (
             f"{verdict} (‖g‖ = {self.grad_norm:.2e}, λ_min in [{self.lower_bound:.3e}, {self.lambda_min:.3e}] with "
             f"probability {self.confidence:g}, {self.products} products)"
@@ -94,59 +112,113 @@ def probe(
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
+    late: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, Vector]:
     """Certificate at x, and the unit vector of the left-most Ritz pair.
 
     It stops as soon as the verdict is sure; where `thorough`, not before λ_min is known to a tenth, or, in up to 100
-    dimensions, exactly. The products are the certificate's own and do not count with the oracle.
+    dimensions, exactly. It ends with the product after which it is `late`. The products are the certificate's
+    own and do not count with the oracle.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
     known = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
     before = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
-    operator = oracle.hessian(x)
-    krylov = Krylov(Lanczos(operator, start, space, reorthogonalise=True))
+    products = _Products(oracle.hessian(x), start, space)
+    krylov = products.krylov
     limit = min(space.dim, max_products or _affordable(space.dim))
-    test_at = 1
+    test_at = 2  # one product does not show whether they are symmetric
+    lower = -math.inf
     try:
         while True:
-            krylov.extend()
+            products.extend()
             k = krylov.dim
-            done = k >= limit or krylov.invariant
+            done = k >= limit or krylov.invariant or late()
             if done or k >= test_at:
                 eigen = cubic.spectrum(*krylov.tridiagonal())
-                error, rounding, sure = _error(eigen, krylov, space.dim, space.eps, confidence)
-                if done:
-                    break
+                rounding = products.error(float(np.max(np.abs(eigen.values))))
+                error, useless = _missed(eigen, krylov, space.dim, rounding, confidence)
+                if eigen.leftmost - rounding < lower:
+                    lower = -math.inf  # refuted
+                lower = max(lower, eigen.leftmost - error)  # they all hold where the start has its part in v
+                error = eigen.leftmost - lower
                 if thorough:
                     sharp = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
                     decided = sharp and not -eps_curvature <= eigen.leftmost < error - eps_curvature
                 else:
                     near = krylov.left_by(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
                     found = near and eigen.leftmost + rounding < -eps_curvature
-                    decided = found or eigen.leftmost - error >= -eps_curvature
-                if decided:
+                    decided = found or lower >= -eps_curvature
+                if done or decided or (useless and space.dim > 100):
                     break
                 test_at = k + 1 + k // 5
         (v,) = krylov.combine(eigen.leftmost_vector)
-        differenced = operator.error(v)
     except NonFiniteProductError:
         nothing = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        return Certificate(**known, **nothing, confidence=confidence, products=krylov.dim + 1), start
+        cert = Certificate(**known, **nothing, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+        return cert, start
     finally:
-        operator.release()
+        products.operator.release()
         oracle.meter = before
+    full = krylov.dim == space.dim
     result = Certificate(
         **known,
         lambda_min=eigen.leftmost,
-        error_bound=error + differenced,
-        rounding=rounding + differenced,
+        error_bound=rounding if full else error,
+        rounding=rounding,
         residual=krylov.left_by(eigen.leftmost_vector),
-        confidence=sure,
+        asymmetry=math.sqrt(products.asymmetry),
+        confidence=1.0 if full else confidence,
         products=krylov.dim,
     )
     return result, v
+
+
+class _Products:
+    """A Krylov space, and how far its products are off.
+
+    Attributes
+    ----------
+    differences : float
+        Sum of the squares of the errors that differences of gradients make.
+    asymmetry : float
+        Sum of the squares of what Lanczos took out of the products although a symmetric matrix would not have put it
+        there: their parts along all but the last two vectors, and along the last but one what is not β.
+    dropped : float
+        The last β, where it was taken for rounding.
+    """
+
+    def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
+        self.operator, self.space = operator, space
+        self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
+        self.krylov = Krylov(self.lanczos)
+        self.differences = self.asymmetry = self.dropped = 0.0
+
+    def _product(self, q: Vector) -> Vector:
+        answer = self.operator(q)
+        error = self.operator.error(q, answer)
+        self.differences += error * error
+        return answer
+
+    def extend(self) -> None:
+        """Make one iteration, and look at what it took out."""
+        before = self.krylov.residual
+        self.krylov.extend()
+        if self.krylov.invariant:
+            self.dropped = float(self.lanczos.columns[-1][1])
+        *parts, _ = self.space.read([self.lanczos.parts])
+        if parts:
+            parts[-1] -= before
+        self.asymmetry += sum(part * part for part in parts)
+
+    def error(self, size: float) -> float:
+        """Return ‖F‖ for a Hessian of norm `size`; infinite where it is not symmetric beyond what errors explain."""
+        rounding = 10.0 * self.space.eps * size
+        if self.asymmetry > self.krylov.dim * self.space.eps * size * size + 10.0 * self.differences:
+            return math.inf
+        rounding = math.hypot(math.sqrt(self.krylov.dim) * rounding, self.dropped)
+        return math.sqrt(rounding * rounding + self.differences + self.asymmetry)
 
 
 def _affordable(dim: int) -> int:
@@ -154,17 +226,26 @@ def _affordable(dim: int) -> int:
     return min(1000, max(50, 50_000_000 // dim))
 
 
-def _error(
-    eigen: cubic.Spectrum, krylov: Krylov, dim: int, machine: float, confidence: float
-) -> tuple[float, float, float]:
-    """Bound on λ_1 − λ_min, the part of it that is rounding, and the probability with which it holds."""
-    width = float(eigen.values[-1] - eigen.values[0])
-    rounding = 10.0 * machine * krylov.dim * float(np.max(np.abs(eigen.values)))
-    if krylov.invariant:  # a random start has a part in every eigenspace, so none was missed
-        return rounding, rounding, 1.0
-    failure = (1.0 - confidence) / 2  # one half for each end of the spectrum
-    root = math.log(1.648 * math.sqrt(dim) / failure) / (2 * krylov.dim - 1)
-    relative = root * root
-    if relative >= 0.5:
-        return math.inf, rounding, confidence
-    return relative * width / (1.0 - 2.0 * relative) + rounding, rounding, confidence
+def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float) -> tuple[float, bool]:
+    """Bound on θ_1 − λ_min, as the head of this file derives it, and whether nothing but rounding is left in it."""
+    if rounding == math.inf:
+        return math.inf, True
+    part = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+    betas = sum(map(math.log, krylov.beta)) if krylov.residual > 0.0 else -math.inf
+    gaps, first = eigen.values - eigen.leftmost, eigen.vectors[0]
+
+    def beyond(shift: float) -> float:
+        return math.exp(min(betas - float(np.log(gaps + shift).sum()), 0.0))
+
+    def possible(shift: float) -> bool:
+        """Whether v may have its part in the start where its eigenvalue is θ_1 − shift."""
+        return not beyond(shift) + rounding * float(np.linalg.norm(first / (gaps + shift))) < part
+
+    high = (krylov.residual + rounding) / part  # where the right side is surely smaller
+    low = max(rounding, 1e-16 * high)
+    if high > 0.0 and possible(low):
+        for _ in range(60):
+            middle = math.sqrt(low) * math.sqrt(high)
+            low, high = (middle, high) if possible(middle) else (low, middle)
+        low = high
+    return low, krylov.residual == 0.0 or beyond(low) < 0.01 * part

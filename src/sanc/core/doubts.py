@@ -63,7 +63,7 @@ def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         hu, hv = operator(u), operator(v)
         left, right = space.dot(v, hu), space.dot(u, hv)
         size = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
-        differenced = operator.error(u) * space.norm(v) + operator.error(v) * space.norm(u)
+        differenced = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
     except NonFiniteProductError:
         return ""
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,11 @@ from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
+from sanc.core.saved import require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.core.units import Units
-from sanc.errors import NonFiniteStartError
+from sanc.errors import ArgumentError, NonFiniteStartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,13 @@ class Iteration:
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
         return {} if self.state.previous is None else {"previous": self.state.previous}
+
+    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = (), factors: Any = ()) -> None:
+        """Refuse what `numbers` and `vectors` (of which the names are asked) cannot have returned."""
+        require_fields(where, numbers, State)
+        for name in vectors:
+            if name != "previous":
+                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
 
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
         """Go on from what `numbers` and `vectors` returned."""

@@ -66,6 +66,7 @@ class Lanczos:
         self.limit = min(limit or space.dim, space.dim)
         self.columns: list[list[Scalar]] = []  # (α_j, β_j), and qᵀg where that is wanted; unread
         self.length = space.length(start)
+        self.parts: Any = None  # of the last product along all vectors, unread, where it is reorthogonalised
         self._product = product
         self._start = start
         self._store = store
@@ -95,7 +96,8 @@ class Lanczos:
         r = self._product(q)
         if self._reorthogonalise:
             rows = self._rows[: j + 1]
-            alpha = space.orthogonalise(r, rows)[-1]
+            self.parts = space.orthogonalise(r, rows)
+            alpha = self.parts[-1]
             space.orthogonalise(r, rows)  # once more what rounding left of it
         else:
             if previous is not None:

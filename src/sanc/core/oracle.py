@@ -60,8 +60,8 @@ class Operator(ABC):
     def gradient(self) -> Vector:
         """Return the gradient on the Hessian's sample, as a fresh vector."""
 
-    def error(self, v: Vector) -> float:
-        """Estimate ‖error‖ of the product with `v`, beyond rounding; 0 where products are exact."""
+    def error(self, v: Vector, product: Vector) -> float:
+        """Estimate ‖error‖ of the `product` with `v`, beyond rounding; 0 where products are exact."""
         return 0.0
 
     def release(self) -> None:  # noqa: B027 - most have nothing to let go of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from sanc.core.family import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.robust import NO_GRADIENT
+from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.core.units import Units
@@ -78,6 +79,7 @@ class Iterates(Protocol):
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]: ...
     def numbers(self) -> dict[str, Any]: ...
     def vectors(self) -> dict[str, Any]: ...
+    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any) -> None: ...
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None: ...
 
 
@@ -87,7 +89,7 @@ class Limits:
 
     tol: float
     curvature_tol: float | None
-    max_iter: int
+    max_iter: float
     max_calls: float
     max_time: float
     certify: bool
@@ -105,9 +107,10 @@ class Run:
     x: Vector
     seed: int
     history: list[Record] = field(default_factory=list)
-    certificate: Certificate | None = None
+    certificate: Certificate | None = None  # of x, where it is known
     stalled: int = 0
     best_gradient: float = math.inf
+    late: Callable[[], bool] = lambda: False  # whether the time is over
     first_value: float = math.nan
     doubted: int = 0  # steps that the values tell differently from the gradients
     trusted: bool = False  # whether the gradient was seen to fit the values
@@ -116,8 +119,9 @@ class Run:
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until something ends the run."""
-        limited = self.limits.max_time < math.inf
-        begun = clock() if limited else 0.0
+        if self.limits.max_time < math.inf:
+            deadline = clock() + self.limits.max_time
+            self.late = lambda: clock() >= deadline
         while True:
             direction = g = None
             if self.oracle.exact:
@@ -139,9 +143,9 @@ class Run:
             meter = self.oracle.meter
             if meter.paper_calls >= self.limits.max_calls or meter.nfev >= self.limits.max_nfev:
                 return Status.CALL_LIMIT
-            if limited and clock() - begun >= self.limits.max_time:
+            if self.late():
                 return Status.TIME_LIMIT
-            before = self.x
+            before, self.certificate = self.x, None
             try:
                 self.x, record = self.iterates.iterate(before, self.oracle, direction)
             except NonFiniteStartError:
@@ -185,31 +189,50 @@ class Run:
             raise ArgumentError(
                 f"resume lacks {sorted(missing)}: pass the state of an intermediate result of this version."
             )
-        if state["method"] != self.iterates.method.name:
+        if not isinstance(state["method"], str) or state["method"] != self.iterates.method.name:
             raise ArgumentError(
                 f"resume is of method {state['method']!r}, not {self.iterates.method.name!r}: use that one."
             )
-        if len(state["x"]) != self.oracle.space.dim:
-            raise ArgumentError(
-                f"resume has {len(state['x'])} variables, not {self.oracle.space.dim}: use its problem."
-            )
-        if set(state["numbers"]) != set(self.iterates.numbers()):
+        dim = self.oracle.space.dim
+        if getattr(state["x"], "ndim", None) == 1 and len(state["x"]) != dim:
+            raise ArgumentError(f"resume has {len(state['x'])} variables, not {dim}: use its problem.")
+        numbers, vectors = state["numbers"], require_mapping("resume['vectors']", state["vectors"])
+        if set(require_mapping("resume['numbers']", numbers)) != set(self.iterates.numbers()):
             raise ArgumentError(
                 "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in "
                 "the run that was interrupted, and a state of this version."
             )
+        self.iterates.check("resume['numbers']", numbers, vectors, self.oracle.shapes)
+        for name, vector in {"x": state["x"], **vectors}.items():
+            require_vector(f"resume[{name!r}]", vector, (dim,))
+            if type(vector) is not type(self.x) or vector.dtype != self.x.dtype:  # type: ignore[attr-defined]
+                raise refuse(f"resume[{name!r}]", f"{type(vector).__name__} of {vector.dtype}", "one of the type of x0")
+        require_fields("resume['meter']", state["meter"], Meter)
+        require_count("resume['stalled']", state["stalled"])
+        best, knows = state["best_gradient"], state["knows"]
+        if not isinstance(best, float) or not best >= 0.0:
+            raise refuse("resume['best_gradient']", best, "a number ≥ 0")
+        if not isinstance(knows, (tuple, list)) or [type(known) for known in knows] != [bool, bool]:
+            raise refuse("resume['knows']", knows, "two of True and False")
+        first, doubts = state["first_value"], state["doubts"]
+        if not isinstance(first, float):
+            raise refuse("resume['first_value']", first, "a number")
+        kinds = [type(entry) for entry in doubts] if isinstance(doubts, (tuple, list)) else []
+        if kinds != [int, bool, bool] or doubts[0] < 0:
+            raise refuse("resume['doubts']", doubts, "an integer ≥ 0 and two of True and False")
+        meter = Meter(**state["meter"])
+        self.oracle.restore(require_mapping("resume['oracle']", state["oracle"]))
         self.x = state["x"]
-        self.iterates.restore(state["numbers"], state["vectors"])
-        self.stalled, self.best_gradient = state["stalled"], state["best_gradient"]
-        self.first_value = state["first_value"]
-        self.doubted, self.trusted, self.examined = state["doubts"]
-        self.oracle.restore(state["oracle"])
-        value, gradient = state["knows"]
+        self.iterates.restore(numbers, vectors)
+        self.stalled, self.best_gradient = state["stalled"], best
+        self.first_value = first
+        self.doubted, self.trusted, self.examined = doubts
+        value, gradient = knows
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)
         if gradient:
             self.oracle.gradient(self.x)
-        self.oracle.meter = Meter(**state["meter"])
+        self.oracle.meter = meter
 
     def _watch(self, record: Record) -> None:
         """Count iterations that neither moved x nor lowered the gradient."""
@@ -279,7 +302,9 @@ class Run:
         eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε), as far as L2 is known
             eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
-        return probe(oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed)
+        return probe(
+            oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
+        )
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
@@ -292,7 +317,7 @@ class Run:
         if cert.second_order:
             return Status.SECOND_ORDER, None
         if not cert.saddle:
-            return Status.UNCERTIFIED, None
+            return Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
             return Status.FIRST_ORDER, None
         return None, v

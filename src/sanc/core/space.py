@@ -183,7 +183,7 @@ class TorchSpace(Space):
         self.dim = dim
         self.dtype = dtype
         self.device = device
-        self.eps = float(torch.finfo(dtype).eps)
+        self.eps, self._most = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
         self._least = 1e-280 if dtype == torch.float64 else 1e-30  # square of which digits are left
 
     def inner(self, u: Any, v: Any) -> Scalar:
@@ -222,8 +222,10 @@ class TorchSpace(Space):
     def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
         if isinstance(factor, torch.Tensor):
             v.addcmul_(w, factor.to(self.dtype), value=-1.0)
-        else:
+        elif abs(factor) <= self._most:
             v.sub_(w, alpha=factor)
+        else:  # which torch refuses to take as a number of its type
+            v.sub_(w * factor)
 
     def divide(self, v: Any, divisor: Scalar, out: Any) -> None:
         torch.div(v, divisor, out=out)

@@ -52,13 +52,17 @@ class CallableOracle(Oracle):
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
         flat: Vector
-        if isinstance(self.space, TorchSpace):
-            tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
-            flat = tensor.detach().reshape(-1).clone()
-        else:
-            assert isinstance(self.space, NumpySpace)
-            answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
-            flat = np.array(answer, self.space.dtype).reshape(-1)
+        try:
+            _refuse_complex(answer)
+            if isinstance(self.space, TorchSpace):
+                tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
+                flat = tensor.detach().reshape(-1).clone()
+            else:
+                assert isinstance(self.space, NumpySpace)
+                answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
+                flat = np.array(answer, self.space.dtype).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentTypeError(f"{name} returned {answer!r:.60}: return an array of real numbers.") from None
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -138,6 +142,10 @@ class _CallableOperator(Operator):
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
         matrix = o.hess(o.given(self.x), *o.args)
+        try:
+            _refuse_complex(matrix)
+        except TypeError:
+            raise ArgumentTypeError(f"hess returned {matrix!r:.60}: return a matrix of real numbers.") from None
         if isinstance(o.space, TorchSpace):
             matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
         shape = tuple(getattr(matrix, "shape", ()))
@@ -153,14 +161,19 @@ class _CallableOperator(Operator):
         h = stretch * difference_step(o.space, self.x, o.least_size(self.x), o.noise) / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
 
-    def error(self, v: Vector) -> float:
+    def error(self, v: Vector, product: Vector) -> float:
         if self.oracle.hessp is not None or self.oracle.hess is not None:
             return 0.0
         # The error of a central difference grows with h²: twice the step shows three times what one step hides.
-        return self.oracle.space.norm(self._difference(v, 2.0) - self._difference(v, 1.0))
+        return self.oracle.space.norm(self._difference(v, 2.0) - product)
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0
+
+
+def _refuse_complex(answer: Any) -> None:
+    if answer.is_complex() if isinstance(answer, Tensor) else np.iscomplexobj(answer):
+        raise TypeError("complex")
 
 
 def _scalar(answer: Any) -> float:
@@ -168,6 +181,7 @@ def _scalar(answer: Any) -> float:
     if size != 1:
         raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
     try:
+        _refuse_complex(answer)
         return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"fun returned {answer!r:.60}: return a real number.") from None

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -89,12 +91,27 @@ def _complain(words: str) -> None:
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:
-    """Do the work and leave with its exit code; say how to go on after an interrupt at any moment."""
+    """Do the work and leave with its exit code; say how to go on after an interrupt at any moment.
+
+    A terminal that was closed and a polite kill are interrupts, too, unless somebody chose to ignore them (nohup).
+    """
+    caught = [signal.SIGINT]
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        caught[0] = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, interrupt)
     try:
         code = work()
     except KeyboardInterrupt:
-        console.print("\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints.")
-        code = 130
+        code = 128 + caught[0]
+        with suppress(OSError):  # the terminal may be gone
+            console.print(
+                "\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
+            )
     raise typer.Exit(code)
 
 

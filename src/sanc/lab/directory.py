@@ -2,11 +2,13 @@
 
 It holds ``config.json`` and ``environment.json``, an append-only ``trace.jsonl``, a ``checkpoint.pt`` that is replaced
 atomically and says how long the trace was when it was written, and ``done.json`` once the run is finished. After a kill
-the trace is cut back to the checkpoint and the lines that follow are written again, the same as before.
+the trace is cut back to the checkpoint and the lines that follow are written again, the same as before. The checkpoint
+begins with the SHA-256 of what follows and holds that of the trace: a file that has changed is an error, not a result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -15,7 +17,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,9 @@ EVALUATIONS = 200
 """How often over its budget a run evaluates the training loss on all rows."""
 
 _CALLS = ("value", "gradient", "product")
+
+_ABANDONED = 3600
+"""Seconds after which a temporary file is nobody's any more."""
 
 
 class BusyError(Exception):
@@ -56,17 +61,27 @@ def claim(folder: Path) -> Iterator[None]:
     """Hold a run directory for this process."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
+        for left in folder.glob(".*.*"):  # by a process that was killed while it wrote
+            left.unlink()
         yield
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole or not at all."""
+    """Replace a file as a whole or not at all; nothing else is left, but for what a kill leaves until the next time."""
+    for old in path.parent.glob(f".{path.name}.*"):
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _ABANDONED:
+                old.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -108,8 +123,14 @@ def _commit() -> dict[str, str]:
 def compare(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a directory that holds a run of another configuration."""
     path = folder / "config.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    for key, value in json.loads(json.dumps(config)).items():
+    wanted = json.loads(json.dumps(config))
+    try:
+        known = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        if strange := known.keys() - wanted.keys():
+            raise ValueError(f"{sorted(strange)} are not known")
+    except (ValueError, TypeError) as problem:
+        raise ArgumentError(f"{path} is damaged ({problem}): remove {folder} to make its run again.") from problem
+    for key, value in wanted.items():
         if known.get(key, value) != value:
             raise ArgumentError(
                 f"{folder} holds a run with {key} = {known[key]!r}, not {value!r}: choose another --out, or remove "
@@ -120,6 +141,18 @@ def compare(folder: Path, config: Mapping[str, Any]) -> None:
 def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no NaN and no infinity: they become null."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in content.items()}
+
+
+def _unsealed(path: Path) -> Any:
+    """Return what a checkpoint holds, or None where there is none."""
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        raise ArgumentError(
+            f"{path} is damaged, or of another version: remove {path.parent} to make its run again from the start."
+        )
+    return torch.load(io.BytesIO(content[32:]), weights_only=True, map_location="cpu")
 
 
 class Journal:
@@ -135,14 +168,17 @@ class Journal:
             write_json(folder / "config.json", config)
         self._folder, self._every, self._last = folder, every, time.monotonic()
         self.unit, self.budget = config["unit"], config["budget"]
-        checkpoint = folder / "checkpoint.pt"
-        self.saved = torch.load(checkpoint, weights_only=True, map_location="cpu") if checkpoint.exists() else None
+        self.saved = _unsealed(folder / "checkpoint.pt")
         saved = self.saved or {}
         self.loss, self.spent, self.seconds = (saved.get(key, 0.0) for key in ("loss", "calls", "seconds"))
-        self._file = open(folder / "trace.jsonl", "ab")  # noqa: SIM115 - closed by finish()
-        if self._file.tell() < saved.get("length", 0):
-            raise ArgumentError(f"{folder / 'trace.jsonl'} is shorter than its checkpoint says: remove {folder}.")
-        self._file.truncate(saved.get("length", 0))
+        trace, length = folder / "trace.jsonl", saved.get("length", 0)
+        self._digest = hashlib.sha256((trace.read_bytes() if trace.exists() else b"")[:length])
+        if self.saved is not None and self._digest.hexdigest() != saved["trace"]:
+            raise ArgumentError(
+                f"{trace} is not what it was when its checkpoint was written: remove {folder} to make its run again."
+            )
+        self._file = open(trace, "ab")  # noqa: SIM115 - closed by finish()
+        self._file.truncate(length)
 
     def start(self, loss: float) -> None:
         """Write the first line, the loss before anything was done."""
@@ -150,7 +186,9 @@ class Journal:
         self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_CALLS, 0))
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write((json.dumps(_finite(line), ensure_ascii=False) + "\n").encode())
+        content = (json.dumps(_finite(line), ensure_ascii=False) + "\n").encode()
+        self._digest.update(content)
+        self._file.write(content)
 
     def step(self, line: dict[str, Any], loss: float | None, measure: Callable[[], float]) -> None:
         """Append the line of an iteration; the loss at its end is measured where it is not given and it is time."""
@@ -173,8 +211,9 @@ class Journal:
             return
         progress = {"loss": self.loss, "calls": self.spent, "seconds": self.seconds, "length": self._flush()}
         buffer = io.BytesIO()
-        torch.save(state() | progress, buffer)
-        write_atomically(self._folder / "checkpoint.pt", buffer.getvalue())
+        torch.save(state() | progress | {"trace": self._digest.hexdigest()}, buffer)
+        content = buffer.getvalue()
+        write_atomically(self._folder / "checkpoint.pt", hashlib.sha256(content).digest() + content)
         self._last = time.monotonic()
 
     def _flush(self) -> int:
@@ -186,6 +225,6 @@ class Journal:
         """Close the trace and write ``done.json``."""
         self._flush()
         self._file.close()
-        ended = {"status": status, "loss": loss, "seconds": self.seconds} | more
+        ended = {"status": status, "loss": loss, "seconds": self.seconds, "trace": self._digest.hexdigest()} | more
         write_json(self._folder / "done.json", _finite(ended))
         (self._folder / "checkpoint.pt").unlink(missing_ok=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -61,19 +63,40 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files into a hidden folder and move it to where it belongs."""
-    for old in entry.parent.glob(".*-*"):  # what processes that were killed have left behind
-        if time.time() - old.stat().st_mtime > 86_400:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in entry.parent.glob(".*-*"):
+        _remove_abandoned(old)
     scratch = Path(tempfile.mkdtemp(prefix=f".{dataset.name}-", dir=entry.parent))
     try:
+        (scratch / "pid").write_text(f"{os.getpid()} {platform.node()}", encoding="utf-8")
         _build(dataset, layout, sources, scratch, dtype)
         digests = {path.name: _digest(path) for path in sorted(scratch.glob("*.np*"))}
         (scratch / "meta.json").write_text(json.dumps({"sha256": digests}), encoding="utf-8")
+        (scratch / "pid").unlink()
         scratch.chmod(0o755)
         with suppress(OSError):  # another process was faster
             os.rename(scratch, entry)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_abandoned(scratch: Path) -> None:
+    """Remove what a process that was killed has left behind: it is gone from this machine, or a day has passed."""
+    with suppress(OSError, ValueError):
+        if time.time() - scratch.stat().st_mtime < 86_400:
+            pid, node = (scratch / "pid").read_text(encoding="utf-8").split()
+            if node != platform.node() or _runs(int(pid)):
+                return
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is somebody else's
+    return True
 
 
 def _build(dataset: DataSet, layout: Layout, sources: Sequence[Source], folder: Path, dtype: np.dtype[Any]) -> None:
@@ -143,8 +166,13 @@ def _open(entry: Path, dataset: DataSet) -> tuple[Any, Array]:
             _verified.add(stamp)
         y = np.load(entry / "y.npy").astype(np.int64)
         if dataset.sparse:
-            return scipy.sparse.csr_matrix(scipy.sparse.load_npz(entry / "X.npz")), y
-        return np.load(entry / "X.npy", mmap_mode="r"), y
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+            X = scipy.sparse.csr_matrix(scipy.sparse.load_npz(entry / "X.npz"))
+            X.check_format(full_check=True)  # a wrong index would be read from beyond the arrays
+        else:
+            X = np.load(entry / "X.npy", mmap_mode="r")
+        if X.shape != (len(y), dataset.features) or not 0 <= y.min() <= y.max() < dataset.classes:
+            raise ValueError(f"{X.shape} numbers and labels from {y.min()} to {y.max()} do not fit")
+        return X, y
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as problem:
         what = f"the parsed form of {dataset.name} is damaged ({type(problem).__name__}: {problem})"
         raise DataError(f"{entry}: {what}: remove that folder.", entry) from problem

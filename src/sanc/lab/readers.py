@@ -89,10 +89,25 @@ def _content(source: Source) -> Iterator[Any]:
         with _OPENERS[source.path.suffix](source.path, "rb") as stream:
             yield stream
         return
-    with tarfile.open(source.path) as archive:
-        if source.member not in archive.getnames():
-            raise source.error("the archive has no such member")
-        yield archive.extractfile(source.member)
+    opened = _OPENERS[source.path.suffix](source.path, "rb")
+    with opened as stream, tarfile.TarFile(fileobj=_Bounded(stream)) as archive:
+        found = [member for member in archive if member.name == source.member]
+        if not found or not found[-1].isreg():
+            raise source.error("the archive has no such member, or it is no plain file")
+        yield archive.extractfile(found[-1])
+
+
+class _Bounded(io.RawIOBase):
+    """A stream for tarfile, which reads as much at a time as the headers of an archive tell it to."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.seek, self.tell = stream, stream.seek, stream.tell  # type: ignore[method-assign]
+
+    def read(self, size: int = -1) -> bytes:
+        """Read a piece, unless that is far more than the headers of our archives are long."""
+        if not 0 <= size <= BLOCK:
+            raise tarfile.ReadError(f"a piece of {size:,} bytes")
+        return bytes(self.stream.read(size))
 
 
 def checked(X: Any, labels: Array, dataset: DataSet) -> Array:
@@ -193,7 +208,9 @@ def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     for (source, rows), (_, labels) in zip(files[0::2], files[1::2], strict=True):
         try:
             X, y = (np.lib.format.open_memmap(path, mode="r") for path in (rows, labels))
-        except (OSError, ValueError, EOFError) as problem:
+            if X.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
+                raise ValueError(f"of {X.dtype} and {y.dtype} instead of numbers")
+        except Exception as problem:  # a header is parsed as Python, and may fail in as many ways
             raise source.error(f"it or {labels.name} is not a readable .npy file ({problem})") from problem
         if X.ndim != 2 or y.shape != X.shape[:1]:
             raise source.error(f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")

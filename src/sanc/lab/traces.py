@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from sanc import SancError
 from sanc.lab.experiments import FIGURES
-from sanc.lab.style import look, rank
+from sanc.lab.style import BRANCHES, look, rank
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
@@ -73,26 +74,59 @@ class RunTrace:
         return float(losses[-1]) if len(losses) else math.nan
 
 
-def _load(path: Path) -> dict[str, Any]:
+_NUMBERS = {"seed": int, "batch_size": int, "budget": int}
+_WORDS = dict.fromkeys(("figure", "panel", "title", "subtitle", "problem", "data", "method", "preset"), str)
+_CONFIG: dict[str, type] = _WORDS | _NUMBERS | {"options": dict}
+
+
+def _load(path: Path, kinds: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """Read a JSON object, the entries of which are of the kinds that are named."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as problem:
-        raise TraceError(f"{path}: {problem}") from problem
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"{type(content).__name__} instead of an object")
+        for name, kind in (kinds or {}).items():
+            if not isinstance(content.get(name), kind):
+                raise ValueError(f"{name} = {content.get(name)!r:.60} instead of {kind.__name__}")
+        return content
+    except (OSError, ValueError, RecursionError) as problem:
+        raise TraceError(f"{path}: {problem}. Remove {path.parent} to make its run again.") from problem
 
 
-def _columns(path: Path) -> dict[str, NDArray[Any]]:
+def _row(raw: bytes) -> dict[str, Any]:
+    """Read a line of a trace; an empty one is none."""
+    row = json.loads(raw or b"{}")
+    if not isinstance(row, dict):
+        raise ValueError(f"{type(row).__name__} instead of an object")
+    if raw and (missing := set(REQUIRED).difference(row)):
+        raise ValueError(f"without {', '.join(sorted(missing))}")
+    for name, value in row.items():
+        kinds = (str,) if name in TEXT else (int, float)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise ValueError(f"{name} = {value!r:.60} cannot be read")
+        if isinstance(value, int):
+            float(value)  # or it is too large
+    if row.get("branch") not in (None, "", *BRANCHES):
+        raise ValueError(f"branch = {row['branch']!r:.60} is not known")
+    return row
+
+
+def _columns(path: Path, digest: str | None = None) -> dict[str, NDArray[Any]]:
     """Return a trace by column; a last line without its end that cannot be read was cut, and is left out."""
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    content = path.read_bytes() if path.exists() else b""
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise TraceError(f"{path}: it has changed since its run ended. Remove {path.parent} to make the run again.")
+    lines = content.split(b"\n")
     rows: list[dict[str, Any]] = []
     for number, raw in enumerate(lines, start=1):
         try:
-            row = json.loads(raw or b"{}")
-            if raw and (missing := set(REQUIRED).difference(row)):
-                raise ValueError(f"without {', '.join(sorted(missing))}")
-        except ValueError as problem:
+            row = _row(raw)
+        except (ValueError, OverflowError, RecursionError) as problem:
             if number == len(lines):
                 break
-            raise TraceError(f"{path}, line {number}: {problem}") from problem
+            raise TraceError(
+                f"{path}, line {number}: {problem}. Remove {path.parent} to make its run again."
+            ) from problem
         rows += [row] if row else []
     names = dict.fromkeys((*REQUIRED, *TEXT, *(key for row in rows for key in row)))
     columns = {name: np.array([row.get(name) for row in rows], object) for name in names}
@@ -106,12 +140,19 @@ def _read_run(folder: Path) -> RunTrace | None:
     begun = (folder / "trace.jsonl").exists()  # asked first: the configuration is written before the trace
     if not begun and not (folder / "config.json").exists():
         return None
-    place = (folder.parent.parent.name, folder.parent.name, int(folder.name.removeprefix("seed-")))
-    config, environment, done = (
-        _load(folder / f"{name}.json") if name == "config" or (folder / f"{name}.json").exists() else {}
-        for name in ("config", "environment", "done")
+    seed = folder.name.removeprefix("seed-")
+    if not seed.isdecimal():
+        raise TraceError(f"{folder}: {seed!r} is not the number of a seed. Remove or rename that folder.")
+    config = _load(folder / "config.json", _CONFIG)
+    environment, done = (
+        _load(folder / f"{name}.json") if (folder / f"{name}.json").exists() else {} for name in ("environment", "done")
     )
-    return RunTrace(*place, config, environment, done or None, _columns(folder / "trace.jsonl"))
+    if done and not isinstance(done.get("loss"), int | float | None):
+        raise TraceError(f"{folder / 'done.json'}: loss = {done['loss']!r:.60}. Remove {folder} to make its run again.")
+    columns = _columns(folder / "trace.jsonl", done.get("trace"))
+    return RunTrace(
+        folder.parent.parent.name, folder.parent.name, int(seed), config, environment, done or None, columns
+    )
 
 
 def read(out: Path) -> list[RunTrace]:

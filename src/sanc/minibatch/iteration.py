@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +29,15 @@ from sanc.core.iteration import Iteration
 from sanc.core.judge import Judge
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.saved import refuse, require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
-from sanc.errors import NonFiniteStartError
+from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
 from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, weight
-from sanc.minibatch.state import State
+from sanc.minibatch.state import VECTORS, State
 
 KRYLOV_DIM = 5
 """Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
@@ -297,10 +298,17 @@ class MinibatchIteration:
                 " Start where the loss is finite, and check the data and the initial weights."
             )
         state.broken += 1
-        if state.broken < 2:
+        if state.broken < 2 or self._batch_is_broken(oracle, record):
             return x
         state.shrink *= 0.5
         return self._go_back(x, oracle, record)
+
+    def _batch_is_broken(self, oracle: Oracle, record: Record) -> bool:
+        """Whether the loss of this batch is not finite where earlier ones were, so that the data are to blame."""
+        if self.state.safe is None or not oracle.values:
+            return False
+        record.trials += 1
+        return not math.isfinite(oracle.trial(self.state.safe))
 
     def _worse_than_before(self, x: Vector, oracle: Oracle, record: Record, rise: float) -> bool:
         """Whether the last steps made the loss high, and not the data: the same batch tells, at both points."""
@@ -349,6 +357,30 @@ class MinibatchIteration:
     def factors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the rest of the metric: for every parameter the tensors that turn its basis."""
         return self._factors if self._work is None else self._work[0].metric.factors()
+
+    def check(
+        self,
+        where: str,
+        numbers: Any,
+        vectors: Collection[str],
+        shapes: Sequence[tuple[int, ...]] | None,
+        factors: Sequence[Mapping[str, Tensor]] = (),
+    ) -> None:
+        """Refuse what `numbers`, `vectors` (of which the names are asked) and `factors` cannot have returned.
+
+        `shapes` are those of the parameters that the vectors belong to; without them the metric is not looked at.
+        """
+        require_fields(where, numbers, State)
+        self.judged.check(f"{where}['judged']", numbers["judged"], ())
+        for name in vectors:
+            if name not in (*VECTORS, "squares"):
+                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+        known = "squares" in vectors
+        if numbers["steps"] and not known:
+            raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
+        if shapes is not None:
+            metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
+            metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
 
     def restore(
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()

@@ -15,10 +15,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from itertools import zip_longest
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from sanc.core.saved import refuse, require_mapping, require_vector
 
 MetricKind = Literal["kronecker", "diagonal", "none"]
 
@@ -134,6 +137,21 @@ class Metric:
         """Return ε of every block."""
         found: list[float] = self._floors.tolist()
         return found
+
+    def check(self, where: str, floors: Any, factors: Sequence[Mapping[str, Tensor]], *, known: bool) -> None:
+        """Refuse what `floors` and `factors` cannot have returned; `known` says whether there was a metric at all."""
+        wanted = self.factors() if known else []
+        blocks = 1 + sum(map(bool, wanted)) if known else 0
+        fits = isinstance(floors, (list, tuple)) and all(isinstance(e, float) and 0 <= e < math.inf for e in floors)
+        if not fits or len(floors) != blocks:
+            raise refuse(where, floors, f"a list of {blocks} finite numbers ≥ 0")
+        nothing: dict[str, Tensor] = {}
+        for place, (own, found) in enumerate(zip_longest(wanted, factors, fillvalue=nothing)):
+            label = f"'factors' of parameter {place}"
+            if set(require_mapping(label, found)) != set(own):
+                raise refuse(label, sorted(found), f"tensors of the names {sorted(own)}")
+            for name, tensor in own.items():
+                require_vector(f"{label}, {name!r},", found[name], tuple(tensor.shape))
 
     def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]], floors: Sequence[float]) -> None:
         """Go on from what `squares`, `factors` and `floors` returned."""

@@ -204,10 +204,12 @@ class _AveragedHessian(Operator):
     def gradient(self) -> Any:
         return self._own.gradient()
 
-    def error(self, v: Any) -> float:
-        (error,), _ = self._oracle.mean(
-            self._sample, "a Hessian product", lambda: ([self._own.error(v)], None), count=1, vector=False
-        )
+    def error(self, v: Any, product: Any) -> float:
+        def ask() -> Answer:
+            differenced = self._oracle.hvp == "finite-difference"
+            return [self._own.error(v, self._own(v)) if differenced else 0.0], None  # of this rank's own product
+
+        (error,), _ = self._oracle.mean(self._sample, "a Hessian product", ask, count=1, vector=False)
         return error
 
     def release(self) -> None:

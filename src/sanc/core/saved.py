@@ -1,0 +1,79 @@
+"""What is asked of a saved state before anything is taken over from it: the right names, kinds and bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from sanc.errors import ArgumentError
+
+_POSITIVE = {"sigma", "unit", "distance"}
+_SIGNED = {"along"}
+
+
+def refuse(where: str, value: object, wanted: str) -> ArgumentError:
+    """Return the error for an entry of a state."""
+    return ArgumentError(
+        f"{where} = {value!r:.80} cannot be used: {wanted} belongs there. Pass a state as it was saved; where its file "
+        "is damaged, an earlier one."
+    )
+
+
+def require_mapping(where: str, value: object) -> Mapping[str, Any]:
+    """Accept a mapping."""
+    if not isinstance(value, Mapping):
+        raise refuse(where, value, "a mapping")
+    return value
+
+
+def require_count(where: str, value: object) -> None:
+    """Accept an integer that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise refuse(where, value, "an integer ≥ 0")
+
+
+def require_fields(where: str, found: object, kind: Any) -> None:
+    """Accept the numbers of a dataclass, by the kinds of its defaults: those that are None are vectors.
+
+    Integers are counts, and floats finite and not negative, but for those that may be unknown, which begin as NaN.
+    """
+    known = require_mapping(where, found)
+    for item in (item for item in fields(kind) if item.default is not None):
+        if item.name not in known:
+            raise ArgumentError(f"{where} lacks {item.name!r}: pass a state of this version, as it was saved.")
+        _require_field(f"{where}[{item.name!r}]", known[item.name], item)
+
+
+def _require_field(where: str, value: object, item: Field[Any]) -> None:
+    default = 0 if item.default is MISSING else item.default
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise refuse(where, value, "True or False")
+    elif isinstance(default, int):
+        require_count(where, value)
+    elif isinstance(value, bool) or not isinstance(value, Real):
+        raise refuse(where, value, "a number")
+    elif math.isnan(default) or (item.name in _SIGNED and math.isfinite(value)):
+        return
+    elif not (0.0 < float(value) < math.inf or (value == 0.0 and item.name not in _POSITIVE)):
+        raise refuse(where, value, "a positive number" if item.name in _POSITIVE else "a finite number ≥ 0")
+
+
+def require_vector(where: str, value: object, shape: tuple[int, ...]) -> None:
+    """Accept a finite array or tensor of real numbers of this shape."""
+    wanted = f"a finite array of shape {tuple(shape)}"
+    if isinstance(value, torch.Tensor):
+        own = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that lies on several ranks
+        kind, fits = "tensor", value.is_floating_point() and bool(torch.isfinite(own).all())
+    elif isinstance(value, np.ndarray):
+        kind, fits = "array", value.dtype.kind == "f" and bool(np.isfinite(value).all())
+    else:
+        raise refuse(where, value, wanted)
+    if tuple(value.shape) != tuple(shape) or not fits:
+        raise refuse(where, f"{kind} of {value.dtype}, shape {tuple(value.shape)}", wanted)

@@ -1,0 +1,163 @@
+"""A saved state with one wrong entry is refused by name, and the optimiser goes on as if nothing had been loaded."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from driving import drive, flat
+
+WRONG = [math.nan, -1, "three", None, [], {}, torch.zeros(7), True, -math.inf, 1.5]
+FREE = {
+    "first_value",
+    "level",
+    "entry",
+    "gained",
+    "reached",
+    "mean",
+    "best",
+    "square",
+    "looked",
+}  # numbers that may be unknown
+OURS = ("settings", "hvp", "sizes")  # which may differ, with a warning or an error of its own
+
+
+def optimiser(kind, preset, style="loss", steps=6, **options):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    opt = kind(model.parameters(), preset=preset, seed=3, **options)
+    data = [(torch.randn(8, 3).double(), torch.randn(8, 1).double()) for _ in range(12)]
+    drive(style, model, opt, data[:steps])
+    return model, opt, data[steps:]
+
+
+def leaves(content, path=()):
+    """Every entry of nested mappings and lists, with the way to it."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        yield (*path, key), value
+        yield from leaves(value, (*path, key))
+
+
+def changed(content, path, value):
+    """Return a copy with one entry changed, or left out for KeyError."""
+    key, *rest = path
+    content = copy.copy(content)
+    if rest:
+        content[key] = changed(content[key], rest, value)
+    elif value is KeyError:
+        del content[key]
+    else:
+        content[key] = value
+    return content
+
+
+def same(new, old):
+    """Whether a change is none."""
+    return type(new) is type(old) and not isinstance(new, torch.Tensor | np.ndarray) and new == old
+
+
+def harmless(path, old, new):
+    """Whether a change is a number of the same kind, which nobody can tell from the right one."""
+    if path[-1] in FREE:
+        return isinstance(new, float | int) and not isinstance(new, bool)
+    if path[-1] in ("along", "best_gradient") or isinstance(old, float):
+        return same(new, 1.5) or (path[-1] == "along" and same(new, -1))
+    return isinstance(old, bool) and isinstance(new, bool)
+
+
+def refusal(call):
+    """Return the words of our error, or none where there was no error."""
+    try:
+        call()
+    except sanc.SancError as problem:
+        return str(problem)
+    return ""
+
+
+CASES = [
+    (sanc.SANC, "robust", "loss", {}),
+    (sanc.SANC, "robust", "backward", {"noise": 0.0}),
+    (sanc.SANC, "robust", "gradients", {}),
+    (sanc.SCR, "robust", "loss", {"curvature": False}),
+    (sanc.SANC, "paper", "loss", {}),
+    (sanc.SANC, "authors", "loss", {}),
+    (sanc.ARC, "robust", "loss", {}),
+    (sanc.CR, "paper", "loss", {}),
+    (sanc.CRM, "paper", "loss", {}),
+    (sanc.NCD, "paper", "loss", {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:the state was saved with")
+@pytest.mark.parametrize(("kind", "preset", "style", "options"), CASES)
+def test_every_wrong_entry_is_refused_and_changes_nothing(kind, preset, style, options):
+    model, opt, rest = optimiser(kind, preset, style, **options)
+    state = opt.state_dict()
+    del state["param_groups"][0]["engine"]  # it is there twice
+    twin, other, _ = optimiser(kind, preset, style, **options)
+    refused = 0
+    for path, old in leaves(state):
+        if path[:1] == ("engine",) and len(path) > 1 and path[1] in OURS:
+            continue
+        if path[0] == "param_groups" and "params" in path:
+            continue
+        for wrong in [*WRONG, KeyError]:
+            if wrong is KeyError and path[0] == "param_groups" and path[-1] in ("lr", "weight_decay", "frozen"):
+                continue
+            if same(wrong, old) or (old == {} and wrong is KeyError):  # no factors, of a parameter that needs none
+                continue
+            if harmless(path, old, wrong):
+                continue
+            said = refusal(lambda path=path, wrong=wrong: opt.load_state_dict(changed(state, path, wrong)))
+            names = [str(key) for key in path if isinstance(key, str)]
+            assert any(name in said for name in names), (path, wrong, said)
+            assert re.search(r"pass |construct |load |choose |mean ", said, re.IGNORECASE), (path, wrong, said)
+            refused += 1
+    assert refused > 100
+    drive(style, model, opt, rest)
+    drive(style, twin, other, rest)
+    assert (
+        torch.equal(flat(model), flat(twin))
+        and opt.state_dict()["engine"]["meter"] == other.state_dict()["engine"]["meter"]
+    )
+
+
+def test_vectors_of_another_model_are_refused():
+    _, opt, _ = optimiser(sanc.SANC, "robust", "gradients")
+    other = sanc.SANC(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().parameters())
+    with pytest.raises(sanc.ArgumentError, match=r"'\w+' of parameter 0 = .*shape \(4, 3\).*\(3, 4\)"):
+        other.load_state_dict(opt.state_dict())
+    with pytest.raises(sanc.ArgumentError, match=r"are of \[4\] parameters and this optimiser's of \[1\]"):
+        sanc.SANC([torch.zeros(3, requires_grad=True)]).load_state_dict(opt.state_dict())
+    with pytest.raises(sanc.ArgumentError, match="state_dict = None"):
+        other.load_state_dict(None)
+
+
+@pytest.mark.parametrize(("preset", "batch"), [("robust", 10), ("paper", 10), ("robust", None)])
+def test_a_run_resumes_from_what_it_saved_alone(preset, batch, rng):
+    problem = sanc.problems.Logistic(rng.standard_normal((60, 4)), rng.integers(0, 2, 60), strength=0.1)
+    states = []
+    given = {"preset": preset, "batch_size": batch, "max_iter": 8, "certify": False, "tol": 1e-14}
+    keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
+    whole = sanc.minimize(problem, np.ones(4), callback=keep, **given)
+    state = states[3]
+    assert np.array_equal(sanc.minimize(problem, np.ones(4), resume=state, **given).x, whole.x)
+    for path, old in leaves(state):
+        for wrong in [*WRONG, KeyError, np.zeros(3), np.full(4, np.nan), np.zeros(4, np.float32)]:
+            if same(wrong, old):
+                continue
+            if path[-1] == "reference" and (wrong is KeyError or same(wrong, 1.5)):
+                continue
+            if harmless(path, old, wrong):
+                continue
+            broken = changed(state, path, wrong)
+            said = refusal(lambda broken=broken: sanc.minimize(problem, np.ones(4), resume=broken, **given))
+            assert "resume" in said, (path, wrong, said)

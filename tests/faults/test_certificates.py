@@ -1,0 +1,154 @@
+"""How often a certificate is false, over families of spectra, against the confidence that it states."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import sanc
+
+pytestmark = pytest.mark.slow
+
+CONFIDENCE, STARTS = 0.9, 50
+
+
+def clustered(rng, n):
+    centres = 10.0 ** rng.uniform(-3, 4, rng.integers(1, 5))
+    values = rng.choice(centres, n)
+    values[-1] = -(10.0 ** rng.uniform(-3, 0))
+    return values
+
+
+def spread(rng, n):
+    return np.append(np.geomspace(1e-3, 10.0 ** rng.uniform(0, 3), n - 1), -(10.0 ** rng.uniform(-3, 0)))
+
+
+def gapless(rng, n):
+    return np.linspace(-(10.0 ** rng.uniform(-3, -1)), 1.0, n)
+
+
+def semicircle(rng, n):
+    return np.sort(np.sqrt(rng.beta(1.5, 1.5, n))) - 10.0 ** rng.uniform(-2, 0)
+
+
+FAMILIES = {"clustered": clustered, "spread": spread, "gapless": gapless, "semicircle": semicircle}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rate_of_false_certificates(family, dtype, tally):
+    """A spectrum fails where its rate is above 1 − confidence by more than three standard deviations."""
+    spectra, failures = 8, []
+    allowed = STARTS * (1 - CONFIDENCE) + 3 * math.sqrt(STARTS * CONFIDENCE * (1 - CONFIDENCE))
+    for number in range(spectra):
+        rng = np.random.default_rng((number, list(FAMILIES).index(family)))
+        n = int(rng.integers(120, 500))
+        values = FAMILIES[family](rng, n)
+        d, lowest = torch.tensor(values, dtype=dtype), float(values.min())
+        false = outside = 0
+        for seed in range(STARTS):
+            most = int(rng.integers(3, 60))
+            cert = sanc.certificate(
+                lambda x, d=d: 0.5 * (d * x * x).sum(), torch.zeros(n, dtype=dtype), eps=0.5 * abs(lowest),
+                confidence=CONFIDENCE, max_products=most, seed=seed,
+            )  # fmt: skip
+            false += cert.second_order
+            outside += cert.lower_bound > lowest
+            if cert.lambda_min + cert.rounding < lowest * (1 + 1e-5) or (cert.saddle and lowest >= 0):
+                failures.append((number, seed, "a Ritz value below the spectrum"))
+        if false > allowed or outside > allowed:
+            failures.append((number, false, outside))
+    tally(f"certificates, {family} spectra", spectra * STARTS, failures)
+
+
+def test_dense_hessians_whose_space_is_full(tally):
+    """Up to a hundred dimensions nothing is left to chance."""
+    cases, failures = 400, []
+    for seed in range(cases):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(1, 30))
+        A = rng.standard_normal((n, n)) * 10.0 ** rng.uniform(-3, 3)
+        A = A + A.T + rng.uniform(0, 4) * np.eye(n) * np.abs(A).max()
+        lowest = float(np.linalg.eigvalsh(A)[0])
+        eps = 10.0 ** rng.uniform(-6, 0)
+        given = {"jac": lambda x, A=A: A @ x, "hessp": lambda x, v, A=A: A @ v}
+        cert = sanc.certificate(lambda x, A=A: 0.5 * x @ A @ x, np.zeros(n), eps=eps, seed=seed, **given)
+        near = abs(lowest + eps) < 1e-10 * np.abs(A).max()
+        if not near and (cert.second_order != (lowest >= -eps) or cert.saddle != (lowest < -eps)):
+            failures.append((seed, lowest, eps, str(cert)))
+    tally("certificates, dense", cases, failures)
+
+
+def test_products_by_differences(tally):
+    """A quartic term of any size along the negative direction, or along all axes."""
+    cases, failures = 0, []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        n, q = int(rng.integers(2, 40)), 10.0 ** rng.uniform(0, 16)
+        d = np.append(rng.uniform(0.1, 2.0, n - 1), -(10.0 ** rng.uniform(-2, 0)))
+        w = np.ones(n) if seed % 2 else np.append(np.zeros(n - 1), 1.0)
+        cert = sanc.certificate(
+            lambda x, d=d, q=q, w=w: 0.5 * d @ x**2 + q / 4 * w @ x**4, np.zeros(n),
+            jac=lambda x, d=d, q=q, w=w: d * x + q * w * x**3, eps=0.5 * abs(d[-1]), seed=seed,
+        )  # fmt: skip
+        cases += 1
+        if cert.second_order or cert.lower_bound > d[-1]:
+            failures.append((seed, q, str(cert)))
+    tally("certificates, differences", cases, failures)
+
+
+def test_operators_that_are_not_symmetric(tally):
+    cases, failures = 300, []
+    for seed in range(cases):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 60))
+        A = rng.standard_normal((n, n))
+        A = A + A.T + 10.0 ** rng.uniform(-5, 0) * rng.standard_normal((n, n)) + 20 * np.eye(n)
+        given = {"jac": lambda x, A=A: A @ x, "hessp": lambda x, v, A=A: A @ v}
+        cert = sanc.certificate(lambda x, A=A: 0.5 * x @ A @ x, np.zeros(n), seed=seed, **given)
+        if cert.second_order or "not symmetric" not in str(cert):
+            failures.append((seed, n, str(cert)))
+    tally("certificates, not symmetric", cases, failures)
+
+
+def random_function(rng):
+    """Draw a smooth function that is bounded below, with many saddles: ridges, waves and a quartic bowl."""
+    n = int(rng.integers(2, 9))
+    A = torch.from_numpy(rng.standard_normal((int(rng.integers(1, 6)), n)))
+    B, c = torch.from_numpy(rng.standard_normal((4, n))), torch.from_numpy(rng.standard_normal(4))
+    bowl, wave = 10.0 ** rng.uniform(-3, 0), 10.0 ** rng.uniform(-1, 1)
+    S = torch.from_numpy(rng.standard_normal((n, n)))
+    S = S + S.T
+
+    def f(x):
+        ridges = (torch.tanh(A @ x) ** 2).sum() + wave * torch.cos(B @ x + c).sum()
+        return ridges + 0.5 * x @ (S @ x) * 0.3 + bowl * (x**4).sum()
+
+    return f, rng.standard_normal(n) * 10.0 ** rng.uniform(-2, 0.5)
+
+
+@pytest.mark.parametrize("method", ["sanc", "scr", "arc", "cr", "crm", "ncd"])
+@pytest.mark.parametrize("preset", sanc.PRESETS)
+def test_claims_of_success_on_random_functions(method, preset, tally):
+    """Every claim is checked with a dense Hessian in float64; so is that f did not rise where steps are judged."""
+    cases, failures = 0, []
+    for seed in range(15):
+        f, x0 = random_function(np.random.default_rng(seed))
+        res = sanc.minimize(f, x0, method=method, preset=preset, max_iter=100, tol=1e-6, seed=seed)
+        cases += 1
+        x = torch.from_numpy(np.asarray(res.x))
+        if not torch.isfinite(x).all():
+            failures.append((seed, "not finite"))
+            continue
+        g = torch.autograd.functional.jacobian(f, x)
+        lowest = float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(f, x))[0])
+        if res.success and float(g.norm()) > 1.01e-6:
+            failures.append((seed, "not stationary", float(g.norm())))
+        if res.status is sanc.Status.SECOND_ORDER and lowest < -1.01e-3:
+            failures.append((seed, "not of second order", lowest))
+        if preset == "robust" and sanc.METHODS[method].tested and float(f(x)) > float(f(torch.from_numpy(x0))) + 1e-9:
+            failures.append((seed, "higher than the start"))
+    tally("claims of success", cases, failures)

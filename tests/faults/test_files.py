@@ -1,0 +1,238 @@
+"""Kills, full disks, flipped bytes and mutated data files: the same result or an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.datasets import load_svmlight_file
+
+import sanc
+from sanc.lab import datasets, directory, parsed, runs
+from sanc.lab.catalogue import DataSet, Layout, RemoteFile
+from tests.lab.test_damage import SPEC, interrupted, outcome
+
+pytestmark = pytest.mark.slow
+
+ALONE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from sanc.lab import runs
+from tests.lab.test_damage import SPEC
+spec = replace(SPEC, panel=replace(SPEC.panel, calls=60_000))
+print("ready", flush=True)
+runs.execute(spec, Path(sys.argv[1]), checkpoint_every=0.0)
+"""
+
+
+def test_kills_at_any_moment(tmp_path, tally):
+    """A run is killed again and again, with and without mercy, and goes on each time; in the end it is the same."""
+    spec = replace(SPEC, panel=replace(SPEC.panel, calls=60_000))
+    clock = time.perf_counter()
+    whole = outcome(runs.execute(spec, tmp_path / "whole", checkpoint_every=0.0))
+    took = time.perf_counter() - clock
+    rng, kills, failures = random.Random(5), 7, []
+    folder = tmp_path / "cut" / "runs" / spec.path
+    for number in range(kills):
+        arguments = [sys.executable, "-c", ALONE, str(tmp_path / "cut")]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            process.stdout.readline()
+            time.sleep(rng.uniform(0.0, 0.2 * took))
+            process.send_signal(signal.SIGKILL if number % 3 else signal.SIGHUP)
+        left = list(folder.glob(".*")) if folder.exists() else []
+        if len(left) > 1:
+            failures.append((number, left))
+    if outcome(runs.execute(spec, tmp_path / "cut")) != whole:
+        failures.append("another result")
+    if list(folder.glob(".*")):
+        failures.append("temporary files stay")
+    tally("kills", kills, failures)
+
+
+def test_a_disk_that_is_full_at_any_write(tmp_path, monkeypatch, tally):
+    whole = outcome(runs.execute(SPEC, tmp_path / "whole", checkpoint_every=0.0))
+    plain, writes, failures = directory.os.fsync, 0, []
+
+    def full_at(number):
+        count = 0
+
+        def fsync(descriptor):
+            nonlocal count
+            count += 1
+            if count == number:
+                raise OSError(28, "No space left on device")
+            plain(descriptor)
+
+        return fsync
+
+    folder = tmp_path / "cut" / "runs" / SPEC.path
+    for number in range(1, 30):
+        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
+        monkeypatch.setattr(directory.os, "fsync", full_at(number))
+        try:
+            runs.execute(SPEC, tmp_path / "cut", checkpoint_every=0.0)
+            if number < 10:
+                failures.append((number, "no error"))
+        except OSError:
+            if list(folder.glob(".*")):
+                failures.append((number, "temporary files stay"))
+        monkeypatch.setattr(directory.os, "fsync", plain)
+        writes += 1
+        if outcome(runs.execute(SPEC, tmp_path / "cut", checkpoint_every=0.0)) != whole:
+            failures.append((number, "another result"))
+    tally("full disks", writes, failures)
+
+
+def flipped(content, rng):
+    changed = bytearray(content)
+    changed[int(rng.integers(len(content)))] ^= int(rng.integers(1, 256))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "trace.jsonl", "config.json"])
+def test_flipped_bytes_of_a_run(tmp_path, name, tally):
+    whole = outcome(runs.execute(SPEC, tmp_path / "whole"))
+    folder = interrupted(tmp_path / "cut")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rng, cases, failures = np.random.default_rng(3), 250, []
+    for case in range(cases):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for other, content in files.items():
+            (folder / other).write_bytes(flipped(content, rng) if other == name else content)
+        try:
+            if outcome(runs.execute(SPEC, tmp_path / "cut")) != whole:
+                failures.append((case, "another result"))
+        except sanc.SancError as problem:
+            failures += [] if str(folder) in str(problem) else [(case, str(problem))]
+        except Exception as problem:
+            failures.append((case, repr(problem)))
+    tally("flipped bytes of a run", cases, failures)
+
+
+SET = DataSet("made", 40, 6, (RemoteFile("http://127.0.0.1:9/made", "made"),), (Layout("libsvm", ("made",)),))
+
+
+def text(rng):
+    X = scipy.sparse.random(40, 6, density=0.6, random_state=rng, format="csr")
+    X.data = np.round(rng.standard_normal(X.nnz), 3) + 0.001
+    rows = []
+    for number in range(40):
+        row = X[number]
+        order = np.argsort(row.indices)
+        entries = "".join(f" {row.indices[k] + 1}:{row.data[k]:.6g}" for k in order)
+        rows.append(f"{'+1' if number % 3 else '-1'}{entries}\n")
+    return "".join(rows).encode()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_flipped_bytes_of_the_parsed_form(tmp_path, sparse, monkeypatch, tally):
+    made = replace(SET, sparse=sparse)
+    monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "made").write_bytes(text(np.random.default_rng(0)))
+    known = datasets.load_set(made, tmp_path)
+    dense = known.X.toarray() if sparse else np.array(known.X)
+    (entry,) = (tmp_path / "cache").iterdir()
+    rng, cases, failures = np.random.default_rng(4), 0, []
+    for path in sorted(entry.iterdir()):
+        content = path.read_bytes()
+        for _ in range(150):
+            path.write_bytes(flipped(content, rng))
+            parsed._verified.clear()
+            cases += 1
+            try:
+                again = datasets.load_set(made, tmp_path)
+                X = again.X.toarray() if sparse else np.array(again.X)
+                if not (np.array_equal(X, dense) and np.array_equal(again.y, known.y)):
+                    failures.append((path.name, "other data"))
+            except datasets.DataError as problem:
+                failures += [] if str(entry) in str(problem) and "remove" in str(problem) else [str(problem)]
+            except Exception as problem:
+                failures.append((path.name, repr(problem)))
+        path.write_bytes(content)
+    tally("flipped bytes of the parsed form", cases, failures)
+
+
+def mutated(content, rng):
+    """Change, drop, double or insert a piece of a text."""
+    place, kind = int(rng.integers(len(content))), int(rng.integers(5))
+    length = int(rng.integers(1, 12))
+    if kind == 0:
+        return flipped(content, rng)
+    if kind == 1:
+        return content[:place] + content[place + length :]
+    if kind == 2:
+        return content[: place + length] + content[place:]
+    if kind == 3:
+        return content[:place] + bytes(rng.choice(list(b"0123456789:.-+e \n#nainf"), length).tolist()) + content[place:]
+    return content[:place]
+
+
+def by_another_reader(path):
+    """Return X and y as scikit-learn reads the whole file at once, or None where it or common sense refuses it."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        return None
+    try:
+        X, y = load_svmlight_file(str(path), n_features=6, zero_based=False)
+    except ValueError:
+        return None
+    good = X.shape == (40, 6) and np.isfinite(X.data).all() and set(y) == {-1.0, 1.0}
+    return (X.toarray(), (y > 0).astype(int)) if good else None
+
+
+def test_mutated_data_files(tmp_path, monkeypatch, tally):
+    monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
+    content, cases, failures, read = text(np.random.default_rng(1)), 800, [], 0
+    rng = np.random.default_rng(2)
+    for case in range(cases):
+        path = tmp_path / "made"
+        path.write_bytes(mutated(content, rng))
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        wanted = by_another_reader(path)
+        try:
+            found = datasets.load_set(SET, tmp_path)
+            read += 1
+            same = wanted is not None and np.array_equal(found.X, wanted[0]) and np.array_equal(found.y, wanted[1])
+            failures += [] if same else [(case, "other data")]
+        except datasets.DataError as problem:
+            if wanted is not None:
+                failures.append((case, f"refused: {problem}"))
+            if str(path) not in str(problem):
+                failures.append((case, f"no path: {problem}"))
+        except Exception as problem:
+            failures.append((case, repr(problem)))
+    assert 20 < read < cases - 20
+    tally("mutated data files", cases, failures)
+
+
+def test_mutated_reports(tmp_path, tally):
+    """Every file of a finished run, mutated: the runs are read, or the error names the file."""
+    folder = runs.execute(SPEC, tmp_path)
+    known = json.loads((folder / "done.json").read_text())["loss"]
+    rng, cases, failures = np.random.default_rng(6), 0, []
+    for path in sorted(folder.glob("*.json*")):
+        content = path.read_bytes()
+        for _ in range(150):
+            path.write_bytes(mutated(content, rng))
+            cases += 1
+            try:
+                (run,) = sanc.lab.traces.read(tmp_path)
+                if path.name == "trace.jsonl" and (run.final_loss != known or path.read_bytes() != content):
+                    failures.append((path.name, "another trace"))
+            except sanc.lab.traces.TraceError as problem:
+                failures += [] if str(folder) in str(problem) else [str(problem)]
+            except Exception as problem:
+                failures.append((path.name, repr(problem)))
+        path.write_bytes(content)
+    tally("mutated reports", cases, failures)

@@ -1,0 +1,62 @@
+"""Every entry of a saved state changed to everything it must not be; and Ctrl-C at lines all over a step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import sanc
+from driving import drive, flat
+from tests.core import test_interrupts as interrupts
+from tests.core import test_saved as saved
+
+pytestmark = pytest.mark.slow
+
+MORE = [*saved.WRONG, KeyError, "", [1.0], {"a": 1}, 2**70, 1j]
+
+
+@pytest.mark.filterwarnings("ignore:the state was saved with")
+@pytest.mark.parametrize(("kind", "preset", "style", "options"), saved.CASES)
+def test_a_corrupted_state_is_refused_or_works(kind, preset, style, options, tally):
+    """What is accepted must let the run go on; what is refused must leave it bit for bit."""
+    model, opt, rest = saved.optimiser(kind, preset, style, **options)
+    state = copy.deepcopy(opt.state_dict())
+    before, cases, failures = flat(model).clone(), 0, []
+    for number, (path, _) in enumerate(saved.leaves(state)):
+        for wrong in MORE[number % 3 :: 3]:
+            cases += 1
+            try:
+                broken = saved.changed(state, path, wrong)
+                opt.load_state_dict(broken)
+            except sanc.SancError:
+                continue
+            except Exception as problem:
+                failures.append((path, wrong, repr(problem)))
+                continue
+            if cases % 29 == 0:  # every so often, whether it really works
+                other, twin, _ = saved.optimiser(kind, preset, style, **options)
+                try:
+                    twin.load_state_dict(broken)
+                    drive(style, other, twin, rest[:1])
+                    if not torch.isfinite(flat(other)).all():
+                        failures.append((path, wrong, "not finite"))
+                except sanc.SancError:
+                    pass
+                except Exception as problem:
+                    failures.append((path, wrong, repr(problem)))
+    opt.load_state_dict(state)
+    twin_model, twin, _ = saved.optimiser(kind, preset, style, **options)
+    assert torch.equal(before, flat(model))
+    drive(style, model, opt, rest)
+    drive(style, twin_model, twin, rest)
+    if not torch.equal(flat(model), flat(twin_model)):
+        failures.append("the run does not go on as before")
+    tally("corrupted states", cases, failures)
+
+
+@pytest.mark.parametrize(("style", "kind", "preset", "steps"), interrupts.CASES)
+def test_ctrl_c_all_over_a_step(style, kind, preset, steps, tally):
+    tried, bad = interrupts.sweep(style, kind, preset, steps, stride=61, first=3)
+    tally("asynchronous interrupts", tried, bad)

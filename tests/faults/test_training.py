@@ -1,0 +1,106 @@
+"""Batches that lie: outliers, rows that are not finite, noise in the labels. A run ends near one that saw none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+
+pytestmark = pytest.mark.slow
+
+
+def regression(kind, spoil, seed=0, steps=250):
+    """Train with batches that `spoil` may change; return the loss on clean data."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 1))
+    x = torch.randn(800, 8)
+    y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(800, 1)
+    opt = kind(model.parameters(), seed=0)
+    for k in range(steps):
+        rows = torch.randint(800, (32,))
+        a, b = spoil(k, x[rows].clone(), y[rows].clone())
+        opt.step(lambda a=a, b=b: (model(a) - b).square().mean())
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    with torch.no_grad():
+        return float((model(x) - y).square().mean())
+
+
+def clean(k, a, b):
+    return a, b
+
+
+@pytest.mark.parametrize("kind", [sanc.SANC, sanc.SCR])
+def test_outlier_batches(kind, tally):
+    """Targets, or inputs, of one batch are many times too large, early or late."""
+    cases, failures = 0, []
+    for seed in (0,):
+        usual = regression(kind, clean, seed)
+        for at in (60, 150):
+            for factor in (30.0, 1e5):
+                for target in (True, False):
+
+                    def spoil(k, a, b, at=at, factor=factor, target=target):
+                        if k != at:
+                            return a, b
+                        return (a, b * factor) if target else (a * factor, b)
+
+                    end = regression(kind, spoil, seed)
+                    cases += 1
+                    failures += [] if end < 2.0 * usual else [(seed, at, factor, target, end, usual)]
+    tally("outlier batches", cases, failures)
+
+
+@pytest.mark.parametrize("kind", [sanc.SANC, sanc.SCR])
+def test_rows_that_are_not_finite(kind, tally):
+    """A share of the batches holds a row of NaN, or of infinities: those teach nothing."""
+    cases, failures = 0, []
+    usual = regression(kind, clean)
+    for value in (np.nan, np.inf):
+        for share in (0.02, 0.2):
+            for seed in (0,):
+                draws = np.random.default_rng(seed).random(250) < share
+                draws[0] = False
+
+                def spoil(k, a, b, value=value, draws=draws):
+                    if draws[k]:
+                        a[3] = value
+                    return a, b
+
+                end = regression(kind, spoil)
+                cases += 1
+                failures += [] if end < 2.0 * usual else [(value, share, seed, end, usual)]
+    tally("rows that are not finite", cases, failures)
+
+
+def test_label_noise(tally):
+    """A third of the labels is drawn at random: the loss that is asked for is as low as with Adam, or lower."""
+    cases, failures = 0, []
+    for seed in range(2):
+        ends = []
+        for ours in (True, False):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 4))
+            x = torch.randn(1200, 10)
+            truth = (x @ torch.randn(10, 4)).argmax(1)
+            labels = torch.where(torch.rand(1200) < 1 / 3, torch.randint(4, (1200,)), truth)
+            opt = sanc.SANC(model.parameters(), seed=0) if ours else torch.optim.Adam(model.parameters(), 1e-2)
+            for _ in range(300):
+                rows = torch.randint(1200, (48,))
+
+                def loss(rows=rows):
+                    return nn.functional.cross_entropy(model(x[rows]), labels[rows])
+
+                if ours:
+                    opt.step(loss)
+                else:
+                    opt.zero_grad()
+                    loss().backward()
+                    opt.step()
+            with torch.no_grad():
+                ends.append(float(nn.functional.cross_entropy(model(x), labels)))
+        cases += 1
+        failures += [] if ends[0] < 1.05 * ends[1] else [(seed, ends)]
+    tally("label noise", cases, failures)
