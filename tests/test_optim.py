@@ -726,7 +726,7 @@ def test_bad_options_are_named(options, words):
         (torch.ones(3), ["params = tensor", "list"]),
         ([nn.Parameter(torch.ones(2), requires_grad=False)], ["nothing to optimise", "free"]),
         ([nn.Parameter(torch.ones(2).half())], ["float16", "autocast"]),
-        ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["mix", "float64"]),
+        ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["one type", "float64"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "lr": "fast"}], ["lr = 'fast'", "≥ 0"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "beta": 0.1}], ["'beta'", "not known"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "frozen": 1}], ["frozen = 1"]),
