@@ -273,8 +273,8 @@ def test_a_group_added_later_takes_part():
 
 def test_grad_is_neither_read_nor_written():
     model, x, y = make()
+    loss_of(model, x, y)().backward()  # before the optimiser: gradients after it would be lost, which is refused
     opt = sanc.SANC(model.parameters(), seed=0)
-    loss_of(model, x, y)().backward()
     grads = [p.grad for p in model.parameters()]
     copies = [g.clone() for g in grads]
     opt.step(loss_of(model, x, y))
