@@ -4,6 +4,7 @@
     python -m benchmarks.deterministic --problems GENROSE COSINE      # these only
     python -m benchmarks.deterministic --methods sanc trust-exact
     python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
+    python -m benchmarks.deterministic --sets moved far scaled fits   # other starts, other units, and NIST's fits
 
 Every method gets the same start and the same counted f, gradient and Hessian (products), and ends where ‖∇f‖₂ ≤ 1e-8,
 or the `gtol` of the problem where rounding allows no more. SciPy's methods are stopped the moment they evaluate such a
@@ -13,6 +14,11 @@ counts the runs from there that ended with a small gradient and negative curvatu
 
 A whole Hessian counts as n products. The certificate with which `sanc` ends, which the others do not have, is counted
 on its own. GALAHAD's ARC takes part where `galahad-optrove` is installed, with its direct solver of the subproblem.
+
+The other sets have the problems of up to 100 variables, from starts that are moved at random (each variable by a normal
+number of standard deviation 0.3·max(|x|, 0.3)) or ten times as far from the origin, where a second-order point that the
+zoo does not list counts as solved too; from the standard starts in other units, c·f(x/k) with c from 1e-24 to 1e24
+and k from 1e-8 to 1e8 at random; and the fits of `benchmarks.fits`.
 
 --out gets deterministic.json, table.md and the performance profiles deterministic.png.
 """
@@ -27,6 +33,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,6 +47,7 @@ import scipy.optimize
 import torch
 
 import sanc
+from benchmarks import fits
 from benchmarks.common import Budget, Counted, Floats, geometric_mean, median, plain_table, profile, zoo
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
@@ -49,8 +57,42 @@ QUICK = (
     "ROSENBROCK", "BEALE", "HELICAL-VALLEY", "BARD", "BOX-3D", "WOOD", "POWELL-SINGULAR", "CUBE", "DENSCHNE", "HAIRY",
     "HIMMELBG", "BROWN-DENNIS",
 )  # fmt: skip
+SETS = ("zoo", "moved", "far", "scaled", "fits")
+LARGEST = 100
+"""Most variables of the problems in the sets other than the zoo."""
 STRICT = 1e-4
 """A stationary point whose λ_min is below minus this is a strict saddle."""
+
+# ---------------------------------------------------------------------- the problems
+
+
+def scaled(problem: zoo.ZooProblem, c: float, k: float) -> zoo.ZooProblem:
+    """Return c·f(x/k) from k·x0, with tolerances in the same units."""
+    fun, least = problem.fun, tuple(c * value for value in problem.minima)
+    limits = {"rtol": problem.rtol, "atol": c * problem.atol, "gtol": problem.gtol * c / k}
+    return zoo.ZooProblem(problem.name, lambda x: c * fun(x / k), k * problem.x0, least, problem.source, **limits)
+
+
+def variants(which: str, names: Sequence[str]) -> list[zoo.ZooProblem]:
+    """Return the problems of a set: those of the zoo by name, from other starts or in other units, or NIST's fits."""
+    if which == "fits":
+        return fits.problems()
+    if which == "zoo":
+        return [zoo.BY_NAME[name] for name in names]
+    found = []
+    for number, problem in enumerate(zoo.PROBLEMS):
+        if problem.n > LARGEST or problem.name not in names:
+            continue
+        rng = np.random.default_rng(number)
+        if which == "moved":
+            away = 0.3 * np.maximum(np.abs(problem.x0), 0.3) * rng.standard_normal(problem.n)
+            found.append(replace(problem, x0=problem.x0 + away))
+        elif which == "far":
+            found.append(replace(problem, x0=10.0 * problem.x0))
+        else:
+            found.append(scaled(problem, 10.0 ** rng.uniform(-24, 24), 10.0 ** rng.uniform(-8, 8)))
+    return found
+
 
 # ---------------------------------------------------------------------- one run
 
@@ -135,8 +177,11 @@ def run_galahad(counted: Counted, gtol: float, iterations: int) -> tuple[Floats,
     return np.array(x), {"ended": f"status {status}"}
 
 
-def run_one(method: str, problem: Any, iterations: int, seconds: float) -> dict[str, Any]:
-    """Run a method on a problem or from a saddle start, and say what came out."""
+def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywhere: bool = False) -> dict[str, Any]:
+    """Run a method on a problem or from a saddle start, and say what came out.
+
+    Where it may end `anywhere`, a minimum need not be listed.
+    """
     gtol = getattr(problem, "gtol", 1e-8)
     counted = Counted(problem, seconds=seconds)
     clock = time.perf_counter()
@@ -158,6 +203,8 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float) -> dict[
     if norm <= max(1e-6, gtol):
         saddle = bool(np.linalg.eigvalsh(zoo.dense_hessian(problem, x))[0] < -STRICT)
     reached = problem.reached(value) if isinstance(problem, zoo.ZooProblem) else None
+    if anywhere and reached is None and norm <= max(1e-6, gtol) and not saddle:
+        reached = value
     return {
         "problem": problem.name,
         "n": problem.n,
@@ -309,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the JSON, the table and the picture")
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="problems of the zoo; by default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="methods; by default all there are")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=["zoo"], help="problems; by default the zoo")
     parser.add_argument("--quick", action="store_true", help="a dozen small problems and a few saddle starts")
     parser.add_argument("--iterations", type=int, default=1000, help="most iterations of a run")
     parser.add_argument("--seconds", type=float, default=120.0, help="most seconds of a run")
@@ -321,37 +369,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in zoo.BY_NAME]
     if unknown:
         parser.error(f"--problems {' '.join(unknown)}: not in the zoo")
-    starts = [] if options.problems else [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
 
+    document: dict[str, Any] = {}
+    tables = []
+    for which in options.sets:
+        starts = (
+            [] if options.problems or which != "zoo" else [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
+        )
+        problems = variants(which, names)
+        runs = race(problems, methods, options, anywhere=which in ("moved", "far"))
+        stuck: list[dict[str, Any]] = []
+        for number, start in enumerate(starts, 1):
+            stuck += [run_one(method, start, options.iterations, options.seconds) for method in methods]
+            held = [run["method"] for run in stuck[-len(methods) :] if run["saddle"]]
+            print(f"{number:4d}/{len(starts)}  from {start.name}: {len(held)} of {len(methods)} stuck", flush=True)
+        rows = summary(runs, stuck)
+        missed = "\n".join(
+            f"not solved by {method}: "
+            + (", ".join(run["problem"] for run in runs if run["method"] == method and not run["solved"]) or "–")
+            for method in methods
+        )
+        tables.append(f"{which}\n\n{table_of(rows)}\n\n{legend(rows, len(problems), len(starts))}\n\n{missed}")
+        print(f"\n{tables[-1]}\n", flush=True)
+        document[which] = {"summary": rows, "runs": runs, "saddles": stuck}
+    if options.out is not None:
+        (options.out / "table.md").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+        (options.out / "deterministic.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        picture(document[options.sets[0]]["runs"], options.out / "deterministic.png")
+        print(f"written: {options.out}/table.md, deterministic.json and deterministic.png")
+    return 0
+
+
+def race(
+    problems: Sequence[Any], methods: Sequence[str], options: argparse.Namespace, *, anywhere: bool
+) -> list[dict[str, Any]]:
+    """Run every method on every problem, with a line for each."""
     runs: list[dict[str, Any]] = []
-    for number, name in enumerate(names, 1):
-        line = f"{number:4d}/{len(names)}  {name:28s}"
+    for number, problem in enumerate(problems, 1):
+        line = f"{number:4d}/{len(problems)}  {problem.name:28s}"
         for method in methods:
             if sys.stdout.isatty():
                 print(f"\r{line} … {method:14s}", end="", flush=True)
-            run = run_one(method, zoo.BY_NAME[name], options.iterations, options.seconds)
+            run = run_one(method, problem, options.iterations, options.seconds, anywhere=anywhere)
             runs.append(run)
             line += f" {run['nfev']:5d}{' ' if run['solved'] else '!' if run['saddle'] else '-'}"
         print(("\r" if sys.stdout.isatty() else "") + line, flush=True)
-    stuck: list[dict[str, Any]] = []
-    for number, start in enumerate(starts, 1):
-        stuck += [run_one(method, start, options.iterations, options.seconds) for method in methods]
-        held = [run["method"] for run in stuck[-len(methods) :] if run["saddle"]]
-        print(f"{number:4d}/{len(starts)}  from {start.name}: {len(held)} of {len(methods)} stuck", flush=True)
-
-    rows = summary(runs, stuck)
-    table = f"{table_of(rows)}\n\n{legend(rows, len(names), len(starts))}"
-    print(f"\n{table}")
-    if options.out is not None:
-        (options.out / "table.md").write_text(table + "\n", encoding="utf-8")
-        document = {"summary": rows, "runs": runs, "saddles": stuck}
-        (options.out / "deterministic.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        picture(runs, options.out / "deterministic.png")
-        print(f"written: {options.out}/table.md, deterministic.json and deterministic.png")
-    return 0
+    return runs
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ SANC_DATA or the user's cache; sets that are not there are named and left out.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -128,6 +129,14 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
+def show(document: Mapping[str, Any], out: Path | None) -> int:
+    """Print the table, and write the page."""
+    print(table(document["race"]))
+    if out is not None:
+        (out / "estimators.md").write_text(page(document), encoding="utf-8")
+    return 0 if document["race"] else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="data that scikit-learn ships, seconds")
@@ -135,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long the rounds of one row may take")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--from", dest="measured", type=Path, help="lay out an estimators.json again, measuring nothing"
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.measured is not None:
+        return show(json.loads(chosen.measured.read_text(encoding="utf-8")), chosen.out)
     names = BUNDLED if chosen.quick else chosen.sets
     warnings.simplefilter("ignore", FutureWarning)
     rows: list[dict[str, Any]] = []
@@ -151,11 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads = os.environ.get("OMP_NUM_THREADS")
     about = machine() | ({"threads": int(threads)} if threads else {})
     document = {"machine": about, "scikit-learn": sklearn.__version__, "sanc": sanc.__version__, "race": rows}
-    print(table(rows))
     if chosen.out is not None:
         write_json(chosen.out / "estimators.json", document)
-        (chosen.out / "estimators.md").write_text(page(document), encoding="utf-8")
-    return 0 if rows else 1
+    return show(document, chosen.out)
 
 
 if __name__ == "__main__":

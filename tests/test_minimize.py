@@ -522,7 +522,7 @@ def test_early_stop_needs_both_tests():
         (dict(sigma0=math.nan), ["sigma0 = nan", "a number"]),
         (dict(sigma0=True), ["sigma0 = True", "a number"]),
         (dict(sigma0="1"), ["sigma0 = '1'", "a number"]),
-        (dict(sigma0=None), ["sigma0 = None", "a number"]),
+        (dict(sigma0=-1.0), ["sigma0 = -1.0", "positive"]),
         (dict(rounding_guard=1), ["rounding_guard = 1", "True or False"]),
         (dict(sigma_rule="papier"), ["sigma_rule = 'papier'", "paper"]),
         (dict(tol=0.0), ["tol = 0.0"]),
@@ -577,7 +577,7 @@ def test_bad_batches_are_named(problem):
 def test_progress_lines(capsys, problem):
     sanc.minimize(problem, np.ones(6), disp=True)
     out = capsys.readouterr().out.splitlines()
-    assert "very successful" in out[0] and "‖g‖" in out[0] and out[-1].startswith(Status.SECOND_ORDER.sentence)
+    assert "successful" in out[0] and "‖g‖" in out[0] and out[-1].startswith(Status.SECOND_ORDER.sentence)
 
 
 def test_a_sample_of_everything_is_exact(problem):
@@ -635,6 +635,12 @@ def test_the_data_is_read_once_for_each_question(rng, wide_problem, readings):
     assert res.x == pytest.approx(plain.x, abs=1e-6) and res.fun <= plain.fun + 1e-13
 
 
+def cauchy(fun, x0):
+    """‖g‖/‖Hg/‖g‖‖ at the start: the unit of lengths."""
+    g = torch.autograd.functional.jacobian(fun, x0)
+    return float(g.norm() ** 2 / (torch.autograd.functional.hessian(fun, x0) @ g).norm())
+
+
 def test_negative_curvature_does_not_make_steps_much_longer_than_the_last(rng):
     """Steps of positive curvature let σ fall; where negative curvature is met, the last step says how far to go."""
 
@@ -645,12 +651,13 @@ def test_negative_curvature_does_not_make_steps_much_longer_than_the_last(rng):
     for seed in range(20):
         x0 = 5 * torch.from_numpy(np.random.default_rng(seed).standard_normal(8))
         points = [x0.clone()]
+        unit = cauchy(fun, x0)
         res = sanc.minimize(fun, x0, callback=lambda x, points=points: points.append(x))
         assert res.success
         last = 0.0
         for record, before, after in zip(res.history, points[:-1], points[1:], strict=True):
             length = float(torch.linalg.norm(after - before))
-            longest = max(1.0, 0.1 * float(torch.linalg.norm(before)), 3 * last)
+            longest = max(unit, 0.1 * float(torch.linalg.norm(before)), 3 * last)
             if record.ritz_value < 0 and length > 1.001 * longest:
                 assert record.trials > 1 and record.trial_value < record.value  # f was asked on the way
             seen += record.ritz_value < 0
@@ -667,16 +674,16 @@ def test_a_step_that_was_cut_short_is_made_longer_where_f_falls_faster_than_prom
         return (x * x / (1 + x * x)).sum()
 
     x0 = torch.full((100,), 1.5, dtype=torch.float64)
-    res = sanc.minimize(fun, x0, max_iter=1, hvp="double-backward", certify=False)
+    res = sanc.minimize(fun, x0, max_iter=1, hvp="double-backward", certify=False, first_radius=0.1)
     (record,) = res.history
     assert record.trials >= 3 and record.krylov_dim == 1 and record.ritz_value < 0
     assert record.step_norm == pytest.approx(float(torch.linalg.norm(res.x - x0)))
-    assert record.step_norm > 3 * max(1.0, 0.1 * float(torch.linalg.norm(x0)))
+    assert record.step_norm > 3 * 0.1 * max(cauchy(fun, x0), 0.1 * float(torch.linalg.norm(x0)))
     exact = float((res.x**2 / (1 + res.x**2)).sum())
     assert record.trial_value == pytest.approx(exact) and exact < record.value
     lengths = sorted({round(float(torch.linalg.norm(x - x0)), 6) for x in calls} - {0.0})
     assert all(b / a <= 3.001 for a, b in pairwise(lengths))
-    assert sanc.minimize(fun, x0, max_iter=1, certify=False, first_radius=None).history[0].trials == 1
+    assert sanc.minimize(fun, x0, max_iter=1, certify=False, first_radius=None, sigma0=1.0).history[0].trials == 1
     assert sanc.minimize(fun, x0, max_iter=1, certify=False, preset="paper").history[0].trials == 1
 
 
@@ -696,6 +703,7 @@ def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol)
         return
     g = A @ x
     size = np.linalg.norm(g)
+    length = max(size**2 / np.linalg.norm(A @ g), 0.1 * np.linalg.norm(x))
     content = []
     for j in range(1, res.history[0].krylov_dim + 1):
         K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(A, k) @ g for k in range(j)]))[0]
@@ -717,7 +725,7 @@ def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol)
         )
         s = K @ best.x / 1e3
         left = np.linalg.norm(g + A @ s + sigma * np.linalg.norm(s) * s)
-        wanted = max(min(0.2, np.sqrt(size), np.linalg.norm(s)) * size, 0.5 * tol)
+        wanted = max(min(0.2, np.linalg.norm(s) / length) * size, 0.5 * tol)
         content.append(left <= wanted * (1 + 1e-3))
     if res.history[0].krylov_dim <= 10:
         assert content == [False] * (len(content) - 1) + [True]
@@ -730,7 +738,7 @@ def test_without_certificate_only_a_look_is_taken(rng, wide_problem):
     whole, short = (sanc.minimize(problem, np.ones(60), certify=certify) for certify in (True, False))
     assert whole.status is Status.SECOND_ORDER and whole.certificate.products > 30
     assert short.status is Status.UNCERTIFIED and short.success and not short.certificate.second_order
-    assert short.certificate.products == max(10, short.nhev // 10) < whole.certificate.products / 2
+    assert short.certificate.products == max(10, short.nhev // 10) < whole.certificate.products
     assert np.array_equal(whole.x, short.x) and whole.nhev == short.nhev
     fewer = sanc.minimize(problem, np.ones(60), certify=False, max_products=4)
     assert fewer.certificate.products == 4
@@ -760,7 +768,7 @@ def test_several_longer_steps_from_one_space(lanczos):
         return 0.5 * (A * x * x).sum() + 0.01 * (x**4).sum() + 1e-3 * x.sum()
 
     x0 = torch.full((20,), 1e-3, dtype=torch.float64)
-    res = sanc.minimize(f, x0, method="arc", lanczos=lanczos, hvp="double-backward", sigma0=1e6)
+    res = sanc.minimize(f, x0, method="arc", lanczos=lanczos, hvp="double-backward", sigma0=1e6, krylov_stop="paper")
     assert res.success and res.history[0].trials >= 3 and res.history[0].krylov_dim >= 2
 
 

@@ -149,7 +149,7 @@ CONSTRUCTION = [
     ("no parameters", lambda: sanc.SANC([]), "params is empty", "model.parameters()"),
     ("the model itself", lambda: sanc.SANC(network()), "params = Sequential", "pass model.parameters()"),
     ("one tensor", lambda: sanc.SANC(nn.Parameter(X)), "params = Parameter", "pass model.parameters()"),
-    ("a dict of names", lambda: sanc.SANC(dict(network().named_parameters())), "params = dict",
+    ("a dict of names", lambda: sanc.SANC(dict(network().named_parameters())), "params = {",
      "pass model.parameters()"),
     ("names", lambda: sanc.SANC(["0.weight", "0.bias"]), "params", "str", "pass model.parameters()"),
     ("a tensor that was computed", lambda: sanc.SANC([nn.Parameter(X) * 2]), "params", "non-leaf", "leaf tensors"),

@@ -202,7 +202,7 @@ def test_loading_a_foreign_state_changes_nothing():
     ]:
         with pytest.raises(sanc.ArgumentError, match=word):
             opt.load_state_dict(state)
-        assert opt.state_dict() == before
+        assert repr(opt.state_dict()) == repr(before)
 
 
 # ---------------------------------------------------------------------------------------------- parameters and groups
@@ -273,8 +273,8 @@ def test_a_group_added_later_takes_part():
 
 def test_grad_is_neither_read_nor_written():
     model, x, y = make()
+    loss_of(model, x, y)().backward()  # before the optimiser: gradients after it would be lost, which is refused
     opt = sanc.SANC(model.parameters(), seed=0)
-    loss_of(model, x, y)().backward()
     grads = [p.grad for p in model.parameters()]
     copies = [g.clone() for g in grads]
     opt.step(loss_of(model, x, y))
@@ -726,7 +726,7 @@ def test_bad_options_are_named(options, words):
         (torch.ones(3), ["params = tensor", "list"]),
         ([nn.Parameter(torch.ones(2), requires_grad=False)], ["nothing to optimise", "free"]),
         ([nn.Parameter(torch.ones(2).half())], ["float16", "autocast"]),
-        ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["mix", "float64"]),
+        ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["one type", "float64"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "lr": "fast"}], ["lr = 'fast'", "≥ 0"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "beta": 0.1}], ["'beta'", "not known"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "frozen": 1}], ["frozen = 1"]),

@@ -16,7 +16,7 @@ CONTEXT = get_context("forkserver")  # one process imports torch, and the ranks 
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sanc"])
 
 
-def together(size, job, *arguments, timeout=30.0, patience=120.0):
+def together(size, job, *arguments, timeout=60.0, patience=300.0):
     """Return what ``job(*arguments)`` returns on every rank: a value, or the exception.
 
     `timeout` is that of the group in seconds; whoever has not ended after `patience` is killed, and has None.

@@ -1131,6 +1131,43 @@ def exponential(x: Tensor) -> Tensor:
     return -torch.exp(-_sq(x) / 2)
 
 
+# ---------------------------------------------------------------------- long walks, our own
+
+
+def _hairs(x: Tensor) -> Tensor:
+    """Pairs of variables in a valley with humps all the way; per pair the minimum is 20, at zero."""
+    a, b = x[0::2], x[1::2]
+    humps = 30 * torch.sin(7 * a) ** 2 * torch.cos(7 * b) ** 2
+    return (humps + 100 * torch.sqrt(0.01 + (a - b) ** 2) + 100 * torch.sqrt(0.01 + a**2)).sum()
+
+
+_problem("HAIRY-CHAIN", _tile((-5.0, -7.0), 10), (100,), "own, after HAIRY", np.zeros(10))(_hairs)
+_problem("HAIRY-CHAIN-FAR", _tile((-20.0, 30.0), 10) + np.sin(np.arange(10)), (100,), "own", np.zeros(10))(_hairs)
+
+
+def _ends(x: Tensor) -> Tensor:
+    """Put the boundary values 0 around x."""
+    return torch.nn.functional.pad(x, (1, 1))
+
+
+def _boundary_values(x: Tensor) -> Tensor:
+    """Squared residuals of u'' = (u + t + 1)³/2, u(0) = u(1) = 0 (MGH 28), whose minimum is zero."""
+    u, h = _ends(x), 1.0 / (len(x) + 1)
+    return _sq(2 * x - u[:-2] - u[2:] + h**2 * (x + h * _upto(len(x)) + 1) ** 3 / 2)
+
+
+_problem("BOUNDARY-VALUES-FAR", np.full(40, 30.0), (0,), "own, after MGH 28", atol=1e-8)(_boundary_values)
+
+
+def _pendula(x: Tensor) -> Tensor:
+    """Energy of a chain ∫ u'²/2 + 10 cos 3u with fixed ends."""
+    u, h = _ends(x), 1.0 / (len(x) + 1)
+    return _sq(u[1:] - u[:-1]) / (2 * h) + 10 * h * torch.cos(3 * u).sum()
+
+
+_problem("PENDULA-FAR", 100 * np.sin(np.arange(40)), (-1.33224859887411,), "own")(_pendula)
+
+
 PROBLEMS: tuple[ZooProblem, ...] = tuple(_ZOO)
 """The zoo."""
 

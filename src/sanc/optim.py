@@ -140,8 +140,7 @@ class CubicOptimizer(Optimizer):
         require_integer("compare_every", compare_every, 0)
         if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
             raise ArgumentTypeError(
-                f"params = {type(params).__name__} {params!r:.60} is no collection of parameters: pass "
-                "model.parameters(), or a list."
+                f"params = {params!r:.60} is no collection of parameters: pass model.parameters(), or a list."
             )
         params = list(params)
         if not params:

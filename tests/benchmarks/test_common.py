@@ -61,8 +61,8 @@ def test_the_command(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert (tmp_path / "table.md").read_text(encoding="utf-8").strip() in printed
     document = json.loads((tmp_path / "deterministic.json").read_text(encoding="utf-8"))
-    assert len(document["runs"]) == 6
-    assert all(run["solved"] for run in document["runs"])
+    runs = document["zoo"]["runs"]
+    assert len(runs) == 6 and all(run["solved"] for run in runs)
     assert (tmp_path / "deterministic.png").stat().st_size > 1000
     with pytest.raises(SystemExit):
         deterministic.main(["--problems", "NOBODY"])
@@ -72,6 +72,15 @@ def test_quick(capsys):
     assert deterministic.main(["--quick", "--methods", "sanc", "trust-exact"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| sanc"))
     assert row.split("|")[2].strip() == str(len(deterministic.QUICK))
+
+
+def test_other_starts_and_units(capsys):
+    """Scaled copies take as many evaluations as the problem itself, which the table of each set shows."""
+    only = ["--problems", "BEALE", "HELICAL-VALLEY", "--methods", "sanc", "--sets", "zoo", "scaled", "moved", "far"]
+    assert deterministic.main(only) == 0
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| sanc")]
+    assert [row[2].strip() for row in rows] == ["2"] * 4
+    assert rows[0][7] == rows[1][7] and rows[0][10] == rows[1][10]
 
 
 @pytest.mark.slow

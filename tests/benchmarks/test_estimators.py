@@ -38,6 +38,9 @@ def test_the_command_writes_a_table_and_a_page(tmp_path, capsys, monkeypatch):
     reached = {row["estimator"]: row["largest"] <= row["goal"] for row in document["race"]}
     assert reached == {"sanc": True, "lbfgs": True, "newton-cg": True}
     assert all(np.isfinite(row["ratio"]) for row in document["race"])
+    first = (tmp_path / "estimators.md").read_text()
+    assert estimators.main(["--from", str(tmp_path / "estimators.json"), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "estimators.md").read_text() == first
     assert "| ratio to sanc |" in (tmp_path / "estimators.md").read_text() and "newton-cg" in capsys.readouterr().out
 
 

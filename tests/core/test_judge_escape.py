@@ -130,6 +130,22 @@ def test_a_step_too_short_to_show_anything_only_grows_sigma_when_rejected():
     assert judge.sigma == PRESETS["robust"].gamma
 
 
+@pytest.mark.parametrize(("end", "factor"), [(-0.5, 2.0), (-0.9, 3.0), (-1.5, 3.0), (0.0, 1.0), (0.3, 1.0)])
+def test_a_slope_that_still_falls_makes_the_next_step_longer(end, factor):
+    """Slopes are in units of the first: from −1 to −0.5 in one step, the line meets zero at two."""
+    norm, predicted = along(0.0, 1.0, 1.0)
+    judge = Judge(PRESETS["robust"], 2.0**-52, 1.0)
+    judge.look_back(1.0, predicted, norm, end * norm)  # gᵀs = −norm where g = 1
+    assert along(0.0, 1.0, judge.sigma)[0] / norm == pytest.approx(factor)
+
+
+def test_a_step_taken_back_is_a_tenth_as_long():
+    norm, predicted = along(0.5, 1.0, 1.0)
+    judge = Judge(PRESETS["robust"], 2.0**-52, 1e-5)
+    judge.retreat(1.0, predicted, norm)
+    assert along(0.5, 1.0, judge.sigma)[0] / norm == pytest.approx(0.1)
+
+
 def test_shorten_raises_sigma_until_the_step_fits():
     judge = Judge(PRESETS["robust"], 2.0**-52, 1.0)
     judge.shorten(lambda sigma: 100.0 / sigma, 3.0)

@@ -52,7 +52,7 @@ def test_two_ranks_with_half_of_everything_take_the_steps_of_one(two):
 @shards
 @pytest.mark.slow
 def test_so_do_four():
-    agree(40, None, all_well(together(4, rank_jobs.sharded, 40)), 1e-6)
+    agree(40, None, all_well(together(4, rank_jobs.sharded, 40, timeout=300, patience=1500)), 1e-6)
 
 
 @shards

@@ -74,10 +74,13 @@ def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
 
 
 def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed: int = 0) -> str:
-    """Say whether f is noisy near x, by `least` times its rounding error, from the third differences of seven values (Hamming; Moré and Wild 2011)."""
+    """Say whether f is noisy near x, by `least` times its rounding error.
+
+    Seven values in a row tell, by their third differences (Hamming; Moré and Wild 2011).
+    """
     space = oracle.space
     d = space.normal(np.random.default_rng((seed, 7)))
-    step = max(1e3 * space.eps * space.norm(x), math.sqrt(space.eps) * 1e-2 * length) / space.norm(d)
+    step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)
     values = np.array([oracle.value(x + d * (step * k)) for k in range(-3, 4)])
     size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
     if not size > least * space.eps * float(np.max(np.abs(values))):

@@ -111,7 +111,7 @@ PRESETS: Mapping[str, Settings] = {
 """The presets by name: the paper to the letter, the authors' program, and the default, with nothing to tune."""
 
 
-_USERS = {"momentum": "crm", "lr": "sgd"}
+_USERS = {"momentum": "crm"}
 """Settings of one method alone."""
 
 

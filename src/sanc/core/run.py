@@ -257,7 +257,7 @@ class Run:
 
     def _stalled(self) -> Status:
         """Say why no step was found."""
-        if self.history and self.history[-1].note == NO_GRADIENT:
+        if any(record.note == NO_GRADIENT for record in self.history[-_PATIENCE:]):
             return Status.NO_GRADIENT
         self.cause = doubts.cause(self.oracle, self.x, self._units.length or 1.0)
         return Status.STALLED
@@ -266,10 +266,11 @@ class Run:
         """End the run where gradient, values and products contradict each other.
 
         Between two points f changes by about the mean of its slopes there, and a step keeps at least half of what the
-        model promises: where three of the first steps deny that, or one found nothing lower, differences of values decide. A step that stays has tried everything, so that it is
-        worth a few evaluations to ask why; and so is a long run, of its products.
+        model promises: where three of the first steps deny that, or one found nothing lower, differences of values
+        decide. A step that stays has tried everything, so that it is worth a few evaluations to ask why; and so is a
+        long run, of its products.
         """
-        if g is None:
+        if g is None or record.note == NO_GRADIENT:
             return None
         length, stays = self._units.length or 1.0, self.x is before and record.trials > 0
         if not self.trusted and record.iteration < _YOUNG and (stays or self._misses(record, before, g)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -84,8 +85,9 @@ class Settings:
 
     Attributes
     ----------
-    sigma0 : float
-        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value.
+    sigma0 : float or None
+        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. None: 1e-4 ‖Bg‖²/‖g‖³ at the first
+        point, which has the units of σ; where the gradient is zero, from ‖x‖ or f.
     sigma_floor, sigma_ceiling : float or None
         Bounds of σ. A floor of None is the machine precision of the parameters' type.
     eta1, eta2 : float
@@ -96,11 +98,13 @@ class Settings:
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
         σ follows the cubic coefficient that f showed along the last step, up or down, as far as the step along the same
         direction becomes 0.1 to 0.5 times as long after a rejection and at most 3 times after a very successful step.
+        Where an exact f still falls at the end of a step that was just successful, σ falls too.
     first_radius : float or None
-        Where a Krylov space shows negative curvature, σ is at least so large that the step is no longer than this times
-        max(1, ‖x‖/10), or than three times the last step. Where that or `sigma0` decided on σ, and f falls by more than
-        the model says, longer steps in the same space are tried at once. None: neither. Only for methods that test
-        their steps.
+        Where a Krylov space shows so little curvature, or negative one, that σ decides how long the step is, σ is at
+        least so large that it is no longer than this times the unit of lengths, or than three times the last step. The
+        unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖. Where that or `sigma0` decided on σ, and f
+        falls by more than the model says, longer steps in the same space are tried at once. None: neither. Only for
+        methods that test their steps.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves; and where an
         exact f moves less than rounding may hide, take a step that f refuses if it halves the gradient.
@@ -110,7 +114,8 @@ class Settings:
         Most Lanczos iterations J. None: as many as the problem needs, which only the function front door allows.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
-        ‖∇m(s)‖ ≤ min(0.2, √‖g‖, ‖s‖)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`.
+        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`: r is ‖g‖ over
+        that of the iteration before, and ℓ the unit of lengths (see `first_radius`).
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
     reorthogonalise : bool
@@ -220,9 +225,16 @@ def _require(holds: bool, name: str, value: object, remedy: str) -> None:
         raise ArgumentError(f"{name} = {value!r} cannot be used: {remedy}.")
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Types of the fields, which take longer to find out than a small problem takes to solve."""
+    return get_type_hints(kind)
+
+
 def check_fields(settings: Any) -> None:
     """Reject a value of the wrong kind by name, before a comparison fails somewhere else."""
-    for name, hint in get_type_hints(type(settings)).items():
+    kind: Any = type(settings)
+    for name, hint in _hints(kind).items():
         value, parts = getattr(settings, name), get_args(hint)
         choices = [part for part in parts if isinstance(part, str)]
         if choices:

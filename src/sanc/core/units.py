@@ -1,7 +1,7 @@
 """What is large and what is small: a length and a cubic coefficient of the first point, in which the rest is measured.
 
-f may be given in any unit and x in any other, so nothing that the default compares has one. The first gradient g and the
-first Hessian product B q, with q = g/‖g‖, have the units f/x and f/x²: the Cauchy step ‖g‖/‖Bq‖ is a length, and
+f may be given in any unit and x in any other, so nothing that the default compares has one. The first gradient g and
+the first Hessian product B q, with q = g/‖g‖, have the units f/x and f/x²: the Cauchy step ‖g‖/‖Bq‖ is a length, and
 ‖Bq‖²/‖g‖ has the unit of σ.
 """
 

@@ -1,0 +1,34 @@
+"""NIST's fits are typed in as they are published, and the minimiser solves them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sanc
+from benchmarks import fits
+from benchmarks.common import zoo
+
+
+def test_there_are_enough():
+    assert len(fits.FITS) == 20 and len(fits.problems()) == 40
+    assert max(float(fit(fits._t(fit.starts[0]))) for fit in fits.FITS) > 1e8
+
+
+@pytest.mark.parametrize("fit", fits.FITS, ids=lambda fit: fit.name)
+def test_the_certified_parameters_have_the_certified_sum_of_squares(fit):
+    found = float(fit(fit.certified))
+    if fit.name == "Lanczos1":  # whose sum is that of the rounding of its data, below that of eleven digits
+        assert found < 1e-20
+    else:
+        assert found == pytest.approx(fit.squares, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["Misra1a-1", "BoxBOD-1", "Rat42-1", "MGH09-2", "Thurber-2", "ENSO-1", "Eckerle4-1"])
+def test_fits_are_solved(name):
+    problem = next(problem for problem in fits.problems() if problem.name == name)
+    f, jac, _, hessp = zoo.numpy_functions(problem)
+    result = sanc.minimize(f, problem.x0, jac=jac, hessp=hessp, tol=problem.gtol, max_iter=500)
+    assert problem.reached(result.fun) is not None
+    fit = next(fit for fit in fits.FITS if name.startswith(fit.name))
+    np.testing.assert_allclose(result.x, fit.certified.numpy(), rtol=1e-4)

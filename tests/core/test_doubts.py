@@ -1,0 +1,132 @@
+"""Functions that are not what they should be: no hang, no wrong success, and a message that names the cause."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import rosen, rosen_der, rosen_hess_prod
+
+import sanc
+from sanc import Status
+from sanc.core import doubts
+from sanc.functions.oracle import CallableOracle
+
+X0 = np.array([-1.2, 1.0, 0.5, 2.0])
+
+
+@pytest.mark.parametrize("hessp", [None, rosen_hess_prod])
+@pytest.mark.parametrize("factor", [-1.0, 2.0, 0.5, 10.0, 0.1])
+def test_a_wrong_gradient_is_said_in_the_first_iterations(factor, hessp):
+    result = sanc.minimize(rosen, X0, jac=lambda x: factor * rosen_der(x), hessp=hessp)
+    assert result.status is Status.INCONSISTENT and not result.success and result.nit <= 5
+    said = "sign of the gradient is wrong" if factor < 0 else f"{1 / factor:.3g} times as fast"
+    assert said in result.message
+
+
+def test_a_right_gradient_is_not_doubted():
+    """Steps of these first iterations do not keep what the model promises."""
+    steep = sanc.minimize(lambda x: torch.exp(x.square().sum()), torch.full((3,), 2.0, dtype=torch.float64))
+    assert steep.success
+    rough = sanc.minimize(lambda x: (torch.sin(5 * x) + 0.1 * x * x).sum(), torch.full((2,), 9.0, dtype=torch.float64))
+    assert rough.success
+
+
+def test_slope_ratio_against_the_closed_form():
+    for factor in (1.0, 3.0, -0.25):
+        oracle = CallableOracle(rosen, X0, jac=lambda x, factor=factor: factor * rosen_der(x))
+        ratio, error = doubts.slope_ratio(oracle, X0, 1.0)
+        assert ratio == pytest.approx(1.0 / factor, rel=1e-3) and error < 0.02 / abs(factor)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3])
+def test_noise_ends_the_run_and_is_named(size):
+    rng = np.random.default_rng(0)
+    result = sanc.minimize(lambda x: rosen(x) + size * rng.standard_normal(), X0, jac=rosen_der, hessp=rosen_hess_prod)
+    assert result.nfev < 2000
+    if not result.success:
+        assert "noisy" in result.message
+    else:
+        assert np.linalg.norm(rosen_der(result.x)) <= 1e-8
+
+
+def test_noise_is_measured():
+    rng = np.random.default_rng(1)
+    noisy = CallableOracle(lambda x: rosen(x) + 1e-6 * rng.standard_normal(), X0, jac=rosen_der)
+    said = doubts.noise(noisy, X0, 1.0)
+    assert 2e-7 < float(said.split("±")[1].split()[0]) < 5e-6
+    assert doubts.noise(CallableOracle(rosen, X0, jac=rosen_der), X0, 1.0) == ""
+
+
+@pytest.mark.parametrize("skew", [np.triu(np.full((4, 4), 1e3), 1), 300 * np.random.default_rng(1).normal(size=(4, 4))])
+def test_an_asymmetric_product_is_named(skew):
+    result = sanc.minimize(rosen, X0, jac=rosen_der, hessp=lambda x, v: rosen_hess_prod(x, v) + skew @ v)
+    assert result.status is Status.INCONSISTENT and "not symmetric" in result.message and result.nit <= 51
+    exact = CallableOracle(rosen, X0, jac=rosen_der, hessp=rosen_hess_prod)
+    differenced = CallableOracle(rosen, X0, jac=rosen_der)
+    assert doubts.asymmetry(exact, X0) == doubts.asymmetry(differenced, X0) == ""
+
+
+def test_a_jump_is_no_hang():
+    result = sanc.minimize(lambda x: rosen(x) + 10.0 * (x[0] > 0.3), X0, jac=rosen_der, hessp=rosen_hess_prod)
+    assert result.nfev < 1000
+    assert not result.success or np.linalg.norm(rosen_der(result.x)) <= 1e-8
+
+
+@pytest.mark.parametrize("method", ["sanc", "arc"])
+@pytest.mark.parametrize(
+    "fun",
+    [lambda x: (x**3).sum(), lambda x: -(x**2).sum(), lambda x: -torch.exp(-x).sum(), lambda x: (2 * x).sum()],
+    ids=["cubic", "concave", "exponential", "linear"],
+)
+def test_unbounded_below_is_an_ending_of_its_own(fun, method):
+    result = sanc.minimize(fun, np.array([-1.0]), method=method)
+    assert result.status is Status.UNBOUNDED and not result.success and "unbounded below" in result.message
+    assert np.isfinite(result.x).all() and math.isfinite(result.fun) and result.fun < -1e20
+
+
+def test_a_low_minimum_is_not_called_unbounded():
+    result = sanc.minimize(lambda x: 1e12 * ((x - 1e3) ** 2).sum() - 1e30, torch.zeros(2, dtype=torch.float64), tol=1.0)
+    assert result.success
+
+
+def test_a_step_to_where_the_gradient_is_not_finite_is_taken_back():
+    """f is finite on x ≤ 1, its gradient only below: the minimum at 0.5 is found all the same."""
+
+    def jac(x):
+        return 2 * (x - 0.5) if (x < 1).all() else np.full_like(x, np.nan)
+
+    x0 = np.array([-4.0, -3.0])
+    result = sanc.minimize(lambda x: float(((x - 0.5) ** 2).sum()), x0, jac=jac, hessp=lambda x, v: 0.4 * v)
+    assert result.success and result.x == pytest.approx([0.5, 0.5])
+
+
+def test_where_no_gradient_is_left_the_status_says_so():
+    def fun(x):
+        return float(np.sqrt(max(x[0] - 1.0, 0.0)) + (x[0] - 1.0) ** 2)
+
+    def jac(x):
+        with np.errstate(all="ignore"):
+            return 0.5 / np.sqrt(x - 1.0) + 2.0 * (x - 1.0)
+
+    def hessp(x, v):
+        return (2.0 - 0.25 * (x - 1.0) ** -1.5) * v
+
+    result = sanc.minimize(fun, np.array([4.0]), jac=jac, hessp=hessp)
+    assert result.status is Status.NO_GRADIENT and not result.success
+    assert np.isfinite(result.jac).all() and result.x[0] > 1.0
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_one_absurd_value_does_not_harm_the_run(call):
+    calls = 0
+
+    def fun(x):
+        nonlocal calls
+        calls += 1
+        return -1e308 if calls == call else rosen(x)
+
+    result = sanc.minimize(fun, X0, jac=rosen_der, hessp=rosen_hess_prod)
+    assert result.success and result.nit < 60 and np.linalg.norm(rosen_der(result.x)) <= 1e-8
