@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-system", metavar="FILE", help="add this machine and the outcome to a file of systems")
 
 
-def pytest_terminal_summary(terminalreporter, config) -> None:
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
     """Say why tests were skipped, in one line per reason, and note the machine where that is asked for."""
     stats = terminalreporter.stats
     skipped = stats.get("skipped", [])
@@ -48,10 +48,11 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     if target:
         reports = [report for name in ("passed", "failed") for report in stats.get(name, [])]
         rows = [value for report in reports for name, value in report.user_properties if name == "faults"]
-        Path(target).write_text(faults_page(rows), encoding="utf-8")
+        cut = exitstatus == pytest.ExitCode.INTERRUPTED
+        Path(target).write_text(faults_page(rows, len(reports), cut=cut), encoding="utf-8")
 
 
-def faults_page(rows: list[list]) -> str:
+def faults_page(rows: list[list], tests: int, *, cut: bool) -> str:
     """Return the page on faults: a line for each kind of fault, with its cases and what went wrong."""
     kinds: dict[str, list[int]] = {}
     for what, cases, failures in rows:
@@ -65,6 +66,7 @@ def faults_page(rows: list[list]) -> str:
         "Made by `python -m pytest -m slow tests/faults --faults-table docs/results/faults.md`, which is seeded; the",
         "files in `tests/faults` say what counts as a failure. Linux, "
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
+        *(["", f"**Interrupted after {tests} tests: what is missing here was not tried.**"] if cut else []),
         "",
         "| fault | cases | failures |",
         "|---|---:|---:|",

@@ -433,6 +433,8 @@ def test_a_foreign_state_is_refused(problem):
         sanc.minimize(problem, np.ones(6), method="scr", resume=states[0])
     with pytest.raises(sanc.ArgumentError, match="6 variables, not 4"):
         sanc.minimize(rosen_torch, X0, resume=states[0])
+    with pytest.raises(sanc.ArgumentError, match=r"resume lacks \['best_gradient', "):
+        sanc.minimize(rosen_torch, X0, resume={})
     with pytest.raises(sanc.ArgumentError, match="resume = 3"):
         sanc.minimize(rosen_torch, X0, resume=3)
 

@@ -10,8 +10,10 @@ import http.server
 import io
 import lzma
 import os
+import platform
 import socket
 import struct
+import subprocess
 import sys
 import tarfile
 import threading
@@ -494,8 +496,14 @@ def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
     for left in (old, new):
         left.mkdir(parents=True)
     os.utime(old, (0, 0))
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    dead, alive = folder / "parsed" / ".tiny-3-cc", folder / "parsed" / ".tiny-4-dd"
+    for left, pid in ((dead, gone.pid), (alive, os.getpid())):
+        left.mkdir()
+        (left / "pid").write_text(f"{pid} {platform.node()}")
     datasets.load_set(TINY, folder)
-    assert not old.exists() and new.exists()
+    assert not old.exists() and new.exists() and not dead.exists() and alive.exists()
 
 
 def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
