@@ -54,7 +54,7 @@ def losses(problem, method, sigma0, seed, preset="authors"):
         trace.append((r.record.calls.paper_calls, problem.value(r.x)))
 
     sanc.minimize(
-        problem, start, method=method, preset=preset, sigma0=sigma0, L1=10.0, L2=10.0, lr=0.01,
+        problem, start, method=method, preset=preset, sigma0=sigma0, L1=10.0, L2=10.0,
         batch_size=problem.n // 20, seed=seed, max_calls=MARKS[-1], callback=watch, certify=False,
     )  # fmt: skip
     return [max((c, v) for c, v in trace if c <= mark)[1] for mark in MARKS]
@@ -116,7 +116,6 @@ def test_sgd_is_torchs_sgd(generated):
         np.ones(60),
         method="sgd",
         preset="paper",
-        lr=0.01,
         batch_size=100,
         seed=3,
         max_iter=20,

@@ -406,7 +406,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
         "exact": dict(fun=problem, x0=np.ones(6)),
         "torch": dict(fun=rosen_torch, x0=X0),
         "callable": dict(fun=rosen, x0=X0, jac=rosen_der, hessp=rosen_hess_prod),
-    }[how] | dict(method=method, preset="paper", seed=3, certify=False, lr=1e-4, L1=1e3, L2=1e3)
+    }[how] | dict(method=method, preset="paper", seed=3, certify=False, L1=1e3, L2=1e3)
+    given |= {"lr": 1e-4} if method == "sgd" else {}
     saved = []
 
     def save(intermediate_result):
@@ -627,7 +628,8 @@ def test_the_data_is_read_once_for_each_question(rng, wide_problem, readings):
     res = sanc.minimize(problem, np.ones(60), certify=False)
     products = res.nhev + res.certificate.products
     assert res.success
-    assert readings["_times"] == products + res.nfev + 1  # the start's comes with its gradient
+    again = sum(record.trials > 1 for record in res.history)  # margins of a point before the last trial
+    assert 0 <= readings["_times"] - (products + res.nfev + 1) <= again  # the start's comes with its gradient
     assert readings["_pull"] == products + res.njev
     plain = scipy.optimize.minimize(
         problem.value, res.x + 1e-3, jac=lambda w: problem.value_and_gradient(w)[1], method="BFGS", tol=1e-9
