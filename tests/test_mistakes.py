@@ -257,7 +257,7 @@ STATES = [
     ("of another method", lambda: loaded(cls=sanc.SCR), "'sanc', not 'scr'", "load it into that method"),
     ("of another preset", lambda: loaded(cls=partial(sanc.SANC, preset="paper")), "another iteration",
      "the same preset"),
-    ("without its vectors", lambda: loaded(lambda s: s | {"state": {}}), "lost its entry 'state'", "as a whole"),
+    ("without its vectors", lambda: loaded(lambda s: s | {"state": {}}), "has 0 parameters instead of", "as a whole"),
 ]
 
 FUNCTIONS = [

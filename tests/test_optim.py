@@ -251,7 +251,9 @@ def test_frozen_and_unused_parameters_are_left_alone():
     model[0].weight.requires_grad_(False)
     still = model[0].weight.detach().clone()
     opt = sanc.SANC([*model.parameters(), spare], preset="paper", seed=0)
-    for _ in range(5):
+    with pytest.warns(UserWarning, match=r"does not reach params\[4\]"):
+        opt.step(loss_of(model, x, y))
+    for _ in range(4):
         opt.step(loss_of(model, x, y))
     assert torch.equal(still, model[0].weight)
     assert torch.equal(spare, torch.ones(4, dtype=torch.float64))
@@ -331,7 +333,7 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
 
     opt = cls(model.parameters(), preset=preset, seed=0, L1=1.0, L2=1.0, check=False)
     judged = getattr(opt._iterates, "judged", opt._iterates)
-    sigma = judged.state.sigma
+    sigma = 0.0  # the first one is found in the first step
     for k in range(3):
         if isinstance(opt._iterates, MinibatchIteration):  # judges on the gradient sample
             opt.step(cliff, hessian=good)
@@ -339,9 +341,10 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
             opt.step(good, objective=cliff)
         assert torch.equal(flat(model), w), k
         assert opt.record.branch is Branch.STAYED
-        assert judged.state.sigma > sigma or sigma >= 1e8  # bounded
+        lost = "vanishes in the rounding" in opt.record.note or sigma > 1e20  # nothing is learnt from such a step
+        assert judged.state.sigma > sigma or lost
         sigma = judged.state.sigma
-        assert "finite" in opt.record.note or "lower" in opt.record.note
+        assert "finite" in opt.record.note or "lower" in opt.record.note or lost
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient", "objective"])

@@ -92,7 +92,7 @@ def test_the_zoo_is_large_and_varied() -> None:
 
 def _difference(f: Any, x: np.ndarray, i: int) -> tuple[float, float]:
     """∂f/∂xᵢ by a fourth-order central difference, and the step."""
-    h = 1e-3 * max(abs(x[i]), 0.1)
+    h = 1e-4 * max(abs(x[i]), 0.1)
     e = np.zeros_like(x)
     e[i] = h
     return (8 * (f(x + e) - f(x - e)) - (f(x + 2 * e) - f(x - 2 * e))) / (12 * h), h

@@ -594,7 +594,7 @@ def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "fig7"], ["'fig7'", "did you mean 'fig"]),
+        (["reproduce", "fig7"], ["'fig7'", "choose from all, fig1"]),
         (["reproduce", "fig1", "--data", "mnist"], ["'mnist'"]),
         (["reproduce", "fig1", "--methods", "adam"], ["'adam'"]),
         (["reproduce", "fig1", "--preset", "papr"], ["'papr'"]),
@@ -609,7 +609,7 @@ def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
         (["run", "--name", "../evil"], ["--name '../evil'"]),
         (["run", "--data", "iris", "--problem", "logistic"], ["needs two classes", "softmax"]),
         (["run", "--data", "wine", "--problem", "cnn"], ["needs square images", "mlp"]),
-        (["run", "--data", "iris", "--problem", "mlp", "--activation", "gelu"], ["'gelu'", "did you mean 'relu'"]),
+        (["run", "--data", "iris", "--problem", "mlp", "--activation", "gelu"], ["'gelu'", "choose from relu, tanh"]),
         (["run", "--data", "breast_cancer", "--activation", "relu"], ["--activation 'relu'", "no effect"]),
         (["run", "--data", "breast_cancer", "--batch", "100000"], ["--batch 100000", "569"]),
         (["run", "--data", "breast_cancer", "--strength", "-1"], ["strength = -1.0"]),
@@ -619,7 +619,7 @@ def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
         (["run", "--data", "breast_cancer", "--methods", ""], ["--methods is empty"]),
         (["run", "--data", "breast_cancer", "--out", "/dev/null/x"], ["/dev/null/x", "permissions"]),
         (["reproduce", "fig1", "--methods", "arc"], ["'arc'"]),
-        (["datasets", "get", "w1b"], ["'w1b'", "did you mean 'w1a'"]),
+        (["datasets", "get", "w1b"], ["'w1b'", "choose from a9a", "w1a"]),
         (["report", "nowhere"], ["nowhere", "no runs"]),
         (["datasets", "get"], ["--all"]),
         (["demo", "--budget", "0"], ["--budget"]),

@@ -86,8 +86,8 @@ class Settings:
     Attributes
     ----------
     sigma0 : float or None
-        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. None: 1e-4 ‖Bg‖²/‖g‖³ at the first
-        point, which has the units of σ; where the gradient is zero, from ‖x‖ or f.
+        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. None: 1e-4 ‖g‖ over the square of
+        the unit of lengths (see `first_radius`) at the first point, which has the units of σ.
     sigma_floor, sigma_ceiling : float or None
         Bounds of σ. A floor of None is the machine precision of the parameters' type.
     eta1, eta2 : float
@@ -102,9 +102,9 @@ class Settings:
     first_radius : float or None
         Where a Krylov space shows so little curvature, or negative one, that σ decides how long the step is, σ is at
         least so large that it is no longer than this times the unit of lengths, or than three times the last step. The
-        unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖. Where that or `sigma0` decided on σ, and f
-        falls by more than the model says, longer steps in the same space are tried at once. None: neither. Only for
-        methods that test their steps.
+        unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, as far as |f|/‖g‖ and ‖x‖/10 of the first
+        point allow. Where that or `sigma0` decided on σ, and f falls by more than the model says, longer
+        steps in the same space are tried at once. None: neither. Only for methods that test their steps.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves; and where an
         exact f moves less than rounding may hide, take a step that f refuses if it halves the gradient.
