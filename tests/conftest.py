@@ -12,10 +12,12 @@ import pytest
 import scipy
 import scipy.sparse
 import torch
+from threadpoolctl import threadpool_limits  # scikit-learn needs it, too
 
 from sanc.problems import Logistic
 
 torch.set_num_threads(1)  # the models of the tests are too small to share
+threadpool_limits(1, user_api="blas")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
