@@ -82,7 +82,8 @@ def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed:
     d = space.normal(np.random.default_rng((seed, 7)))
     step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)
     values = np.array([oracle.value(x + d * (step * k)) for k in range(-3, 4)])
-    size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
     if not size > least * space.eps * float(np.max(np.abs(values))):
         return ""
     return f"The values are noisy: about ±{size:.1g} where they should be smooth."
