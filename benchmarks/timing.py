@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -127,9 +128,12 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as JSON, null for what is not finite, with the command that made it."""
+    """Write a document as JSON, null for what is not finite, with the command that made it but for its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    full = {"command": " ".join(sys.argv[1:]), **document}
+    words = ["", *sys.argv[1:]]
+    folders = ("--out", "--data-dir")
+    command = [word for before, word in itertools.pairwise(words) if word not in folders and before not in folders]
+    full = {"command": " ".join(command), **document}
     path.write_text(json.dumps(plain(full), indent=1) + "\n", encoding="utf-8")
 
 

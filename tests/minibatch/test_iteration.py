@@ -198,7 +198,9 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
         assert k < 100
         x = x + 0.1
         engine.state.square = float(x @ x)  # nobody else did it
+        before = oracle.meter.paper_calls
         x, record = engine.iterate(x, oracle)
+        assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
     assert problem.value(x) < 1.1 * good and engine.state.shrink == 0.5
     engine.iterate(x, oracle)

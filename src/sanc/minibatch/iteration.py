@@ -179,9 +179,15 @@ class MinibatchIteration:
     # ------------------------------------------------------------------ averaged steps in the metric
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        """Make a step that is averaged, and count what it cost in the paper's measure."""
+        record = Record(self.state.iteration)
+        point = self._averaged_point(x, oracle, record)
+        oracle.meter.paper_calls += oracle.sizes[0]
+        return point, record
+
+    def _averaged_point(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
         """Take the gradient between z and x, step from z, and average; or go back, where the loss has risen."""
         state = self.state
-        record = Record(state.iteration)
         if oracle.values and watch.goes_wrong(state):
             rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
             if self._worse_than_before(x, oracle, record, rise):
@@ -189,10 +195,10 @@ class MinibatchIteration:
                 record.grad_norm = oracle.norm(g)
                 state.shrink *= 0.5
                 record.note = "the loss rose"
-                return self._go_back(x, oracle, record), record
+                return self._go_back(x, oracle, record)
         if self._work is None and not self._begin(x, oracle, record):
-            return self._not_finite(x, oracle, record), record
-        return self._step(x, oracle, record), record
+            return self._not_finite(x, oracle, record)
+        return self._step(x, oracle, record)
 
     def _begin(self, x: Vector, oracle: Oracle, record: Record) -> bool:
         """Make the metric: that of a run that is resumed, or set up by a first gradient, if that is finite."""
@@ -234,7 +240,6 @@ class MinibatchIteration:
         read, point, beyond, *drift = oracle.advance(work, here, offset, numbers, rates, *bound_from)
         value, record.grad_norm, dual, away, *more = read.tolist()
         record.value = value if oracle.values else math.nan
-        oracle.meter.paper_calls += oracle.sizes[0]
         if not math.isfinite(value + record.grad_norm):
             return self._not_finite(x, oracle, record)
         state.broken = 0
