@@ -86,6 +86,14 @@ def equal(one, other):
     return one[1] == other[1] and all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
 
 
+@pytest.fixture(autouse=True)
+def pythons_handler():
+    """A job in the background of a shell ignores Ctrl-C, and so would its tests."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
 CASES = [
     ("loss", sanc.SANC, "robust", 2),
     ("loss", sanc.SANC, "robust", 12),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sanc.minibatch.metric import Metric
+from sanc.minibatch.metric import Metric, orthonormal
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (4, 3), (), (1, 6), (7, 2)]
 LIKE = torch.zeros(1, dtype=torch.float64)
@@ -81,6 +81,31 @@ def test_renewing_finds_the_eigenvectors_of_the_factors():
             if side in parts:
                 turned = parts[f"{side}_basis"].mT @ parts[side] @ parts[f"{side}_basis"]
                 assert np.allclose(turned, torch.diag(torch.linalg.eigvalsh(parts[side]).flip(0)), atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("side", [1, 7, 300])
+def test_a_basis_is_orthonormal_and_that_of_reflections(kind, side):
+    """As badly conditioned as the power method can make it: one eigenvalue, and nothing else but δ."""
+    rng = torch.Generator().manual_seed(side)
+    turned = torch.linalg.qr(torch.randn(2, side, side, generator=rng, dtype=torch.float64)).Q
+    u = torch.randn(2, side, 1, generator=rng, dtype=torch.float64)
+    a = ((u @ u.mT / u.square().mean(1, keepdim=True) + 1e-3 * torch.eye(side)) @ turned).to(kind)
+    q, fine = orthonormal(a)
+    assert fine.all()
+    eps = torch.finfo(kind).eps
+    assert (q.mT @ q - torch.eye(side)).abs().max() < 10 * eps * side**0.5
+    reflected, r = torch.linalg.qr(a.double())
+    reflected = reflected * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+    assert torch.allclose(q.double(), reflected, rtol=0, atol=1e6 * side * torch.finfo(torch.float64).eps + 4 * eps)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_a_matrix_without_a_basis_is_told_apart(bad):
+    good = torch.eye(3)
+    q, fine = orthonormal(torch.stack([good, good * bad, 2 * good]))
+    assert fine.tolist() == [True, False, True]
+    assert torch.equal(q[2], good)
 
 
 def test_renewing_carries_the_second_moments_over():

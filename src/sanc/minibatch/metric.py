@@ -216,12 +216,25 @@ class _Matrices:
             if not basis.numel():
                 continue
             ridge = _RIDGE * factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-            new = torch.linalg.qr(factor @ basis + ridge * basis).Q
-            if not bool(torch.isfinite(new).all()):
-                continue
+            new, fine = orthonormal(factor @ basis + ridge * basis)
+            new = torch.where(fine[:, None, None], new, basis)
             change = (new.mT @ basis).square()
             self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
             basis.copy_(new)
+
+
+def orthonormal(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q of a = QR, and where it was found: from the Cholesky factors of aᵀa, twice (Yamamoto et al. 2015).
+
+    With double precision that is orthonormal to rounding where the condition is below 1e8; the power method's is below
+    side/δ. A GPU does it many times as fast as reflections.
+    """
+    q = a.double() / a.abs().amax(dim=(-2, -1), keepdim=True)
+    fine = torch.isfinite(q).all(-1).all(-1)
+    for _ in range(2):
+        root, trouble = torch.linalg.cholesky_ex(q.mT @ q)
+        q, fine = torch.linalg.solve_triangular(root, q.mT, upper=False).mT, fine & (trouble == 0)
+    return q.to(a.dtype), fine
 
 
 def turned_sides(shape: tuple[int, ...], largest_side: int) -> tuple[int, int] | None:
