@@ -4,7 +4,7 @@
     python -m benchmarks.networks --half unseen --methods sanc adamw soap --seeds 3 --minutes 20 --out networks-output
     python -m benchmarks.networks --tasks vae rnn --steps-scale 0.5 --out short-output
     python -m benchmarks.networks --tasks mnist-cnn cifar-cnn --decay 0.01 --methods sanc diagonal --out decay-output
-    python -m benchmarks.networks --timing --out networks-output     # seconds of a step, alone on the device
+    python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation, alone on the device
     python -m benchmarks.networks --quick                            # three small tasks on the CPU, seconds
     python -m benchmarks.networks --plot networks-output [MORE …]    # tables and pictures of runs made before
     python -m benchmarks.networks --export DIR                       # the data as .npz, for --data-dir elsewhere
@@ -51,7 +51,19 @@ from torch import Tensor
 import sanc
 from benchmarks import suite_data
 from benchmarks.suite import HALVES, TASKS, Problem
-from benchmarks.suite_methods import METHODS, PEERS, VARIANTS, Peer, Run, Spec, prepare, problem_of, spec_of, work
+from benchmarks.suite_methods import (
+    METHODS,
+    PEERS,
+    VARIANTS,
+    Peer,
+    Run,
+    Spec,
+    prepare,
+    problem_of,
+    spec_of,
+    units,
+    work,
+)
 from benchmarks.suite_tables import best, final, report, show, tuned
 from benchmarks.timing import captured, machine, plain, synchronise, write_json
 
@@ -130,7 +142,7 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """Time a step of sanc and of AdamW, eager and captured, alone on the device."""
+    """Time sanc and AdamW, eager and captured, alone on the device: seconds of an evaluation, which is a batch."""
     prepare(options.threads)
     device, rows = torch.device(options.device), {}
     cuda, count = device.type == "cuda", 20 if options.quick else 200
@@ -142,13 +154,13 @@ def timing(options: argparse.Namespace) -> None:
             try:
                 step = timed_step(name, problem, batches[0], cuda)
                 for i in range(count // 2):
-                    step(batches[i % 50])
+                    spent = step(batches[i % 50])
                 synchronise(device)
                 clock = time.perf_counter()
                 for i in range(count):
-                    step(batches[i % 50])
+                    total = step(batches[i % 50])
                 synchronise(device)
-                row[name] = (time.perf_counter() - clock) / count
+                row[name] = (time.perf_counter() - clock) * problem.size / (total - spent)
             except RuntimeError as trouble:
                 row[name] = str(trouble)[:200]
         rows[task] = row
@@ -156,8 +168,8 @@ def timing(options: argparse.Namespace) -> None:
     write_json((options.out or Path()) / "timing.json", {"machine": machine(device), "seconds": rows})
 
 
-def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: bool) -> Callable[..., None]:
-    """Return a step on a batch; one that should be captured and is not is a RuntimeError."""
+def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: bool) -> Callable[..., float]:
+    """Return a step on a batch, which says what all steps cost; one that is not captured but should is an error."""
     model = problem.model(0)
     loss = problem.loss(model)
     if name.startswith("sanc"):
@@ -166,7 +178,13 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
             opt.step(sanc.Batch(loss, *first))
         if name.endswith("captured") and opt.capture_reason:
             raise RuntimeError(f"not captured: {opt.capture_reason}")
-        return lambda tensors: opt.step(sanc.Batch(loss, *tensors)) and None
+
+        def sanc_step(tensors: Sequence[Tensor]) -> float:
+            opt.step(sanc.Batch(loss, *tensors))
+            assert opt.record is not None
+            return units(opt.record.calls)
+
+        return sanc_step
     capture = name.endswith("captured")
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=cuda, capturable=capture)
     held = [t.clone() for t in first]
@@ -176,12 +194,15 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
         loss(*held).backward()
         adamw.step()
 
-    replay = captured(body, problem.device) if capture else body
+    replay, spent = captured(body, problem.device) if capture else body, 0
 
-    def step(tensors: Sequence[Tensor]) -> None:
+    def step(tensors: Sequence[Tensor]) -> float:
+        nonlocal spent
         for mine, given in zip(held, tensors, strict=True):
             mine.copy_(given)
         replay()
+        spent += problem.size
+        return spent
 
     return step
 

@@ -50,7 +50,7 @@ def test_the_direction_is_the_dense_one(renew_after):
             Q = np.eye(len(g))
         else:
             Q = np.kron(parts["left_basis"].numpy(), parts["right_basis"].numpy())
-            assert np.allclose(Q.T @ Q, np.eye(len(g)), atol=1e-12)
+            assert np.allclose(Q.T @ Q, np.eye(len(g)), atol=1e-7)
             assert len(parts["left_basis"]) == shape[0]
         M = Q @ np.diag(np.sqrt(parts["square"].numpy().ravel())) @ Q.T
         assert np.allclose(M @ found.numpy().ravel(), g, rtol=1e-4, atol=1e-5)
@@ -93,11 +93,11 @@ def test_a_basis_is_orthonormal_and_that_of_reflections(kind, side):
     a = ((u @ u.mT / u.square().mean(1, keepdim=True) + 1e-3 * torch.eye(side)) @ turned).to(kind)
     q, fine = orthonormal(a)
     assert fine.all()
-    eps = torch.finfo(kind).eps
-    assert (q.mT @ q - torch.eye(side)).abs().max() < 10 * eps * side**0.5
+    rounding = 2 * torch.finfo(kind).eps + 1e-16 * (side / 1e-3) ** 2
+    assert (q.mT @ q - torch.eye(side)).abs().max() < 5 * rounding
     reflected, r = torch.linalg.qr(a.double())
     reflected = reflected * r.diagonal(dim1=1, dim2=2).sign()[:, None]
-    assert torch.allclose(q.double(), reflected, rtol=0, atol=1e6 * side * torch.finfo(torch.float64).eps + 4 * eps)
+    assert torch.allclose(q.double(), reflected, rtol=0, atol=5 * rounding)
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
