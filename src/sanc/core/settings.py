@@ -61,8 +61,8 @@ class MinibatchSettings:
     scale: float = 0.01
     distance: float = 2.0
     warm_up: int = 20
-    slow_down: int = 300
-    averaging: float = 0.9
+    slow_down: int = 150
+    averaging: float = 0.85
     weighting: float = 2.0
     curvature: bool = True
     noise: float = 1.0
