@@ -78,9 +78,9 @@ def told(opt, model):
     return vector, str(record.branch), numbers, record.calls
 
 
-def cases(steps):
+def cases(steps, rows=ROWS):
     """Name, method, settings, style, whether DDP wraps the model, whether batches are counted, and the data."""
-    even, uneven = batches(steps), batches(steps, last=ROWS - 3)
+    even, uneven = batches(steps, rows), batches(steps, rows, last=rows - 3)
     found = {
         name: (method, {"preset": preset}, "loss", False, False, even) for name, (method, preset) in METHODS.items()
     }
@@ -91,7 +91,7 @@ def cases(steps):
         "backward paper ddp": ("SANC", {"preset": "paper"}, "backward", True, False, even),
         "uneven": ("SANC", {}, "loss", False, True, uneven),
         "uneven paper": ("SCR", {"preset": "paper", "weight_decay": 1e-3}, "loss", True, True, uneven),
-        "microbatch": ("SANC", {"microbatch": 2, "preset": "paper"}, "loss", False, True, uneven),
+        "microbatch": ("SANC", {"microbatch": rows // 6, "preset": "paper"}, "loss", False, True, uneven),
         "regenerate": ("SANC", {"lanczos": "regenerate", "preset": "paper"}, "loss", False, False, even),
         "forward": ("SANC", {"hvp": "forward-over-reverse", "preset": "paper"}, "loss", False, False, even),
         "diagonal": ("SANC", {"metric": "diagonal", "curvature": False}, "loss", False, False, even),
@@ -107,11 +107,11 @@ FEW = {
 """The cases of the ordinary tests."""
 
 
-def run_cases(steps, names=None):
+def run_cases(steps, names=None, rows=ROWS):
     """Train every case, on this rank's share of the rows."""
     rank, size = place()
     results = {}
-    for name, (method, settings, style, ddp, batch, data) in cases(steps).items():
+    for name, (method, settings, style, ddp, batch, data) in cases(steps, rows).items():
         if names is not None and name not in names:
             continue
         model = network()
@@ -232,6 +232,30 @@ def troubles():
 
     rows = sanc.Batch(backward, *(part[: 4 + rank] for part in data[0]))
     found["ddp uneven"] = attempt(lambda: opt.step(rows))
+    return found
+
+
+def rows_of_nan():
+    """Give one rank rows of NaN in one step: name, whether parameters stayed as they were, and where the run ended."""
+    rank, size = place()
+    found = {}
+    for name, (method, settings, style, ddp, batch, data) in cases(6).items():
+        for culprit in range(size):
+            for at in (1, 4):
+                model = network()
+                opt = getattr(sanc, method)(model.parameters(), seed=0, compare_every=1, **settings)
+                driven = DistributedDataParallel(model) if ddp else model
+                mine = [share(rows, rank, size) for rows in data]
+                if rank == culprit:
+                    mine[at][0] = torch.full_like(mine[at][0], torch.nan)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    train(opt, driven, mine[:at], style, batch)
+                    before = flat(model)
+                    train(opt, driven, mine[at : at + 1], style, batch)
+                    stayed = torch.equal(flat(model), before)
+                    train(opt, driven, mine[at + 1 :], style, batch)
+                found[f"{name}, rank {culprit}, step {at}"] = stayed, flat(model)
     return found
 
 

@@ -83,9 +83,7 @@ def test_train_and_eval_move_between_the_two_points():
     average = flat(model)
     state = opt._iterates.state
     opt.train()
-    assert torch.allclose(
-        flat(model), average + (1 - opt.settings.minibatch.averaging) * state.offset, rtol=0, atol=1e-12
-    )
+    assert torch.allclose(flat(model), average + (1 - opt._iterates.own.averaging) * state.offset, rtol=0, atol=1e-12)
     opt.train()
     opt.eval()
     assert torch.allclose(flat(model), average, rtol=0, atol=1e-12)

@@ -1,0 +1,22 @@
+"""One rank of two has rows that are not finite: no rank takes the step, and all go on together."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
+
+import rank_jobs
+from together import all_well, together
+
+pytestmark = pytest.mark.slow
+
+
+def test_rows_of_nan_on_one_rank(tally):
+    one, other = all_well(together(2, rank_jobs.rows_of_nan))
+    failures = []
+    for name, (stayed, end) in one.items():
+        also, same = other[name]
+        if not (stayed and also and end.isfinite().all() and end.equal(same)):
+            failures.append(name)
+    tally("rows of NaN on one rank", len(one), failures)
