@@ -282,11 +282,18 @@ def test_a_linear_term_that_is_nothing_beside_the_rest():
     assert step.u[1:] == pytest.approx(-c[1:] / (eigen.values[1:] + 110568.65))
 
 
-@pytest.mark.parametrize("size", [1e-120, 1e-75, 1.0, 1e75, 1e120])
-def test_the_decrease_of_huge_and_tiny_matrices(size):
-    """With T, c and σ all multiplied by a number, so is the decrease, and u is what it was."""
+@pytest.mark.parametrize(
+    ("size", "of_sigma"),
+    [(1e-120, 1e-120), (1e75, 1e75), (1e120, 1e120), (1e80, 1.0), (1e-80, 1.0), (1e-45, 1e-150), (1e45, 1e150)],
+)
+def test_the_decrease_of_huge_and_tiny_matrices(size, of_sigma):
+    """With T times a, σ times b and c times a²/b the step is a/b times as long, and the decrease a³/b² times as large.
+
+    In the last two cases ‖u‖³ alone is too large or too small for a number.
+    """
     diagonal, off, c = np.array([-2.0, 1.0]), np.array([0.5]), np.array([1.0, 0.0])
     usual = cubic.solve(cubic.spectrum(diagonal, off), c, 0.7)
-    scaled = cubic.solve(cubic.spectrum(size * diagonal, size * off), size * c, 0.7 * size)
-    assert scaled.u == pytest.approx(usual.u, rel=1e-9)
-    assert scaled.decrease / size == pytest.approx(usual.decrease, rel=1e-9)
+    ratio = size / of_sigma
+    scaled = cubic.solve(cubic.spectrum(size * diagonal, size * off), size * ratio * c, 0.7 * of_sigma)
+    assert scaled.u / ratio == pytest.approx(usual.u, rel=1e-9)
+    assert scaled.decrease / size / ratio / ratio == pytest.approx(usual.decrease, rel=1e-9)
