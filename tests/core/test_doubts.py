@@ -130,3 +130,13 @@ def test_one_absurd_value_does_not_harm_the_run(call):
 
     result = sanc.minimize(fun, X0, jac=rosen_der, hessp=rosen_hess_prod)
     assert result.success and result.nit < 60 and np.linalg.norm(rosen_der(result.x)) <= 1e-8
+
+
+def test_a_minimum_that_asymmetric_products_lead_to_is_none_that_is_certified():
+    """The steps arrive, since ∇f is right; the certificate sees that the products are not those of a Hessian."""
+    H = np.eye(6) + 0.3 * np.triu(np.ones((6, 6)), 1)
+    result = sanc.minimize(
+        lambda x: 0.5 * x @ H @ x, np.ones(6), jac=lambda x: 0.5 * (H + H.T) @ x, hessp=lambda x, v: H @ v
+    )
+    assert result.status is Status.INCONSISTENT and not result.success
+    assert "not symmetric" in result.message and "hessp" in result.message

@@ -83,6 +83,11 @@ class Certificate:
         """Whether x is certified as an ε-second-order point."""
         return self.stationary and self.lower_bound >= -self.eps_curvature
 
+    @property
+    def inconsistent(self) -> bool:
+        """Whether the products are not those of a symmetric matrix, beyond what their errors explain."""
+        return self.error_bound == math.inf and self.asymmetry > 0.0
+
     def __str__(self) -> str:
         if self.second_order:
             verdict = "a second-order point"
@@ -90,7 +95,7 @@ class Certificate:
             verdict = "not a second-order point: negative curvature was found"
         elif not self.stationary:
             verdict = "not a stationary point"
-        elif self.error_bound == math.inf and self.asymmetry > 0.0:
+        elif self.inconsistent:
             verdict = f"undecided: the Hessian is not symmetric, by {self.asymmetry:.1e}; check hess or hessp"
         elif self.residual == 0.0:
             verdict = "undecided: the rounding exceeds the tolerance"

@@ -317,6 +317,9 @@ class Run:
         self.certificate = cert
         if cert.second_order:
             return Status.SECOND_ORDER, None
+        if cert.inconsistent:
+            self.cause = f"The Hessian product is not symmetric, by {cert.asymmetry:.2g}: check hess or hessp."
+            return Status.INCONSISTENT, None
         if not cert.saddle:
             return Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
