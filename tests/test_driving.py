@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -442,6 +443,8 @@ def test_a_loss_of_another_model_is_an_error(style):
 
 def test_a_record_has_numbers_for_a_logger():
     _, opt = run("loss", steps=3)
-    numbers = opt.record.scalars()
-    assert all(isinstance(value, (int, float)) for value in numbers.values())
+    numbers = opt.record.as_dict()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    left = {field.name for field in fields(opt.record)} - set(numbers)
+    assert left == {"branch", "calls", "note", "hvp", "style"}
     assert numbers["sigma"] == opt.record.sigma and numbers["calls.gradient"] == opt.record.calls.gradient

@@ -159,8 +159,8 @@ def test_numbers_of_the_record_go_to_tensorboard(tmp_path):
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         for data in batches(5):
             drive("loss", model, opt, [data])
-            for name, value in opt.record.scalars().items():
+            for name, value in opt.record.as_dict().items():
                 writer.add_scalar(f"sanc/{name}", value, opt.record.iteration)
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert {f"sanc/{name}" for name in opt.record.scalars()} == set(events.Tags()["scalars"])
+    assert {f"sanc/{name}" for name in opt.record.as_dict()} == set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("sanc/value")] == [0, 1, 2, 3, 4]
