@@ -10,6 +10,8 @@ from dataclasses import fields
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 import sanc
 from driving import drive, flat
@@ -282,11 +284,40 @@ def test_scaled_gradients_in_a_closure_are_refused(check):
         opt.step(closure)
         return
     at = flat(model)
-    with pytest.raises(sanc.ArgumentError, match=r"far too long for the loss.*scaler.step\(opt\)"):
+    with pytest.raises(sanc.ArgumentError, match=r"called backward.. on .* and returned .*scaler.step\(opt\)"):
         opt.step(closure)
     assert torch.equal(at, flat(model)) and opt.style == ""
     with pytest.raises(RuntimeError, match="Closure use is not currently supported"):
         scaler.step(opt, closure=closure)
+
+
+@pytest.mark.parametrize("how", ["parts", "weighted", "near zero", "function"])
+def test_what_a_closure_differentiates_may_be_put_together(how):
+    """Only a loss of another value is refused: not one near zero in low precision, nor one in parts."""
+    model = network().float()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    a, b = (t.float() for t in batches(1)[0])
+
+    def closure():
+        opt.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "near zero"):
+            loss = (model(a) - b).square().mean()
+            if how == "near zero":  # as of a critic, which rounding makes any small number
+                loss = 100.0 * (loss - loss.detach())
+        if how == "parts":
+            halves = loss / 2, loss / 2
+            halves[0].backward(retain_graph=True)
+            halves[1].backward()
+        elif how == "weighted":
+            (2.0 * loss).backward(gradient=torch.tensor(0.5))
+        elif how == "function":
+            torch.autograd.backward(loss)
+        else:
+            loss.backward()
+        return loss.detach()
+
+    opt.step(closure)
+    assert opt.style == "backward"
 
 
 # ---------------------------------------------------------------------------------------------- parameters off the loss
@@ -413,6 +444,32 @@ def test_schedulers_attach():
     z = before + opt._iterates.state.offset
     drive("loss", model, opt, batches(1))
     assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z stands still
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+@pytest.mark.parametrize("schedule", [
+    lambda opt: lr_scheduler.StepLR(opt, 10, 0.5), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
+    lambda opt: SWALR(opt, swa_lr=0.5, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.95),
+    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
+], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
+def test_what_schedulers_say_is_a_factor_on_the_length_of_steps(schedule, style):
+    """The rates are those that another optimiser of lr = 1 gets, and a step is as if they had been set by hand."""
+    model, other = network(), network()
+    opt, twin = (sanc.SANC(net.parameters(), seed=0, curvature=False) for net in (model, other))
+    reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    mine, theirs = schedule(opt), schedule(reference)
+    for data in batches(40):
+        twin.param_groups[0]["lr"] = reference.param_groups[0]["lr"]
+        assert opt.param_groups[0]["lr"] == twin.param_groups[0]["lr"]
+        drive(style, model, opt, [data])
+        drive(style, other, twin, [data])
+        reference.step()
+        mine.step()
+        theirs.step()
+    assert torch.equal(flat(model), flat(other))
+    plain, _ = run(style, 40, curvature=False)
+    opt.eval()
+    assert not torch.allclose(flat(plain), flat(model))  # and it matters
 
 
 def test_groups_have_factors_of_their_own():

@@ -29,7 +29,7 @@ from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer, shown
 from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.ranks.find import find_mode
@@ -118,7 +118,7 @@ class CubicOptimizer(Optimizer):
     ) -> None:
         if by_position:
             raise ArgumentTypeError(
-                f"{by_position[0]!r:.60} was given by position after params: pass settings by name. If it is a "
+                f"{shown(by_position[0])} was given by position after params: pass settings by name. If it is a "
                 "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
             )
         method = METHODS[self.method]
@@ -135,12 +135,12 @@ class CubicOptimizer(Optimizer):
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
             if not isinstance(value, bool):
-                raise ArgumentTypeError(f"{name} = {value!r:.60} cannot be used: pass True or False.")
+                raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
         if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
             raise ArgumentTypeError(
-                f"params = {params!r:.60} is no collection of parameters: pass model.parameters(), or a list."
+                f"params = {shown(params)} is no collection of parameters: pass model.parameters(), or a list."
             )
         params = list(params)
         if not params:
