@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import math
+from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
+from torch.utils.checkpoint import checkpoint
 
 import sanc
 from driving import drive, flat
@@ -392,6 +395,26 @@ def test_a_state_without_its_vectors_is_refused():
         sanc.SANC(model.parameters()).load_state_dict(state)
 
 
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+def test_autocast_around_a_step_is_for_the_closure_alone(style):
+    """Averaged steps, whose metric multiplies matrices, are the same with autocast around the loss only."""
+    ends = []
+    for around in (True, False):
+        model = network().float()
+        opt = sanc.SANC(model.parameters(), seed=0)
+
+        def forward(x, model=model, around=around):
+            assert torch.is_autocast_enabled("cpu") is around or style == "gradients"
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x)
+
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            drive(style, forward, opt, [(a.float(), b.float()) for a, b in batches(12)])
+        assert opt._iterates.state.noisy  # steps are averaged
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
 def test_groups_may_carry_what_frameworks_write():
     model = network()
     groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
@@ -496,6 +519,57 @@ def test_a_loss_of_another_model_is_an_error(style):
     assert torch.equal(held, flat(model)) and opt.style == ""
     drive(style, model, opt, batches(2))
     assert opt.style == style
+
+
+def reentrant(model, x):
+    """Run all layers but the last in a checkpoint that cuts the graph to their weights where x needs no gradient."""
+    return model[-1](checkpoint(model[:-1], x, use_reentrant=True))
+
+
+@pytest.mark.parametrize("style", ["backward", "gradients"])
+def test_reentrant_checkpoints_need_ordinary_backward_passes(style):
+    ends = []
+    for within in (False, True):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        forward = partial(reentrant, model) if within else model
+        drive(style, lambda x, forward=forward: forward(x.requires_grad_()), opt, batches(8))
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("needs", [True, False])
+def test_a_reentrant_checkpoint_cuts_the_graph_of_a_returned_loss(needs):
+    """What it hides is named, and where it hides everything that is optimised the first step is refused."""
+    model = network()
+    (x, y), *_ = batches(1)
+    x.requires_grad_(needs)
+    with pytest.raises(sanc.ArgumentError, match=r"reaches none of .*a reentrant checkpoint"):
+        sanc.SANC(model[:-1].parameters()).step(lambda: (reentrant(model, x) - y).square().mean())
+    with pytest.warns(UserWarning, match=r"does not reach params\[0\] .*, params\[1\] of shape \(8,\): check"):
+        sanc.SANC(model.parameters()).step(lambda: (reentrant(model, x) - y).square().mean())
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.filterwarnings("ignore:the loss of the first step does not reach")  # the last bias
+def test_torch_func_inside_a_loss(style):
+    """A slope with respect to the input, as physics-informed networks use it: by `torch.func` and by `autograd`."""
+    ends = []
+    for by_func in (True, False):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+
+        def slope(x, model=model, by_func=by_func):
+            if by_func:
+                return torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x).sum(1, keepdim=True)
+            with torch.enable_grad():
+                x = x.clone().requires_grad_()
+                return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
+
+        drive(style, slope, opt, batches(8))
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-10 if style != "backward" else 1e-5)
 
 
 def test_a_record_has_numbers_for_a_logger():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
+from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.checkpoints import (
     checked_engine,
@@ -247,16 +248,17 @@ class CubicOptimizer(Optimizer):
                 'optimiser with preset="paper".'
             )
         driver, everyone, loss = self._driver, self._everyone(), None
-        if closure is None or driver.stands_for_none(closure, everyone):
-            if hessian is not None or objective is not None:
-                raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
-            if self._is_empty_step():
-                return None
-            driver.step_on_gradients(self._leaves())
-        else:
-            given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-            loss = driver.step(given, self._leaves(), everyone)
-        driver.mode.stepped(self.param_groups, driver.iterates)
+        with full_precision(everyone[0].device):
+            if closure is None or driver.stands_for_none(closure, everyone):
+                if hessian is not None or objective is not None:
+                    raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
+                if self._is_empty_step():
+                    return None
+                driver.step_on_gradients(self._leaves())
+            else:
+                given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
+                loss = driver.step(given, self._leaves(), everyone)
+            driver.mode.stepped(self.param_groups, driver.iterates)
         self._warn_of_unreached()
         return loss
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
+from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
@@ -289,7 +290,7 @@ class AutogradOracle(Oracle):
 
         The first call shows whether closures call ``backward()`` themselves; later ones have to do as it did.
         """
-        with interruptible():
+        with interruptible(), callers_precision():
             loss = closure()
         called = any(leaf.grad is not None for leaf in self.leaves.tensors)
         if self.by_backward is None:
