@@ -99,6 +99,22 @@ def site_tool(name):
     return module
 
 
+@pytest.mark.parametrize(("wish", "target"), [
+    ("train", "start/train.md"), ("minimise", "start/minimise.md"), ("fit", "start/fit.md"),
+    ("resume", "guide.md#checkpoints"), ("resume", "start/minimise.md#stop-and-go-on"),
+    ("several GPUs", "distributed.md"), ("record", "guide.md#what-happened-the-record"),
+])  # fmt: skip
+def test_the_start_page_leads_there_in_one_click(wish, target):
+    """A row of the table says what one wants, and there is code where it leads to, under that heading or the next."""
+    rows = [row.split("|")[1:3] for row in (ROOT / "docs" / "index.md").read_text().splitlines() if row.startswith("|")]
+    assert any(wish in what and f"]({target})" in where for what, where in rows)
+    page, _, anchor = target.partition("#")
+    parts = re.split(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    names = [re.sub(r"[^a-z -]", "", name.lower()).replace(" ", "-") for name in parts[1::2]]
+    at = names.index(anchor) if anchor else 0
+    assert "```python" in "".join(parts[2::2][at : at + 2])
+
+
 def test_the_navigation_holds_every_page():
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE))

@@ -5,10 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import math
+from contextlib import nullcontext
+from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+from torch.utils.checkpoint import checkpoint
 
 import sanc
 from driving import drive, flat
@@ -281,11 +287,40 @@ def test_scaled_gradients_in_a_closure_are_refused(check):
         opt.step(closure)
         return
     at = flat(model)
-    with pytest.raises(sanc.ArgumentError, match=r"far too long for the loss.*scaler.step\(opt\)"):
+    with pytest.raises(sanc.ArgumentError, match=r"called backward.. on .* and returned .*scaler.step\(opt\)"):
         opt.step(closure)
     assert torch.equal(at, flat(model)) and opt.style == ""
     with pytest.raises(RuntimeError, match="Closure use is not currently supported"):
         scaler.step(opt, closure=closure)
+
+
+@pytest.mark.parametrize("how", ["parts", "weighted", "near zero", "function"])
+def test_what_a_closure_differentiates_may_be_put_together(how):
+    """Only a loss of another value is refused: not one near zero in low precision, nor one in parts."""
+    model = network().float()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    a, b = (t.float() for t in batches(1)[0])
+
+    def closure():
+        opt.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "near zero"):
+            loss = (model(a) - b).square().mean()
+            if how == "near zero":  # as of a critic, which rounding makes any small number
+                loss = 100.0 * (loss - loss.detach())
+        if how == "parts":
+            halves = loss / 2, loss / 2
+            halves[0].backward(retain_graph=True)
+            halves[1].backward()
+        elif how == "weighted":
+            (2.0 * loss).backward(gradient=torch.tensor(0.5))
+        elif how == "function":
+            torch.autograd.backward(loss)
+        else:
+            loss.backward()
+        return loss.detach()
+
+    opt.step(closure)
+    assert opt.style == "backward"
 
 
 # ---------------------------------------------------------------------------------------------- parameters off the loss
@@ -360,6 +395,26 @@ def test_a_state_without_its_vectors_is_refused():
         sanc.SANC(model.parameters()).load_state_dict(state)
 
 
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+def test_autocast_around_a_step_is_for_the_closure_alone(style):
+    """Averaged steps, whose metric multiplies matrices, are the same with autocast around the loss only."""
+    ends = []
+    for around in (True, False):
+        model = network().float()
+        opt = sanc.SANC(model.parameters(), seed=0)
+
+        def forward(x, model=model, around=around):
+            assert torch.is_autocast_enabled("cpu") is around or style == "gradients"
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x)
+
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            drive(style, forward, opt, [(a.float(), b.float()) for a, b in batches(12)])
+        assert opt._iterates.state.noisy  # steps are averaged
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
 def test_groups_may_carry_what_frameworks_write():
     model = network()
     groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
@@ -414,6 +469,32 @@ def test_schedulers_attach():
     assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z stands still
 
 
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+@pytest.mark.parametrize("schedule", [
+    lambda opt: lr_scheduler.StepLR(opt, 10, 0.5), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
+    lambda opt: SWALR(opt, swa_lr=0.5, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.95),
+    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
+], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
+def test_what_schedulers_say_is_a_factor_on_the_length_of_steps(schedule, style):
+    """The rates are those that another optimiser of lr = 1 gets, and a step is as if they had been set by hand."""
+    model, other = network(), network()
+    opt, twin = (sanc.SANC(net.parameters(), seed=0, curvature=False) for net in (model, other))
+    reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    mine, theirs = schedule(opt), schedule(reference)
+    for data in batches(40):
+        twin.param_groups[0]["lr"] = reference.param_groups[0]["lr"]
+        assert opt.param_groups[0]["lr"] == twin.param_groups[0]["lr"]
+        drive(style, model, opt, [data])
+        drive(style, other, twin, [data])
+        reference.step()
+        mine.step()
+        theirs.step()
+    assert torch.equal(flat(model), flat(other))
+    plain, _ = run(style, 40, curvature=False)
+    opt.eval()
+    assert not torch.allclose(flat(plain), flat(model))  # and it matters
+
+
 def test_groups_have_factors_of_their_own():
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
@@ -440,8 +521,61 @@ def test_a_loss_of_another_model_is_an_error(style):
     assert opt.style == style
 
 
+def reentrant(model, x):
+    """Run all layers but the last in a checkpoint that cuts the graph to their weights where x needs no gradient."""
+    return model[-1](checkpoint(model[:-1], x, use_reentrant=True))
+
+
+@pytest.mark.parametrize("style", ["backward", "gradients"])
+def test_reentrant_checkpoints_need_ordinary_backward_passes(style):
+    ends = []
+    for within in (False, True):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        forward = partial(reentrant, model) if within else model
+        drive(style, lambda x, forward=forward: forward(x.requires_grad_()), opt, batches(8))
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("needs", [True, False])
+def test_a_reentrant_checkpoint_cuts_the_graph_of_a_returned_loss(needs):
+    """What it hides is named, and where it hides everything that is optimised the first step is refused."""
+    model = network()
+    (x, y), *_ = batches(1)
+    x.requires_grad_(needs)
+    with pytest.raises(sanc.ArgumentError, match=r"reaches none of .*a reentrant checkpoint"):
+        sanc.SANC(model[:-1].parameters()).step(lambda: (reentrant(model, x) - y).square().mean())
+    with pytest.warns(UserWarning, match=r"does not reach params\[0\] .*, params\[1\] of shape \(8,\): check"):
+        sanc.SANC(model.parameters()).step(lambda: (reentrant(model, x) - y).square().mean())
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.filterwarnings("ignore:the loss of the first step does not reach")  # the last bias
+def test_torch_func_inside_a_loss(style):
+    """A slope with respect to the input, as physics-informed networks use it: by `torch.func` and by `autograd`."""
+    ends = []
+    for by_func in (True, False):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+
+        def slope(x, model=model, by_func=by_func):
+            if by_func:
+                return torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x).sum(1, keepdim=True)
+            with torch.enable_grad():
+                x = x.clone().requires_grad_()
+                return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
+
+        drive(style, slope, opt, batches(8))
+        ends.append(flat(model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-10 if style != "backward" else 1e-5)
+
+
 def test_a_record_has_numbers_for_a_logger():
     _, opt = run("loss", steps=3)
-    numbers = opt.record.scalars()
-    assert all(isinstance(value, (int, float)) for value in numbers.values())
+    numbers = opt.record.as_dict()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    left = {field.name for field in fields(opt.record)} - set(numbers)
+    assert left == {"branch", "calls", "note", "hvp", "style"}
     assert numbers["sigma"] == opt.record.sigma and numbers["calls.gradient"] == opt.record.calls.gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import asdict
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -418,7 +419,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
         rest = sanc.minimize(**given, max_iter=60, resume=pickle.loads(saved[cut - 1]))
         assert whole.nit == rest.nit and len(rest.history) == whole.nit - cut
         for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):
-            a, b = ours.as_dict() | {"seconds": 0}, theirs.as_dict() | {"seconds": 0}
+            a, b = asdict(ours) | {"seconds": 0}, asdict(theirs) | {"seconds": 0}
             assert repr(a) == repr(b)
         assert np.array_equal(np.asarray(rest.x), np.asarray(whole.x))
 

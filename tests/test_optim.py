@@ -180,7 +180,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
     samples2.load_state_dict(saved["samples"])
     train(again, opt2, samples2)
     assert torch.equal(flat(model), flat(again))
-    ours, theirs = opt2.record.as_dict(), opt.record.as_dict()
+    ours, theirs = asdict(opt2.record), asdict(opt.record)
     for name in ours.keys() - {"seconds"}:
         assert ours[name] == theirs[name] or (ours[name] != ours[name] and theirs[name] != theirs[name]), name
 

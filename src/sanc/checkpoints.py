@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from sanc.autograd.products import require_mode
 from sanc.core.oracle import Meter
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, shown
 from sanc.groups import check_group
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.ranks.modes import OneProcess
@@ -38,8 +39,8 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
 def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
     """Return all but the vectors, which so many parameters have."""
     leaves, numbers = driver.oracle.leaves.tensors, driver.iterates.numbers()
-    # torch.distributed.checkpoint can only merge containers of the same length.
-    lists = {name: torch.tensor(held, dtype=torch.float64) for name, held in numbers.items() if isinstance(held, list)}
+    # torch.distributed.checkpoint takes lists and tensors of the same length only.
+    lists = {name: json.dumps(held) for name, held in numbers.items() if isinstance(held, list)}
     return {
         "method": driver.method.name,
         "settings": asdict(driver.settings),
@@ -69,9 +70,9 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         require_mapping(f"{where}[{name!r}]", engine[name])
     if differ := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
         raise ArgumentError(
-            f"{where}['numbers'] differ from this optimiser's in {sorted(map(str, differ))}, so they are of another "
-            "iteration or version: construct it with the same preset and the same minibatch as in the run that was "
-            "saved."
+            f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differ)))}, so they are of "
+            "another iteration or version: construct it with the same preset and the same minibatch as in the run "
+            "that was saved."
         )
     require_fields(f"{where}['meter']", engine["meter"], Meter)
     if set(engine["meter"]) != set(Meter.__slots__):
@@ -84,8 +85,17 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         raise refuse(f"{where}['sizes']", engine["sizes"], "a tensor")
     require_count(f"{where}['vectors']", engine["vectors"])
     require_mode(engine["hvp"])
-    numbers = {name: held.tolist() if isinstance(held, Tensor) else held for name, held in engine["numbers"].items()}
-    return engine | {"numbers": numbers}
+    return engine | {"numbers": {name: _as_it_was(name, held) for name, held in engine["numbers"].items()}}
+
+
+def _as_it_was(name: str, held: Any) -> Any:
+    """Return a number as it was; lists of them were written as text."""
+    if not isinstance(held, str):
+        return held
+    try:
+        return json.loads(held)
+    except ValueError:
+        raise refuse(f"state_dict['engine']['numbers'][{name!r}]", held, "a list of numbers") from None
 
 
 def checked_groups(saved: Any, own: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -116,9 +126,14 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
         raise refuse("state_dict['state']", sorted(map(str, strange)), "entries of the parameters alone")
     found = sum(map(bool, state.values()))
     if engine["vectors"] != found:
+        emptied = (
+            " torch.distributed.checkpoint.load fills only what is there, and an optimiser that has made no step has "
+            "no vectors: use sanc.save_checkpoint and sanc.load_checkpoint; what was saved already, "
+            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save turns into a file for torch.load."
+        )
         raise ArgumentError(
             f"state_dict['state'] has {found} parameters instead of {engine['vectors']!r}: pass what state_dict() "
-            "returned, as a whole."
+            f"returned, as a whole.{'' if found else emptied}"
         )
     return state  # type: ignore[no-any-return]
 

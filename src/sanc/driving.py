@@ -20,6 +20,7 @@ from torch import Tensor
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode
 from sanc.autograd.randomness import HOOK, derive, own_randomness
 from sanc.core.family import Method
@@ -164,7 +165,7 @@ class Driver:
         if not isinstance(closure, Batch):
             marks = [torch.full_like(leaf, math.nan) for leaf in held]
             with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
-                with interruptible():
+                with interruptible(), callers_precision():
                     closure()
                 left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
                 self._clears = not any(bool(grad.isnan().any()) for grad in left)
@@ -266,12 +267,12 @@ class Driver:
         if self.style not in ("", "gradients") or not given or isinstance(closure, Batch) or not callable(closure):
             return False
         if self.by_gradients:
-            with interruptible():
+            with interruptible(), callers_precision():
                 return closure() is None
         kept = [cast(Tensor, p.grad) for p in given]
         copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
         _put(given, copies)
-        with own_randomness(given[0].device), self.oracle.still(), interruptible():
+        with own_randomness(given[0].device), self.oracle.still(), interruptible(), callers_precision():
             nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
         if not nothing:
             _put(given, kept)

@@ -42,15 +42,21 @@ class SecondDerivativeError(SancError, RuntimeError):
         self.operator = operator
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """End a sentence on an unknown `name`: with one of `known` that it is near to or begins, or with all of them."""
+def shown(value: object) -> str:
+    """Return a value as one line of at most 60 characters, for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def nearest(name: str, known: Iterable[str], far: str | None = None) -> str:
+    """End a sentence on an unknown `name`: with one of `known` that it is near to or begins, else `far` or all."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.82)
     if not close and len(name) > 3:
         close = [other for other in names if other.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose from {', '.join(names)}."
+    return far or f"choose from {', '.join(names)}."
 
 
 def require_number(name: str, value: object) -> None:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.autograd.randomness import derive
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.autograd.randomness import InEvaluation, derive
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TOLERANCE = 1e-3
 """Relative difference of two losses that should be the same; rounding makes less."""
+_SIMILAR = 0.02
+"""The same for losses that may have been added up in low precision."""
 
 
 def check_callable(name: str, closure: object) -> None:
     """Reject what cannot be called without arguments."""
     if not callable(closure):
         raise ArgumentTypeError(
-            f"{name} = {closure!r:.60} cannot be called: pass a function of no arguments that returns the mean loss."
+            f"{name} = {shown(closure)} cannot be called: pass a function of no arguments that returns the mean loss."
         )
     try:
         signature = inspect.signature(closure.forward if isinstance(closure, nn.Module) else closure)
@@ -32,7 +40,7 @@ def check_callable(name: str, closure: object) -> None:
     needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in _OPTIONAL]
     if needed:
         raise ArgumentTypeError(
-            f"{name} = {closure!r:.60} needs arguments ({', '.join(needed)}): pass a function of none, such as "
+            f"{name} = {shown(closure)} needs arguments ({', '.join(needed)}): pass a function of none, such as "
             "lambda: loss(model(x), y)."
         )
 
@@ -49,7 +57,8 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         if first:
             _check_repeats(oracle, x, value)
             oracle.check(lambda: _check_parts(oracle, x))
-            _check_slope(oracle, x)
+            if oracle.by_backward:
+                oracle.check(lambda: _check_roots(oracle, x))
 
 
 def _differ(a: float, b: float) -> bool:
@@ -67,31 +76,73 @@ def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
 
 
 def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
-    """Complain of micro-batches where the loss of one is not the mean of those of its halves.
+    """Complain of micro-batches where the loss of two halves together is not the mean of their losses.
 
-    Where the loss draws random numbers, or modules train buffers on each batch, the halves differ anyway.
+    All neighbours are compared, so that every row is seen to weigh as much as its micro-batch says. Where the loss
+    draws random numbers, or modules train buffers on each batch, the modules are in evaluation mode meanwhile.
     """
     sample = oracle.samples[0]
-    part = sample.parts[0][1]
-    if len(sample.parts) == 1 or not isinstance(part, Batch) or len(part) < 2 or oracle.trains_buffers:
+    parts = [part for _, part in sample.parts if isinstance(part, Batch)]
+    if len(parts) < 2:
         return
-    halves = part.parts((len(part) + 1) // 2)
-    ways = ([(1.0, part)], sample.seed), ([(1.0, part)], derive(0)), (halves, sample.seed)
-    whole, again, cut = (oracle.evaluate_here(x, Sample("closure", parts, 1, seed)) for parts, seed in ways)
-    if whole == again and _differ(whole, cut):
-        raise ArgumentError(
-            f"the loss of a micro-batch of {len(part)} rows is {whole!r} and the mean of its halves {cut!r}: cut like "
-            "this, microbatch would change the loss. Return the mean over rows; where the mean is over something else "
-            "(tokens that are not ignored), pass weight= to sanc.Batch; where rows depend on each other, leave "
-            "microbatch out. check=False turns this test off."
-        )
+
+    def value(weighted: Sequence[tuple[float, Batch]], seed: int | None = sample.seed) -> float:
+        return oracle.evaluate_here(x, Sample("closure", weighted, 1, seed))
+
+    def is_random() -> bool:
+        return value([(1.0, parts[0])]) != value([(1.0, parts[0])], derive(0))
+
+    with InEvaluation() if oracle.trains_buffers or is_random() else nullcontext():
+        try:
+            unclear = is_random()
+        except Exception:  # there are models that return something else in evaluation mode
+            unclear = True
+        if unclear:
+            if parts[0].weight is None:
+                raise ArgumentError(
+                    "the loss draws random numbers also while modules are in evaluation mode, or does not work then: "
+                    "it cannot be seen whether microbatch would change it. Pass weight= to sanc.Batch, such as "
+                    "weight=lambda *tensors: len(tensors[0]) where the loss is the mean over rows."
+                )
+            return
+        halves = [half for part in parts for _, half in part.parts((len(part) + 1) // 2)]
+        for one, other in pairwise(halves):
+            both = one.joined(other)
+            whole, cut = value([(1.0, both)]), value(both.parts(len(one)))
+            if _differ(whole, cut):
+                raise ArgumentError(
+                    f"the loss of {len(both)} rows is {whole!r} and the mean of its halves {cut!r}: cut like this, "
+                    "microbatch would change the loss. Return the mean over rows; where the mean is over something "
+                    "else (tokens that are not ignored), pass weight= to sanc.Batch; where rows depend on each other, "
+                    "leave microbatch out. check=False turns this test off."
+                )
 
 
-def _check_slope(oracle: AutogradOracle, x: Tensor) -> None:
+class _Roots(TorchFunctionMode):
+    """Adds up what ``backward()`` is called on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward:
+            root, weight = args[0].detach(), kwargs.get("gradient")
+            self.values.append(float(root if weight is None else (root * weight).sum()))
+        return func(*args, **kwargs)
+
+
+def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
     """Complain of a closure that calls backward() on another loss than it returns, such as a scaled one."""
-    if oracle.by_backward and not oracle.slope_is_right(x):
+    sample = oracle.samples[0]
+    oracle.load(x)
+    with _Roots() as roots:
+        value = float(oracle.forward(replace(sample, parts=[(1.0, sample.parts[0][1])])))
+    found = sum(roots.values)
+    if roots.values and abs(found - value) > _SIMILAR * max(abs(found), abs(value)):
         raise ArgumentError(
-            "closure leaves gradients that are far too long for the loss that it returns: call backward() on that "
-            "loss, once. With a GradScaler step without a closure (scaler.step(opt)), or use bfloat16 instead; "
-            "check=False turns this test off."
+            f"closure called backward() on {found!r} and returned {value!r}: call it on the loss that is returned. "
+            "With a GradScaler step without a closure (scaler.step(opt)), or use bfloat16 instead; check=False turns "
+            "this test off."
         )

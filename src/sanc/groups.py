@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -24,7 +24,7 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     known = {"params", "lr", "weight_decay", "frozen"}
     for name, value in group.items():
         if name not in known | _OF_OTHERS:
-            raise ArgumentError(f"group option {name!r} (= {value!r:.60}) is not known: {nearest(name, known)}")
+            raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
     for name in ("weight_decay", "lr"):
         value = group.get(name, defaults[name])
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:

@@ -18,7 +18,7 @@ from sanc.core.iteration import Iteration
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
-from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number
+from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.objective import Restore, build_oracle
 from sanc.ranks.compare import compare_call
@@ -169,7 +169,7 @@ def minimize(
     if ranks is not None:
         if not isinstance(fun, FiniteSum):
             raise ArgumentError(
-                f"process_group = {process_group!r:.60} needs a finite sum whose rows lie on the ranks: pass a "
+                f"process_group = {shown(process_group)} needs a finite sum whose rows lie on the ranks: pass a "
                 "sanc.problems.FiniteSum, or process_group=None."
             )
         fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
@@ -194,7 +194,7 @@ def minimize(
         grow=grow_samples,
     )
     if resume is not None and not isinstance(resume, Mapping):
-        raise ArgumentError(f"resume = {resume!r:.60} cannot be used: pass the state of an intermediate result.")
+        raise ArgumentError(f"resume = {shown(resume)} cannot be used: pass the state of an intermediate result.")
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
         tol = max(tol, _DIFFERENCED.get(str(jac), 0.0))
@@ -243,7 +243,7 @@ def _arguments() -> tuple[str, ...]:
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Join SciPy's options with the arguments beside them, by our names; what stands twice is an error."""
     if not isinstance(options, Mapping):
-        raise ArgumentError(f"options = {options!r:.60} cannot be used: pass a mapping of names to values.")
+        raise ArgumentError(f"options = {shown(options)} cannot be used: pass a mapping of names to values.")
     own = {
         name: p.default
         for name, p in inspect.signature(minimize).parameters.items()
@@ -269,10 +269,10 @@ def _require_free(bounds: Any, constraints: Any) -> None:
             low = [-math.inf if bound is None else float(bound) for bound in np.atleast_1d(lower)]
             high = [math.inf if bound is None else float(bound) for bound in np.atleast_1d(upper)]
         except (TypeError, ValueError):
-            raise ArgumentTypeError(f"bounds = {bounds!r:.60} are no pairs of numbers: leave bounds out.") from None
+            raise ArgumentTypeError(f"bounds = {shown(bounds)} are no pairs of numbers: leave bounds out.") from None
         if max(low) > -math.inf or min(high) < math.inf:
             raise ArgumentError(
-                f"bounds = {bounds!r:.60} cannot be used: sanc minimises without constraints; leave bounds out, or "
+                f"bounds = {shown(bounds)} cannot be used: sanc minimises without constraints; leave bounds out, or "
                 "substitute variables."
             )
     if constraints is not None and np.size(constraints) > 0:
@@ -304,7 +304,7 @@ def _sizes(
 def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
     """Print a line and call the caller back; true means stop."""
     if callback is not None and not callable(callback):
-        raise ArgumentTypeError(f"callback = {callback!r:.60} cannot be called: pass a function of the point.")
+        raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
     by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
 
     def report(run: Run) -> bool:

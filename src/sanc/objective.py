@@ -15,7 +15,7 @@ from sanc.autograd.products import HvpMode
 from sanc.core.oracle import Oracle
 from sanc.core.settings import Sampling
 from sanc.core.space import Vector
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle
 from sanc.sums.linear import FiniteSum
@@ -77,13 +77,13 @@ def build_oracle(
         return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(values, fun.dtype).reshape(-1), restore
 
     if not callable(fun):
-        raise ArgumentTypeError(f"fun = {fun!r:.60} cannot be called: pass a function or a sanc.problems.FiniteSum.")
+        raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
     if isinstance(hess, str):
         _scheme("hess", hess)
         hess = None  # products are differences of gradients then
     for label, given in (("hess", hess), ("hessp", hessp)):
         if given is not None and not callable(given):
-            raise ArgumentTypeError(f"{label} = {given!r:.60} cannot be called: pass a function.")
+            raise ArgumentTypeError(f"{label} = {shown(given)} cannot be called: pass a function.")
     if jac is None or jac is False:
         if hess is not None or hessp is not None:
             raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
@@ -96,7 +96,7 @@ def build_oracle(
             raise ArgumentError(f"jac = {jac!r} has no hess or hessp beside it: pass the gradient as a function too.")
         return DifferenceOracle(fun, start, scheme=_scheme("jac", jac), args=args), flat, restore
     if jac is not True and not callable(jac):
-        raise ArgumentTypeError(f"jac = {jac!r:.60} cannot be called: pass a function, or True if fun returns (f, g).")
+        raise ArgumentTypeError(f"jac = {shown(jac)} cannot be called: pass a function, or True if fun returns (f, g).")
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
 
 
@@ -168,7 +168,7 @@ def _point(x0: Any, name: str) -> Any:
             if x0.dtype != np.float32:
                 x0 = x0.astype(np.float64, casting="same_kind" if x0.dtype.kind in "fc" else "unsafe")
         except (TypeError, ValueError):
-            raise ArgumentTypeError(f"{name} = {x0!r:.60} is no array of real numbers: pass one.") from None
+            raise ArgumentTypeError(f"{name} = {shown(x0)} is no array of real numbers: pass one.") from None
         finite, size = bool(np.isfinite(x0).all()), x0.size
     if size == 0:
         raise ArgumentError(f"{name} is empty: pass at least one variable.")

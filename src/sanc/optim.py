@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
+from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.checkpoints import (
     checked_engine,
@@ -29,7 +30,7 @@ from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer, shown
 from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.ranks.find import find_mode
@@ -118,7 +119,7 @@ class CubicOptimizer(Optimizer):
     ) -> None:
         if by_position:
             raise ArgumentTypeError(
-                f"{by_position[0]!r:.60} was given by position after params: pass settings by name. If it is a "
+                f"{shown(by_position[0])} was given by position after params: pass settings by name. If it is a "
                 "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
             )
         method = METHODS[self.method]
@@ -135,12 +136,12 @@ class CubicOptimizer(Optimizer):
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
             if not isinstance(value, bool):
-                raise ArgumentTypeError(f"{name} = {value!r:.60} cannot be used: pass True or False.")
+                raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
         if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
             raise ArgumentTypeError(
-                f"params = {params!r:.60} is no collection of parameters: pass model.parameters(), or a list."
+                f"params = {shown(params)} is no collection of parameters: pass model.parameters(), or a list."
             )
         params = list(params)
         if not params:
@@ -247,16 +248,17 @@ class CubicOptimizer(Optimizer):
                 'optimiser with preset="paper".'
             )
         driver, everyone, loss = self._driver, self._everyone(), None
-        if closure is None or driver.stands_for_none(closure, everyone):
-            if hessian is not None or objective is not None:
-                raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
-            if self._is_empty_step():
-                return None
-            driver.step_on_gradients(self._leaves())
-        else:
-            given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-            loss = driver.step(given, self._leaves(), everyone)
-        driver.mode.stepped(self.param_groups, driver.iterates)
+        with full_precision(everyone[0].device):
+            if closure is None or driver.stands_for_none(closure, everyone):
+                if hessian is not None or objective is not None:
+                    raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
+                if self._is_empty_step():
+                    return None
+                driver.step_on_gradients(self._leaves())
+            else:
+                given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
+                loss = driver.step(given, self._leaves(), everyone)
+            driver.mode.stepped(self.param_groups, driver.iterates)
         self._warn_of_unreached()
         return loss
 

@@ -18,7 +18,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from sanc.errors import ArgumentError, nearest
+from sanc.errors import ArgumentError, nearest, shown
 from sanc.minimisation import minimize
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
@@ -365,7 +365,7 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
             )
         if not np.isfinite(sample_weight).all() or sample_weight.min() < 0 or sample_weight.max() == 0:
             raise ArgumentError(
-                f"sample_weight = {sample_weight!r:.60} cannot be used: pass finite weights ≥ 0 that are not all zero."
+                f"sample_weight = {shown(sample_weight)} cannot be used: pass finite weights ≥ 0 that are not all zero."
             )
     if class_weight is None:
         return sample_weight

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 
 def is_tree(x: Any) -> bool:
@@ -48,7 +48,7 @@ class Tree:
             arrays = [np.asarray(leaf) for leaf in leaves.values()]
             for place, array in zip(leaves, arrays, strict=True):
                 if array.dtype.kind not in "fiub":
-                    raise ArgumentTypeError(f"{place} = {leaves[place]!r:.60} is no array of real numbers: pass one.")
+                    raise ArgumentTypeError(f"{place} = {shown(leaves[place])} is no array of real numbers: pass one.")
             self.flat = np.concatenate([array.reshape(-1) for array in arrays])
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -136,12 +137,25 @@ def test_a_state_of_other_data_is_refused():
 # ---------------------------------------------------------------------------------------------- micro-batches
 
 
-def tokens(kind, microbatch, weight=None, middle=(), ignored=-100):
-    """An optimiser of a small model of tokens, of which a quarter is ignored, and its batch."""
+class Always(nn.Module):
+    """Dropout that pays no heed to evaluation mode."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5)
+
+
+class TrainingOnly(nn.Module):
+    def forward(self, x):
+        assert self.training, "no loss in evaluation mode"
+        return nn.functional.dropout(x, 0.5)
+
+
+def tokens(kind, microbatch, weight=None, middle=(), ignored=-100, where=(0, 1, 4)):
+    """An optimiser of a small model of tokens, some of which are ignored, and its batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), *middle, nn.Tanh(), nn.Linear(6, 5)).double()
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.randint(4, (10,))
-    y[[0, 1, 4]] = ignored
+    y[list(where)] = ignored
     losses = {
         "mean": lambda x, y: nn.functional.cross_entropy(model(x), y, ignore_index=ignored),
         "sum": lambda x, y: nn.functional.cross_entropy(model(x), y.clamp_min(0), reduction="sum"),
@@ -179,18 +193,46 @@ def test_micro_batches_that_change_the_loss_are_refused(kind, words):
     assert all(map(torch.equal, held, model.parameters())) and opt.style == ""
 
 
-@pytest.mark.parametrize("microbatch", [4, 6])
-def test_another_ignored_index_shows_in_the_halves(microbatch):
-    _, opt, batch = tokens("mean", microbatch, ignored=4)  # of four rows one half has no term at all
+LAYERS = {
+    "plain": nn.Identity, "dropout": nn.Dropout, "norm": partial(nn.BatchNorm1d, 6), "always": Always,
+    "training": TrainingOnly,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("middle", ["plain", "dropout", "norm"])
+@pytest.mark.parametrize(("microbatch", "where"), [
+    (4, (0, 1, 4)), (6, (0, 1, 4)),  # of four rows one half has no term at all
+    (4, (9,)),  # in the last of them only
+    (4, (4, 6)),  # as many in each half of the second, and none in the first
+])  # fmt: skip
+def test_another_ignored_index_shows_in_the_halves(microbatch, where, middle):
+    model, opt, batch = tokens("mean", microbatch, ignored=4, where=where, middle=[LAYERS[middle]()])
+    held = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(sanc.ArgumentError, match=r"mean of its halves.*pass weight= to sanc.Batch"):
+        opt.step(batch)
+    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("middle", ["always", "training"])
+def test_halves_that_cannot_be_compared_need_a_weight(middle):
+    _, opt, batch = tokens("mean", 4, ignored=4, middle=[LAYERS[middle]()])
+    with pytest.raises(sanc.ArgumentError, match=r"cannot be seen whether microbatch would change it. Pass weight="):
         opt.step(batch)
 
 
-@pytest.mark.parametrize("middle", [[nn.Dropout(0.5)], [nn.BatchNorm1d(6)]], ids=["dropout", "norm"])
-def test_halves_that_differ_anyway_are_no_mistake(middle):
-    _, opt, batch = tokens("rows", 4, weight=lambda x, y: len(x), middle=middle)
+@pytest.mark.parametrize(("middle", "weight"), [
+    ("plain", None), ("dropout", None), ("norm", None), ("dropout", len), ("norm", len), ("always", len),
+    ("training", len),
+])  # fmt: skip
+def test_a_mean_over_rows_is_cut(middle, weight):
+    model, opt, batch = tokens(
+        "rows", 4, weight=weight and (lambda x, y: weight(x)), middle=[LAYERS[middle]()], ignored=4
+    )
     opt.step(batch)
-    assert opt.record.iteration == 0
+    assert opt.record.iteration == 0 and all(module.training for module in model.modules())
+    if middle == "norm":
+        assert int(model[1].num_batches_tracked) == 3  # once a micro-batch
 
 
 @pytest.mark.parametrize("count", [0.0, float("nan"), -1.0])

@@ -123,6 +123,16 @@ def test_what_monitors_read(tmp_path):
     assert monitor.lrs == {"lr-SANC/all": pytest.approx([1.0, 1.0, 1.0, 0.9])}
 
 
+@pytest.mark.parametrize(("kind", "style"), [(Automatic, "backward"), (Manual, "loss"), (Gradients, "gradients")])
+def test_mixed_precision(kind, style, tmp_path):
+    model = made(kind)
+    before = loss(model)
+    fit = trainer(tmp_path, 8, precision="bf16-mixed", enable_checkpointing=False)
+    fit.fit(model, data())
+    assert loss(model) < 0.7 * before and fit.optimizers[0].style == style
+    assert model.net[0].weight.dtype == torch.float32
+
+
 def test_accumulated_batches_are_refused(tmp_path):
     """A closure is judged on its own batch: what Lightning summed up before it would be left out."""
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)

@@ -47,6 +47,18 @@ def test_a_run_resumes_from_saved_parameters(tmp_path):
         assert torch.equal(mine, theirs)
 
 
+def test_lr_is_a_factor():
+    """Half the rate in twice the scale is the same."""
+    X, y = data()
+    ends = []
+    for lr in (1.0, 0.5):
+        net = classifier(4, optimizer__curvature=False, optimizer__distance=0.0, optimizer__scale=0.004 / lr)
+        net.set_params(lr=lr).fit(X, y)
+        assert net.optimizer_.param_groups[0]["lr"] == lr
+        ends.append(torch.cat([p.detach().reshape(-1) for p in net.module_.parameters()]))
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
 def test_cloning_pickling_and_searching():
     import pickle
 

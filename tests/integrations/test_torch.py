@@ -138,6 +138,50 @@ def test_a_state_by_names_resumes(style, options):
     assert torch.equal(flat(model), flat(other))
 
 
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized")
+def test_what_cannot_be_filled_into_a_fresh_optimiser_is_refused_with_the_remedy(style, tmp_path):
+    """`load` fills a state dict that is there, and that of an optimiser without a step has no vectors."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    model, other, data = network(), network(), batches(60)
+    opt, twin = (sanc.SANC(net.parameters(), seed=seed) for seed, net in enumerate((model, other)))
+    drive(style, model, opt, data[:30])
+    opt.zero_grad()
+    checkpoint.save({"optimizer": dcp.get_optimizer_state_dict(model, opt)}, checkpoint_id=tmp_path / "saved")
+    state = {"optimizer": dcp.get_optimizer_state_dict(other, twin)}
+    checkpoint.load(state, checkpoint_id=tmp_path / "saved")
+    with pytest.raises(sanc.ArgumentError, match=r"sanc.load_checkpoint; what was saved already, .*dcp_to_torch_save"):
+        dcp.set_optimizer_state_dict(other, twin, state["optimizer"])
+    assert twin.style == "" and twin.param_groups[0]["lr"] == 1.0
+    dcp_to_torch_save(tmp_path / "saved", tmp_path / "file.pt")
+    other.load_state_dict(model.state_dict())
+    dcp.set_optimizer_state_dict(other, twin, torch.load(tmp_path / "file.pt", weights_only=True)["optimizer"])
+    for net, mine in ((model, opt), (other, twin)):
+        drive(style, net, mine, data[30:])
+        mine.eval()
+    assert torch.equal(flat(model), flat(other))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized")
+def test_a_state_without_vectors_is_filled_into_a_fresh_optimiser(steps, tmp_path):
+    from torch.distributed import checkpoint
+
+    model, other, data = network(), network(), batches(6)
+    opt, twin = (sanc.SANC(net.parameters(), seed=seed, preset="paper") for seed, net in enumerate((model, other)))
+    drive("loss", model, opt, data[:steps])
+    checkpoint.save(dcp.get_optimizer_state_dict(model, opt), checkpoint_id=tmp_path)
+    state = dcp.get_optimizer_state_dict(other, twin)
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    dcp.set_optimizer_state_dict(other, twin, state)
+    other.load_state_dict(model.state_dict())
+    for net, mine in ((model, opt), (other, twin)):
+        drive("loss", net, mine, data[steps:])
+    assert torch.equal(flat(model), flat(other))
+
+
 def test_asking_for_a_state_decides_no_style():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
@@ -159,8 +203,8 @@ def test_numbers_of_the_record_go_to_tensorboard(tmp_path):
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         for data in batches(5):
             drive("loss", model, opt, [data])
-            for name, value in opt.record.scalars().items():
+            for name, value in opt.record.as_dict().items():
                 writer.add_scalar(f"sanc/{name}", value, opt.record.iteration)
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert {f"sanc/{name}" for name in opt.record.scalars()} == set(events.Tags()["scalars"])
+    assert {f"sanc/{name}" for name in opt.record.as_dict()} == set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("sanc/value")] == [0, 1, 2, 3, 4]

@@ -83,12 +83,25 @@ def test_gradients_may_be_accumulated(tmp_path):
     assert unwrapped(train)._iterates.state.iteration == 4
 
 
-def test_the_class_may_be_given_instead(tmp_path):
+def test_the_class_may_be_given_instead_and_lr_is_a_factor(tmp_path):
+    """Half the rate in twice the scale is the same."""
+    args, ends = trainer(tmp_path, epochs=2).args, []
+    for lr in (1.0, 0.5):
+        options = {"seed": 0, "distance": 0.0, "scale": 0.004 / lr, "lr": lr}
+        with_class = transformers.Trainer(
+            model=model(), args=args, train_dataset=Rows(), optimizer_cls_and_kwargs=(sanc.SANC, options)
+        )
+        with_class.train()
+        opt = unwrapped(with_class)
+        assert opt.style == "gradients" and {group["lr"] for group in opt.param_groups} == {lr}
+        opt.eval()
+        ends.append(flat(with_class.model))
+    assert torch.allclose(*ends, rtol=0, atol=1e-6)
+
+
+def test_a_schedule_of_the_trainer_moves_the_factor(tmp_path):
     train = trainer(tmp_path, epochs=2)
-    args = train.args
-    args.learning_rate = 1.0
-    with_class = transformers.Trainer(
-        model=model(), args=args, train_dataset=Rows(), optimizer_cls_and_kwargs=(sanc.SANC, {"seed": 0})
-    )
-    with_class.train()
-    assert unwrapped(with_class).style == "gradients"
+    train.args.lr_scheduler_type = "linear"
+    train.train()
+    rates = [row["learning_rate"] for row in train.state.log_history if "learning_rate" in row]
+    assert rates == pytest.approx([5 / 8, 1 / 8])  # of 1.0, in the fourth and the last of eight steps

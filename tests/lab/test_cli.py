@@ -8,10 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import sanc
 from made_runs import line, write_run
-from sanc.lab import cluster, curves, directory, figures, report, summary, traces
+from sanc.lab import cluster, curves, directory, figures, report, study, summary, traces
 
 
 def run(*arguments, **environ):
@@ -88,6 +89,15 @@ def test_page_and_summary_say_the_same_deviation(decades):
             f"{mean} <small>{deviation}</small>" in page if deviation else f'<td class="num loss">{mean}</td>' in page
         )
     assert text.count("±") - 2 == page.count("<small>±") == 1  # of one run that finished there is no deviation
+
+
+def test_the_terminal_says_what_runs_of_your_own_came_to(decades, capsys):
+    study.report(decades, Console(width=80))
+    text = capsys.readouterr().out
+    for panel in traces.by_panel(traces.read(decades)).values():
+        (found,) = curves.results(panel)
+        assert " ".join(part for part in found.final if part) in text
+    assert "deep" in text and "flat" in text
 
 
 def test_a_loss_that_falls_over_decades_has_a_logarithmic_axis(decades):

@@ -113,6 +113,7 @@ def test_a_closed_terminal_is_an_interrupt(number, code, capsys):
     try:
         with pytest.raises(typer.Exit) as left:
             cli._leave(lambda: signal.raise_signal(number) or 0)
+        assert all(signal.getsignal(other) is kept[other] for other in (signal.SIGHUP, signal.SIGTERM))
     finally:
         for other, handler in kept.items():
             signal.signal(other, handler)

@@ -103,6 +103,18 @@ def test_the_command_runs_a_file(tmp_path, data, monkeypatch):
     assert changed == 2
 
 
+@pytest.mark.parametrize(("name", "words"), [
+    ("bad.csv", "line 2: could not convert string to float: 'x'. Encode"), ("no.npz", "no.npz is not there: pass"),
+    ("a9a", "pass one that ends in .svm, .libsvm, .svmlight, .txt, .csv, .npz, or a data set by its name with --data"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_run_is_an_error(tmp_path, monkeypatch, capsys, name, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("1,2,a\n1,x,b\n")
+    assert cli.main(["run", name]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and "sanc datasets" not in said.out
+
+
 def test_a_file_and_a_name_are_one_too_many(tmp_path, data, capsys):
     write(tmp_path / "mine.csv", *data)
     assert cli.main(["run", str(tmp_path / "mine.csv"), "--data", "w1a"]) == 2

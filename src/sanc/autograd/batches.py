@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sanc.core.saved import require_count, require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 __all__ = ["Batch", "ThreeSamples"]
 
@@ -48,15 +48,15 @@ class Batch:
         self, loss: Callable[..., Tensor], *tensors: Tensor, weight: Callable[..., Tensor | float] | None = None
     ) -> None:
         if not callable(loss):
-            raise ArgumentTypeError(f"loss = {loss!r:.60} cannot be called: pass a function of the batch's tensors.")
+            raise ArgumentTypeError(f"loss = {shown(loss)} cannot be called: pass a function of the batch's tensors.")
         if weight is not None and not callable(weight):
-            raise ArgumentTypeError(f"weight = {weight!r:.60} cannot be called: pass a function of the tensors.")
+            raise ArgumentTypeError(f"weight = {shown(weight)} cannot be called: pass a function of the tensors.")
         if not tensors:
             raise ArgumentError("tensors is empty: pass at least one tensor whose first dimension counts the rows.")
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
                 raise ArgumentTypeError(
-                    f"tensors[{position}] = {tensor!r:.60} is no tensor with rows: pass one (torch.as_tensor)."
+                    f"tensors[{position}] = {shown(tensor)} is no tensor with rows: pass one (torch.as_tensor)."
                 )
             if len(tensor) != len(tensors[0]):
                 raise ArgumentError(
@@ -91,7 +91,7 @@ class Batch:
                 )
         return float(len(self))
 
-    def parts(self, microbatch: int | None) -> list[tuple[float, Callable[[], Tensor]]]:
+    def parts(self, microbatch: int | None) -> list[tuple[float, Batch]]:
         """Weights and closures whose weighted sum is the mean loss over all rows."""
         n = len(self)
         if microbatch is None or microbatch >= n:
@@ -111,6 +111,10 @@ class Batch:
             )
         parts = zip(sizes, cut, strict=True)
         return [(size / total, Batch(self.loss, *tensors, weight=self.weight)) for size, tensors in parts if size > 0.0]
+
+    def joined(self, other: Batch) -> Batch:
+        """Return the loss on the rows of both."""
+        return Batch(self.loss, *map(torch.cat, zip(self.tensors, other.tensors, strict=True)), weight=self.weight)
 
     def _refuse_ignored_targets(self, cut: Sequence[tuple[Tensor, ...]]) -> None:
         """Refuse to weigh micro-batches by their rows where they hold different shares of targets that are ignored."""
@@ -169,7 +173,7 @@ class ThreeSamples:
             n = len(dataset)  # type: ignore[arg-type]
         except TypeError:
             raise ArgumentTypeError(
-                f"dataset = {dataset!r:.60} has no length: pass a map-style data set, whose rows can be drawn."
+                f"dataset = {shown(dataset)} has no length: pass a map-style data set, whose rows can be drawn."
             ) from None
         sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,) * 3
         if len(sizes) != 3 or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):

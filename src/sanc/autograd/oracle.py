@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
+from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
-from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
+from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.space import TorchSpace
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 
 
 class AutogradOracle(Oracle):
@@ -289,7 +290,7 @@ class AutogradOracle(Oracle):
 
         The first call shows whether closures call ``backward()`` themselves; later ones have to do as it did.
         """
-        with interruptible():
+        with interruptible(), callers_precision():
             loss = closure()
         called = any(leaf.grad is not None for leaf in self.leaves.tensors)
         if self.by_backward is None:
@@ -308,7 +309,7 @@ class AutogradOracle(Oracle):
         graph = graph and not called
         if not isinstance(loss, Tensor):
             raise ArgumentTypeError(
-                f"{name} returned {type(loss).__name__} ({loss!r:.60}): return the mean loss as a tensor of one "
+                f"{name} returned {type(loss).__name__} ({shown(loss)}): return the mean loss as a tensor of one "
                 "element, without .item()."
             )
         if loss.numel() != 1:
@@ -332,32 +333,6 @@ class AutogradOracle(Oracle):
                 "leave hvp out."
             )
         self.hvp = "finite-difference"
-
-    def bare_gradient(self, x: Any, sample: Sample) -> tuple[float, Tensor]:
-        """Loss and gradient on any sample, without decay and not counted."""
-        self.load(x)
-        with self.still():
-            loss, g = self._sum(x, sample, False)
-        return float(loss), g
-
-    def slope_is_right(self, x: Any) -> bool:
-        """Whether the loss changes along its gradient as that says, within a factor of ten.
-
-        Two steps are tried, and only a gradient that promises much on both is doubted: clipped ones promise too little,
-        and a loss in low precision hides small changes.
-        """
-        sample = self.samples[0]
-        loss, g = self.bare_gradient(x, sample)
-        norm, size = self.space.norm(g), abs(loss)
-        for length in (1.0, 1.0 / 16.0):
-            s = g * (length * difference_step(self.space, x) / norm) if norm > 0.0 else g
-            promised = norm * self.space.norm(s)
-            if not promised > 0.5 * size:
-                return True
-            found = 0.5 * (self.evaluate(x + s, sample) - self.evaluate(x - s, sample))
-            if not abs(found) < 0.1 * promised:
-                return True
-        return False
 
     # ------------------------------------------------------------------ products
 

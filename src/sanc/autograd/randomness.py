@@ -193,3 +193,23 @@ class StillBuffers(Buffers):
             self.put_back()
         finally:
             super().__exit__(*trouble)
+
+
+class InEvaluation(StillBuffers):
+    """Put every module that runs inside the block in evaluation mode for so long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained: list[nn.Module] = []
+
+    def remember(self, module: nn.Module) -> None:
+        super().remember(module)
+        for part in module.modules():
+            if part.training:
+                self._trained.append(part)
+                part.training = False
+
+    def __exit__(self, *trouble: object) -> None:
+        for module in self._trained:
+            module.training = True
+        super().__exit__(*trouble)

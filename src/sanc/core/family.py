@@ -10,7 +10,7 @@ from sanc.core.acceptance import Acceptance, Always, ByRatio, WithMomentum
 from sanc.core.escape import Escape, GradientStep, OnRejection, Stay
 from sanc.core.model import CubicModel, Model, NoModel
 from sanc.core.settings import MinibatchSettings, Settings
-from sanc.errors import ArgumentError, nearest
+from sanc.errors import ArgumentError, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,18 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
         base, merged = PRESETS[preset], {**method.defaults, **options}
     else:
         raise ArgumentError(
-            f"preset = {preset!r:.60} is neither known by name nor a sanc.Settings: {nearest(str(preset), PRESETS)}"
+            f"preset = {shown(preset)} is neither known by name nor a sanc.Settings: {nearest(str(preset), PRESETS)}"
         )
     known = {item.name for item in fields(Settings)}
     on_samples = {item.name for item in fields(MinibatchSettings)}
     for name, value in options.items():
         if name not in known | on_samples:
-            hint = nearest(name, known | on_samples | set(also))
-            raise ArgumentError(f"option {name!r} (= {value!r:.60}) is not known: {hint}")
+            far = "leave it out, or look for its name in help(sanc.Settings) and help(sanc.MinibatchSettings)."
+            hint = nearest(name, known | on_samples | set(also), far)
+            raise ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {hint}")
         user = _USERS.get(name, method.name)
         if user != method.name:
-            raise ArgumentError(f"{name} = {value!r:.60} is used by {user} alone, not by {method.name}: leave it out.")
+            raise ArgumentError(f"{name} = {shown(value)} is used by {user} alone, not by {method.name}: leave it out.")
     if merged.get("lanczos") == "regenerate":
         merged.setdefault("reorthogonalise", False)
     mine = {name: merged.pop(name) for name in on_samples & merged.keys()}

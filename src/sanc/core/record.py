@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
 
 class Branch(StrEnum):
@@ -113,11 +112,11 @@ class Record:
     hvp: str = ""
     style: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record as plain numbers and strings, ready for JSON."""
-        return asdict(self) | {"branch": self.branch.value}
+    def as_dict(self) -> dict[str, float]:
+        """Return the numbers, side by side, for a logger: ``for k, v in record.as_dict().items(): …``.
 
-    def scalars(self) -> dict[str, float]:
-        """Return the numbers alone, side by side, for a logger: ``for k, v in record.scalars().items(): …``."""
+        Those of `calls` are there as ``calls.gradient`` and so on. With the strings, for JSON, it is
+        ``dataclasses.asdict(record)``.
+        """
         plain = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
         return plain | {f"calls.{name}": value for name, value in asdict(self.calls).items()}

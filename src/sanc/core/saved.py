@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, shown
 
 _POSITIVE = {"sigma", "unit", "distance"}
 _SIGNED = {"along"}
@@ -20,8 +20,8 @@ _SIGNED = {"along"}
 def refuse(where: str, value: object, wanted: str) -> ArgumentError:
     """Return the error for an entry of a state."""
     return ArgumentError(
-        f"{where} = {value!r:.80} cannot be used: {wanted} belongs there. Pass a state as it was saved; where its file "
-        "is damaged, an earlier one."
+        f"{where} = {shown(value)} cannot be used: {wanted} belongs there. Pass a state as it was saved; where its "
+        "file is damaged, an earlier one."
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
-from sanc.errors import ArgumentError, nearest
+from sanc.errors import ArgumentError, nearest, shown
 
 SigmaRule = Literal["paper", "interpolate"]
 KrylovStop = Literal["paper", "forcing"]
@@ -243,7 +243,7 @@ def check_fields(settings: Any) -> None:
         elif hint is bool or MinibatchSettings in parts:
             if not isinstance(value, bool if hint is bool else (MinibatchSettings, type(None))):
                 called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"
-                raise ArgumentError(f"{name} = {value!r:.60} cannot be used: pass {called}.")
+                raise ArgumentError(f"{name} = {shown(value)} cannot be used: pass {called}.")
         elif value is not None or type(None) not in parts:
             kind, called = (Integral, "an integer") if hint is int or int in parts else (Real, "a number")
             if not isinstance(value, kind) or isinstance(value, bool) or value != value:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.space import NumpySpace, Space, TorchSpace, Vector
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 
 class CallableOracle(Oracle):
@@ -62,7 +62,7 @@ class CallableOracle(Oracle):
                 answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
                 flat = np.array(answer, self.space.dtype).reshape(-1)
         except (TypeError, ValueError, RuntimeError):
-            raise ArgumentTypeError(f"{name} returned {answer!r:.60}: return an array of real numbers.") from None
+            raise ArgumentTypeError(f"{name} returned {shown(answer)}: return an array of real numbers.") from None
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -81,7 +81,7 @@ class CallableOracle(Oracle):
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
             if not isinstance(answer, Sequence) or len(answer) != 2:
-                raise ArgumentTypeError(f"fun returned {answer!r:.60}: with jac = True return the pair (f, g).")
+                raise ArgumentTypeError(f"fun returned {shown(answer)}: with jac = True return the pair (f, g).")
             answer, g = answer
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
@@ -145,7 +145,7 @@ class _CallableOperator(Operator):
         try:
             _refuse_complex(matrix)
         except TypeError:
-            raise ArgumentTypeError(f"hess returned {matrix!r:.60}: return a matrix of real numbers.") from None
+            raise ArgumentTypeError(f"hess returned {shown(matrix)}: return a matrix of real numbers.") from None
         if isinstance(o.space, TorchSpace):
             matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
         shape = tuple(getattr(matrix, "shape", ()))
@@ -184,4 +184,4 @@ def _scalar(answer: Any) -> float:
         _refuse_complex(answer)
         return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
     except (TypeError, ValueError):
-        raise ArgumentTypeError(f"fun returned {answer!r:.60}: return a real number.") from None
+        raise ArgumentTypeError(f"fun returned {shown(answer)}: return a real number.") from None

@@ -101,9 +101,9 @@ def _leave(work: Callable[[], int]) -> NoReturn:
         caught[0] = signal.Signals(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, interrupt)
+    ours = [number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
         code = work()
     except KeyboardInterrupt:
@@ -112,6 +112,9 @@ def _leave(work: Callable[[], int]) -> NoReturn:
             console.print(
                 "\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
             )
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
     raise typer.Exit(code)
 
 
@@ -209,9 +212,14 @@ def run(
     checkpoint_every: Every = 5.0,
 ) -> None:
     """Run a combination of your own: problem, data or a file of yours, methods, any option; also from a TOML file."""
-    from sanc.lab import study
+    from sanc.lab import own_files, study
 
     if file is not None:
+        if not own_files.is_file(str(file)):
+            raise ArgumentError(
+                f"file = {str(file)!r} is no data file: pass one that ends in {', '.join(own_files.SUFFIXES)}, or a "
+                "data set by its name with --data."
+            )
         if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:
             raise ArgumentError(f"{file} stands beside --data or --from: name the data once.")
         data = str(file)

@@ -150,9 +150,9 @@ def bounds(curves: Iterable[Curve], star: float, log: bool) -> tuple[float, floa
 
 
 def falls_over_decades(curves: Iterable[Curve]) -> bool:
-    """Whether a mean loss falls by a factor of a hundred or more, so that a linear axis would show its first steps."""
+    """Whether a mean loss falls by a factor of thirty or more, so that a linear axis would show its first steps."""
     drawn = [mean[np.isfinite(mean)] for _, mean, _, _ in curves]
-    return any(len(mean) > 0 and 0 < mean.min() <= mean[0] / 100 for mean in drawn) and all(
+    return any(len(mean) > 0 and 0 < mean.min() <= mean[0] / 30 for mean in drawn) and all(
         len(mean) == 0 or mean.min() > 0 for mean in drawn
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -122,7 +123,7 @@ def execute(
 
 def _line(record: sanc.Record) -> dict[str, Any]:
     """Return a record as a line of the trace."""
-    flat = record.as_dict()
+    flat = asdict(record) | {"branch": str(record.branch)}
     calls = flat.pop("calls")
     for name in ("value", "trial_value", "hvp", "style"):
         flat.pop(name, None)

@@ -17,6 +17,7 @@ from rich.table import Table
 import sanc
 from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
 from sanc.lab.checks import one_of
+from sanc.lab.curves import results
 from sanc.lab.directory import compare, finished, write_json
 from sanc.lab.experiments import Panel
 
@@ -115,6 +116,8 @@ class Study:
                 with self.console.status(f"Reading {panel.data} …"):
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64")
             except sanc.SancError as problem:
+                if own_files.is_file(panel.data):
+                    raise
                 skipped[panel.name] = str(problem)
                 self.console.print(f"[yellow]Without {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
                 continue
@@ -134,7 +137,8 @@ class Study:
         names = ", ".join(panel.name for panel in panels)
         where = f"on {self.scheduler}" if self.scheduler else f"with {self.workers} worker{'s' * (self.workers > 1)}"
         guess = f": about {minutes} min, if this machine is like ours" if left else ""
-        words = f"{len(wanted)} runs in {len(panels)} panels ({names}), {len(left)} still to make {where}{guess}."
+        panel = f"{len(panels)} panel{'s' * (len(panels) > 1)} ({names})"
+        words = f"{len(wanted)} run{'s' * (len(wanted) > 1)} in {panel}, {len(left)} still to make {where}{guess}."
         self.console.print(f"{words} Results go to [bold]{self.out}[/].", soft_wrap=True)
 
 
@@ -156,6 +160,13 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
         for claim in found:
             verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
             table.add_row(claim.panel, claim.statement, claim.measured, verdict)
+        console.print(table)
+    for name, own in ({} if found else traces.by_panel(made)).items():
+        table = Table("method", "runs", "final loss", "evaluations", "seconds", title=name, title_justify="left")
+        for result in results(own):
+            final, spent = " ".join(filter(None, result.final)), result.ends
+            cells = str(result.runs), final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
+            table.add_row(result.method.upper(), *cells)
         console.print(table)
     places_shown = {"Report": path, "Pictures": out / "figures", "Tables": out / "summary.md"}
     console.print("   ".join(f"{name}: [bold]{place}[/]" for name, place in places_shown.items()), soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, shown
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.modes import DataParallel, OneProcess
 
@@ -41,7 +41,7 @@ def _sharded(process_group: object, compare_every: int, params: Sequence[Tensor]
     group = require_shards(params)
     if process_group is None or (process_group != DEFAULT and process_group != group):
         raise ArgumentError(
-            f"process_group = {process_group!r:.60} cannot be used: the parameters are sharded over the group of their "
-            "mesh. Leave it out."
+            f"process_group = {shown(process_group)} cannot be used: the parameters are sharded over the group of "
+            "their mesh. Leave it out."
         )
     return Sharded(Ranks(group), compare_every)

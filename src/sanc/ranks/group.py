@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sanc.errors import ArgumentTypeError, RanksError
+from sanc.errors import ArgumentTypeError, RanksError, shown
 
 T = TypeVar("T")
 
@@ -134,14 +134,14 @@ def find_ranks(process_group: object) -> Ranks | None:
         if process_group is None or process_group == DEFAULT:
             return None
         raise ArgumentTypeError(
-            f"process_group = {process_group!r:.60} cannot be used before torch.distributed is initialised: call "
+            f"process_group = {shown(process_group)} cannot be used before torch.distributed is initialised: call "
             "torch.distributed.init_process_group first, or pass None."
         )
     if process_group == DEFAULT:
         process_group = dist.group.WORLD
     if not isinstance(process_group, dist.ProcessGroup):
         raise ArgumentTypeError(
-            f"process_group = {process_group!r:.60} cannot be used: pass a torch.distributed.ProcessGroup that this "
+            f"process_group = {shown(process_group)} cannot be used: pass a torch.distributed.ProcessGroup that this "
             f'rank belongs to, "{DEFAULT}", or None.'
         )
     return Ranks(process_group) if dist.get_world_size(process_group) > 1 else None

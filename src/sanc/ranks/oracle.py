@@ -167,15 +167,6 @@ class AveragingOracle(AutogradOracle):
         assert g is not None
         return g
 
-    def bare_gradient(self, x: Any, sample: Sample) -> tuple[float, Tensor]:
-        def ask() -> Answer:
-            loss, g = super(AveragingOracle, self).bare_gradient(x, sample)
-            return [loss], g
-
-        (loss,), g = self.mean(sample, "a gradient", ask, count=1)
-        assert g is not None
-        return loss, g
-
     def check(self, closure: Callable[[], None]) -> None:
         def ask() -> Answer:
             closure()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
 
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
@@ -106,7 +106,7 @@ class LinearSum(FiniteSum):
     def subset(self, rows: Array) -> LinearSum:
         rows = np.asarray(rows)
         if rows.size == 0 or rows.min() < 0 or rows.max() >= self.n:
-            raise ArgumentError(f"rows = {rows!r:.60} cannot be used: pass row numbers from 0 to {self.n - 1}.")
+            raise ArgumentError(f"rows = {shown(rows)} cannot be used: pass row numbers from 0 to {self.n - 1}.")
         part = object.__new__(type(self))
         weights = None if self.weights is None else self.weights[rows]
         part.__dict__.update(self.__dict__, X=self.X[rows], y=self.y[rows], weights=weights, n=len(rows), _points=[])
@@ -250,5 +250,5 @@ def _weights(weights: Any, n: int) -> Array:
     if s.shape != (n,):
         raise ArgumentError(f"weights has shape {s.shape} and X has {n} rows: pass one weight for each row.")
     if not np.isfinite(s).all() or s.min() < 0 or s.sum() == 0:
-        raise ArgumentError(f"weights = {weights!r:.60} cannot be used: pass finite numbers ≥ 0 that are not all 0.")
+        raise ArgumentError(f"weights = {shown(weights)} cannot be used: pass finite numbers ≥ 0 that are not all 0.")
     return s * float(n / s.sum())
