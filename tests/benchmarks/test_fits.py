@@ -24,7 +24,7 @@ def test_the_certified_parameters_have_the_certified_sum_of_squares(fit):
         assert found == pytest.approx(fit.squares, rel=1e-9)
 
 
-NAMES = "Misra1a-1 BoxBOD-1 Rat42-1 MGH09-2 Thurber-2 ENSO-1 Eckerle4-1 Rat43-1 Roszman1-1 Nelson-2".split()
+NAMES = ["Misra1a-1", "BoxBOD-1", "Rat42-1", "MGH09-2", "Thurber-2", "ENSO-1", "Eckerle4-1", "Rat43-1", "Nelson-2"]
 
 
 @pytest.mark.parametrize("name", NAMES)
