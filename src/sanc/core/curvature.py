@@ -244,7 +244,7 @@ def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, co
     high = (krylov.residual + rounding) / part  # where the right side is surely smaller
     low = max(rounding, 1e-16 * high)
     if high > 0.0 and possible(low):
-        for _ in range(20):  # to a relative 4e-5, on the safe side
+        for _ in range(12):  # to one per cent, on the safe side
             middle = math.sqrt(low) * math.sqrt(high)
             low, high = (middle, high) if possible(middle) else (low, middle)
         low = high
