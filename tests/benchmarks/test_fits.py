@@ -24,7 +24,10 @@ def test_the_certified_parameters_have_the_certified_sum_of_squares(fit):
         assert found == pytest.approx(fit.squares, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["Misra1a-1", "BoxBOD-1", "Rat42-1", "MGH09-2", "Thurber-2", "ENSO-1", "Eckerle4-1"])
+NAMES = ["Misra1a-1", "BoxBOD-1", "Rat42-1", "MGH09-2", "Thurber-2", "ENSO-1", "Eckerle4-1", "Rat43-1", "Nelson-2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_fits_are_solved(name):
     problem = next(problem for problem in fits.problems() if problem.name == name)
     f, jac, _, hessp = zoo.numpy_functions(problem)
@@ -32,3 +35,5 @@ def test_fits_are_solved(name):
     assert problem.reached(result.fun) is not None
     fit = next(fit for fit in fits.FITS if name.startswith(fit.name))
     np.testing.assert_allclose(result.x, fit.certified.numpy(), rtol=1e-4)
+    values = np.array([record.value for record in result.history])  # they never rise by more than rounding explains
+    assert np.all(np.diff(values) <= 1e-9 * values[0])

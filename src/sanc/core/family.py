@@ -169,4 +169,4 @@ def make_settings(method: Method, preset: object, options: Mapping[str, Any], al
     if mine:
         given = merged.get("minibatch", base.minibatch)
         merged["minibatch"] = replace(given or MinibatchSettings(), **mine)
-    return replace(base, **merged)
+    return replace(base, **merged) if merged else base

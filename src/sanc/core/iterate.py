@@ -65,7 +65,7 @@ class Iterate:
     slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
     units: Units = field(default_factory=Units)  # of the first point
     ahead: bool = False  # whether the gradient at the next point may be asked for already
-    longest: float = math.inf  # of the steps to which negative curvature may lead
+    longest: float = math.inf  # of the steps that may be tried without a value on the way
     guessed: bool = False  # whether σ says nothing about f yet: it is the first, or that of `longest`
     cubic_norm: float = 0.0  # length of the last cubic step that was tried
     at_rest: bool = False  # whether it stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7)

@@ -109,7 +109,7 @@ class Model(ABC):
         return krylov.left_by(step.u) <= tolerance
 
     def _measure(self, at: Iterate, krylov: Krylov) -> None:
-        """Find the units and σ at the first point, and the longest step of negative curvature from here."""
+        """Find the units and σ at the first point, and the longest step from here."""
         s = self._settings
         if not at.units.known:
             curvature = math.hypot(krylov.alpha[0], krylov.residual)
@@ -128,15 +128,18 @@ class Model(ABC):
         return max(at.units.length, 0.1 * at.oracle.norm(at.x))
 
     def _bounded(self, at: Iterate) -> cubic.CubicStep:
-        """Minimise the model, with σ raised where negative curvature leaves the length to σ and that is too long.
+        """Minimise the model, with σ raised where the step is far longer than the last.
 
-        At first σ is a guess, and steps along which the curvature was positive let it fall as far as they like.
+        σ speaks of where the last steps led, and along another direction it may let the model run far out of what it
+        was seen to hold in. The first step of all is Newton's, unless negative curvature leaves its length to a guess.
         """
         assert at.spectrum is not None
         step = at.solve(at.judge.sigma)
-        if at.spectrum.leftmost < step.multiplier and step.norm > at.longest:
+        if step.norm > at.longest and (at.reach > 0.0 or at.spectrum.leftmost < step.multiplier):
             at.guessed = True
-            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
+            # ‖s‖ is at least λ1/(λ1 + μ) times that of Newton's step, so no σ = μ/‖s‖ below this is large enough.
+            least = at.spectrum.leftmost * (step.norm / at.longest - 1.0) / at.longest
+            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest, least)
             step = at.solve(at.judge.sigma)
         return step
 

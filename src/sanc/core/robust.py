@@ -26,10 +26,11 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
 
     Granted on both sides of the ratio, it lets ρ tend to 1 where f barely moves. A value may carry the rounding error
     of terms far larger than itself, so that its own size says too little: where values could be lost in that, a step
-    that halves an exact gradient is as good as promised.
+    that halves an exact gradient is as good as promised. Of badly scaled variables the curvature tells of terms that
+    are nowhere, so they are no larger than what the first point says of values.
     """
     eps, value = at.space.eps, at.record.value
-    size = max(abs(value), _terms(at))
+    size = max(abs(value), min(_terms(at), at.units.value))
     hidden = abs(actual) <= 1e3 * eps * size and predicted <= math.sqrt(eps) * size
     if hidden and actual < at.judge.settings.eta1 * predicted and at.record.trials == 1 and at.oracle.exact:
         _, g = at.oracle.gradient(trial)

@@ -100,11 +100,11 @@ class Settings:
         direction becomes 0.1 to 0.5 times as long after a rejection and at most 3 times after a very successful step.
         Where an exact f still falls at the end of a step that was just successful, σ falls too.
     first_radius : float or None
-        Where a Krylov space shows so little curvature, or negative one, that σ decides how long the step is, σ is at
-        least so large that it is no longer than this times the unit of lengths, or than three times the last step. The
-        unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, as far as |f|/‖g‖ and ‖x‖/10 of the first
-        point allow. Where that or `sigma0` decided on σ, and f falls by more than the model says, longer
-        steps in the same space are tried at once. None: neither. Only for methods that test their steps.
+        σ is at least so large that a step is no longer than this times the unit of lengths, or than three times the
+        last step; the first step of all, only where its Krylov space shows so little curvature, or negative one, that σ
+        decides how long it is. The unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, as far as |f|/‖g‖
+        and ‖x‖/10 of the first point allow. Where that or `sigma0` decided on σ, and f falls by more than the model
+        says, longer steps in the same space are tried at once. None: neither. Only for methods that test their steps.
     rounding_guard : bool
         Add the rounding error of f to both sides of the ratio, so that it tends to 1 when f barely moves; and where an
         exact f moves less than rounding may hide, take a step that f refuses if it halves the gradient.

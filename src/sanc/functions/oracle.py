@@ -177,6 +177,8 @@ def _refuse_complex(answer: Any) -> None:
 
 
 def _scalar(answer: Any) -> float:
+    if isinstance(answer, float):
+        return float(answer)
     size = answer.numel() if isinstance(answer, Tensor) else np.size(answer)
     if size != 1:
         raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
