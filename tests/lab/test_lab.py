@@ -379,7 +379,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.slow
 def test_a_command_with_processes_of_its_own(uninterrupted):
     out, text = uninterrupted
-    assert "4 runs in 1 panels" in text and "4 runs finished" in text and len(read(out)) == 4
+    assert "4 runs in 1 panel " in text and "4 runs finished" in text and len(read(out)) == 4
     assert (out / "report.html").exists()
 
 
@@ -507,7 +507,7 @@ def test_the_command_says_what_it_does_and_where_the_result_is(tmp_path, schedul
     result = CliRunner().invoke(cli.app, [*short, "--scheduler", scheduler])
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
-    assert "4 runs in 1 panels" in text and "about" in text and "4 runs finished" in text
+    assert "4 runs in 1 panel " in text and "about" in text and "4 runs finished" in text
     assert "report.html" in text and (tmp_path / "report.html").exists()
     assert (tmp_path / "figures" / "own-logistic-breast_cancer.png").exists()
     assert json.loads((tmp_path / "claims.json").read_text()) == {"claims": []}  # those of the paper are of its panels
