@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import types
 
 import numpy as np
 import pytest
@@ -216,9 +217,38 @@ def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
         assert "back" not in record.note
 
 
-def test_rare_rows_are_learnt_from():
+def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
+    """Ten batches without a positive row drive the bias to −∞; the first with one is better off where that began."""
+    w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = sanc.SANC([w], seed=0)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    X = torch.tensor([[1.0, 0.3], [1.0, -0.2], [1.0, 0.1], [1.0, 0.4]], dtype=torch.float64)
+    negative, mixed = torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    for _ in range(10):
+        opt.step(lambda: loss(X @ w, negative))
+    assert float(w[0].detach()) < -5.0 and opt.record.branch != "untested"
+    opt.step(lambda: loss(X @ w, mixed))
+    assert opt.record.branch == "untested" and float(w.detach().abs().max()) < 0.1
+    assert opt.record.value == pytest.approx(math.log(2.0))
+
+
+@pytest.mark.parametrize(
+    ("value", "entry", "before", "back"),
+    [(0.5, 1.0, 0.1, False), (2.0, 1.0, 3.0, False), (2.0, 1.0, 1.5, True), (math.nan, 1.0, 1.5, True),
+     (math.nan, 1.0, math.nan, False)],
+)  # fmt: skip
+def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
+    engine = MinibatchIteration(METHODS["sanc"], make_settings(METHODS["sanc"], "robust", {}), seed=0)
+    x, start = np.ones(2), np.zeros(2)
+    engine.state.safe, engine.state.entry = start, entry
+    oracle = types.SimpleNamespace(trial=lambda point: before if point is start else None)
+    assert engine._unmisled(x, value, oracle) is (start if back else x)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_rare_rows_are_learnt_from(seed):
     """One row in fifty is positive and the batches have four: a high loss is the batch's, not the step's."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     X = torch.from_numpy(rng.standard_normal((2000, 5)))
     y = torch.from_numpy((rng.random(2000) < 0.02).astype(float))
     w = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))

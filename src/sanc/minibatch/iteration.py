@@ -130,10 +130,11 @@ class MinibatchIteration:
             state.offset = state.offset if state.noisy else None
         if not state.noisy:
             value, _ = oracle.gradient(x)
-            if watch.judged_on(state, value, self.own, oracle.space.eps):
+            if watch.judged_on(state, x, value, self.own, oracle.space.eps):
                 return self._judged_step(x, oracle)
             state.noisy = True
             shrink(state, self.own, value, self.judged.state.reach, oracle.space.dim)
+            x = self._unmisled(x, value, oracle)
         return self._averaged_step(x, oracle)
 
     # ------------------------------------------------------------------ steps that are judged on their batch
@@ -148,6 +149,14 @@ class MinibatchIteration:
         state.gained = record.value - record.trial_value if moved else 0.0
         state.far = record.step_norm > natural_length(self.own, oracle.space.dim)
         return point, record
+
+    def _unmisled(self, x: Vector, value: float, oracle: Oracle) -> Vector:
+        """Return where judged steps began, if they fitted batches that say little of this one; or else x."""
+        state = self.state
+        if state.safe is None or value <= state.entry:
+            return x
+        before = oracle.trial(state.safe)
+        return state.safe if before < value or (math.isfinite(before) and not math.isfinite(value)) else x
 
     def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Try a judged step now and then, and keep it where it pays.
@@ -170,7 +179,7 @@ class MinibatchIteration:
         halved = state.reached < watch.PAYS * record.value
         if not for_curvature and halved and state.variance < state.mean * state.mean:
             record.note = "a judged step was tried"
-            watch.begin_judged(state, record.value)
+            watch.begin_judged(state, x, record.value)
             state.held = x
             return point, record
         self.judged.state = before

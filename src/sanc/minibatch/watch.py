@@ -26,15 +26,15 @@ YOUNG = 20
 """Averaged steps after which means say something."""
 
 
-def judged_on(state: State, value: float, own: MinibatchSettings, eps: float) -> bool:
-    """Whether steps go on being judged, by what this batch tells of the last one.
+def judged_on(state: State, x: Vector, value: float, own: MinibatchSettings, eps: float) -> bool:
+    """Whether steps go on being judged, by what this batch tells of the last one, which led to x.
 
     They do where it tells what the step's own batch told, but for rounding. Where it differs by less than the step
     gained, they do as long as they halve the loss within some steps; where it differs by more for a second time in a
     row, or by far more, they do not.
     """
     if math.isnan(state.reached):
-        begin_judged(state, value)
+        begin_judged(state, x, value)
         return True
     off = abs(value - state.reached) - 100.0 * eps * abs(value)
     state.misses = 0 if off <= own.noise * state.gained else state.misses + 1
@@ -44,9 +44,9 @@ def judged_on(state: State, value: float, own: MinibatchSettings, eps: float) ->
     return off <= 0.0 or (agrees and state.idle < (2 * _IDLE if state.far else _IDLE))
 
 
-def begin_judged(state: State, value: float) -> None:
-    """Watch judged steps from here on."""
-    state.misses, state.idle, state.level, state.entry = 0, 0, value, value
+def begin_judged(state: State, x: Vector, value: float) -> None:
+    """Watch judged steps from x on."""
+    state.misses, state.idle, state.level, state.entry, state.safe = 0, 0, value, value, x
 
 
 def watch_loss(state: State, x: Vector, value: float) -> None:
