@@ -163,12 +163,11 @@ class Judge:
         """Set σ, within its bounds."""
         self.sigma = max(self.floor, min(sigma, self.ceiling))
 
-    def shorten(self, length: Callable[[float], float], longest: float, least: float = 0.0) -> None:
-        """Double σ, from `least` on, until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
+    def shorten(self, length: Callable[[float], float], longest: float) -> None:
+        """Double σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
 
         A step of kσ is at least a k-th as long as that of σ, so that not every doubling needs a look.
         """
-        self.move(max(self.sigma, least))
         while (norm := length(self.sigma)) > longest and self.sigma < self.ceiling:
             times = norm / longest
             doublings = max(1, math.floor(math.log2(times))) if math.isfinite(times) else 1

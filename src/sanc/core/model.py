@@ -137,9 +137,7 @@ class Model(ABC):
         step = at.solve(at.judge.sigma)
         if step.norm > at.longest and (at.reach > 0.0 or at.spectrum.leftmost < step.multiplier):
             at.guessed = True
-            # ‖s‖ is at least λ1/(λ1 + μ) times that of Newton's step, so no σ = μ/‖s‖ below this is large enough.
-            least = at.spectrum.leftmost * (step.norm / at.longest - 1.0) / at.longest
-            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest, least)
+            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
             step = at.solve(at.judge.sigma)
         return step
 

@@ -392,6 +392,8 @@ class MinibatchIteration:
         known = "squares" in vectors
         if numbers["steps"] and not known:
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
+        if not numbers["noisy"] and not math.isnan(numbers["reached"]) and "safe" not in vectors:
+            raise ArgumentError(f"{where} comes without the vector 'safe': pass all that was saved.")
         if shapes is not None:
             metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
             metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
@@ -406,11 +408,8 @@ class MinibatchIteration:
         self._squares, self._factors = vectors.get("squares"), factors
 
     def forget(self) -> None:
-        """Begin anew with vectors of another length; the counts, and what judged steps know, stay."""
+        """Begin anew with vectors of another length; the counts stay."""
         state = self.state
-        judged = {
-            name: getattr(state, name) for name in ("misses", "gained", "reached", "far", "idle", "level", "entry")
-        }
-        self.state = State(state.seed, state.iteration, state.seconds, state.noisy, **judged)
+        self.state = State(state.seed, state.iteration, state.seconds, state.noisy)
         self.judged.forget()
         self._work, self._squares, self._factors, self._floors = None, None, (), ()
