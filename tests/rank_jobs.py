@@ -107,20 +107,22 @@ FEW = {
 """The cases of the ordinary tests."""
 
 
-def run_cases(steps, names=None, rows=ROWS):
+def run_cases(steps, names=None, rows=ROWS, device="cpu"):
     """Train every case, on this rank's share of the rows."""
     rank, size = place()
     results = {}
     for name, (method, settings, style, ddp, batch, data) in cases(steps, rows).items():
         if names is not None and name not in names:
             continue
-        model = network()
+        model = network().to(device)
         opt = getattr(sanc, method)(model.parameters(), seed=0, compare_every=5, **settings)
-        driven = DistributedDataParallel(model) if ddp and size > 1 else model
+        driven = DistributedDataParallel(model) if ddp and dist.is_initialized() else model
+        mine = [[part.to(device) for part in share(rows, rank, size)] for rows in data]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train(opt, driven, [share(rows, rank, size) for rows in data], style, batch)
-        results[name] = told(opt, model)
+            train(opt, driven, mine, style, batch)
+        vector, *more = told(opt, model)
+        results[name] = vector.cpu(), *more
     return results
 
 

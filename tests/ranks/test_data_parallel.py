@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from together import all_well, together
+from together import agree, all_well, together
 
 
 def everything(steps):
@@ -20,17 +20,6 @@ def everything(steps):
 @pytest.fixture(scope="module")
 def two():
     return all_well(together(2, everything, 4))
-
-
-def agree(one, several, rel):
-    for name, (x, branch, numbers, calls) in one.items():
-        for other in several:
-            y, its_branch, its_numbers, its_calls = other[name]
-            assert torch.equal(y, several[0][name][0]), f"{name}: the ranks differ"
-            assert its_branch == branch, name
-            assert its_calls == calls, name
-            torch.testing.assert_close(y, x, rtol=rel, atol=rel, msg=lambda text, name=name: f"{name}: {text}")
-            assert its_numbers == pytest.approx(numbers, rel=1e3 * rel, abs=rel, nan_ok=True), name
 
 
 def test_two_ranks_take_the_steps_of_one(two):
