@@ -235,20 +235,16 @@ def minimize(
 
 
 @cache
-def _arguments() -> tuple[str, ...]:
-    """Names of the arguments of `minimize` that are no settings."""
-    return tuple(name for name in inspect.signature(minimize).parameters if name != "settings")
+def _arguments() -> dict[str, Any]:
+    """Names and defaults of the arguments of `minimize` that are no settings."""
+    return {name: p.default for name, p in inspect.signature(minimize).parameters.items() if name != "settings"}
 
 
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Join SciPy's options with the arguments beside them, by our names; what stands twice is an error."""
     if not isinstance(options, Mapping):
         raise ArgumentError(f"options = {shown(options)} cannot be used: pass a mapping of names to values.")
-    own = {
-        name: p.default
-        for name, p in inspect.signature(minimize).parameters.items()
-        if name not in ("fun", "x0", "options", "settings")
-    }
+    own = {name: default for name, default in _arguments().items() if name not in ("fun", "x0", "options")}
     merged = {name: given[name] for name in own}
     for name, value in [*given["settings"].items(), *options.items()]:
         ours = SCIPY_NAMES.get(name, name)
