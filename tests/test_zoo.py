@@ -196,6 +196,27 @@ def test_minimize_solves(name: str) -> None:
         assert np.linalg.eigvalsh(zoo.dense_hessian(problem, result.x))[0] >= -1e-4
 
 
+@pytest.mark.parametrize("n", [10, 100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_minimize_walks_far(n: int) -> None:
+    for problem in zoo.walks(n):
+        result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), tol=problem.gtol)
+        assert result.success, f"{problem.name}: {result.status.name}, f = {result.fun}, {result.nit} iterations"
+        assert problem.reached(result.fun) is not None, f"{problem.name}: f = {result.fun!r}"
+
+
+def test_over_humps_the_space_ends_with_the_first_negative_curvature() -> None:
+    """Where f kept little of the last promise; the peers need 300 values here, and all of the space 940."""
+    problem = zoo.walks(100)[1]
+    result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), tol=problem.gtol)
+    assert result.nfev < 500 and result.nhev < 1500
+    doubted = [
+        after.krylov_dim
+        for before, after in zip(result.history, result.history[1:], strict=False)
+        if before.rho < 0.5 and after.ritz_value < 0.0
+    ]
+    assert len(doubted) > 50 and np.mean(doubted) < 5
+
+
 def test_the_first_step_along_negative_curvature_is_short() -> None:
     """A small σ alone would lead far, on COSINE into a valley that runs off to infinity."""
     for name in ("COSINE", "HELICAL-VALLEY"):

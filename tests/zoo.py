@@ -1168,6 +1168,23 @@ def _pendula(x: Tensor) -> Tensor:
 _problem("PENDULA-FAR", 100 * np.sin(np.arange(40)), (-1.33224859887411,), "own")(_pendula)
 
 
+def walks(n: int) -> list[ZooProblem]:
+    """The same in n variables, from a usual start and from far away; with a gradient of 1e-6, which n leaves open."""
+    wave, energy = np.sin(np.arange(n)), {10: -0.750148, 100: -1.47185, 1000: -1.55984}[n]
+    chosen = [
+        ("HAIRY-CHAIN", _hairs, _tile((-5.0, -7.0), n), 10.0 * n, 1e-6),
+        ("HAIRY-CHAIN-FAR", _hairs, _tile((-20.0, 30.0), n) + wave, 10.0 * n, 1e-6),
+        ("BOUNDARY-VALUES", _boundary_values, np.ones(n), 0.0, 1e-4),
+        ("BOUNDARY-VALUES-FAR", _boundary_values, np.full(n, 30.0), 0.0, 1e-4),
+        ("PENDULA", _pendula, wave, energy, 1e-5),
+        ("PENDULA-FAR", _pendula, 100 * wave, energy, 1e-5),
+    ]
+    return [
+        ZooProblem(f"{name}-{n}", fun, np.asarray(x0), (end,), "own", atol=atol, gtol=1e-6)
+        for name, fun, x0, end, atol in chosen
+    ]
+
+
 PROBLEMS: tuple[ZooProblem, ...] = tuple(_ZOO)
 """The zoo."""
 
