@@ -148,7 +148,7 @@ def on_paper(ranks: int) -> dict[str, float]:
 
 ASSUMPTIONS = f"""Assumptions: {PARAMETERS:.0e} parameters in matrices of {SIDE} × {SIDE} (`largest_side` = {SIDE}),
 float32 for what is sent and for the metric; {TOKENS:,} tokens a rank; {SPEED / 1e12:.0f} TFLOP/s in forward and
-backward passes, {SLOW_SPEED / 1e12:.0f} in the products, orthonormalisation included, of the metric; {BANDWIDTH / 1e9:.0f} GB/s and
+backward passes, {SLOW_SPEED / 1e12:.0f} in all products of the metric; {BANDWIDTH / 1e9:.0f} GB/s and
 {1e6 * LATENCY:.0f} µs · log₂(ranks) for a collective; rings. DDP overlaps its sum with the backward pass; FSDP2 gathers
 twice and scatters once, and hides two of the three behind the passes where these are long enough; sums of the optimiser
 are not hidden. A Hessian product costs 4/3 of a gradient, and two values a forward pass each. Nobody waits for
