@@ -134,7 +134,11 @@ class MinibatchIteration:
                 return self._judged_step(x, oracle)
             state.noisy = True
             shrink(state, self.own, value, self.judged.state.reach, oracle.space.dim)
-            x = self._unmisled(x, value, oracle)
+            began = self._unmisled(x, value, oracle)
+            if began is not x:
+                point, record = self._averaged_step(began, oracle)
+                record.note = record.note or "judged steps had fitted other batches: back to where they began"
+                return point, record
         return self._averaged_step(x, oracle)
 
     # ------------------------------------------------------------------ steps that are judged on their batch
