@@ -294,6 +294,55 @@ def test_scaled_gradients_in_a_closure_are_refused(check):
         scaler.step(opt, closure=closure)
 
 
+@pytest.mark.parametrize(("scale", "clip"), [(2.0**16, None), (2.0**16, 0.1), (2.0**127, None)])
+def test_a_closure_may_scale_gradients_and_divide_them_again(scale, clip):
+    """The steps are those without a scaler; one whose gradients overflow at first finds its scale before them."""
+    ends = []
+    for scaled in (False, True):
+        model = network().float()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scaled)
+        for a, b in ((a.float(), b.float()) for a, b in batches(20)):
+
+            def closure(a=a, b=b, model=model, opt=opt, scaler=scaler):
+                opt.zero_grad()
+                loss = 100.0 * (model(a) - b).square().mean()
+                scaler.scale(loss).backward()
+                scaler.unscale_(opt)
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                if scaler.is_enabled():
+                    scaler.update()
+                return loss
+
+            opt.step(closure)
+        assert opt.style == "backward" and math.isfinite(opt.record.grad_norm)
+        ends.append(flat(model))
+    assert scaler.get_scale() <= 2.0**126
+    assert torch.allclose(*ends, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["a part of the loss", "clipped to more than the gradient"])
+def test_gradients_of_another_length_in_a_closure_are_refused(how):
+    """Nothing divides them by what the loss was multiplied with."""
+    model = network().float()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    a, b = (t.float() for t in batches(1)[0])
+
+    def closure():
+        opt.zero_grad()
+        loss = (model(a) - b).square().mean()
+        if how == "a part of the loss":
+            (loss / 4).backward()
+        else:
+            (65536.0 * loss).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+        return loss
+
+    with pytest.raises(sanc.ArgumentError, match=r"called backward.. on .*unscale_\(opt\) and scaler.update\(\)"):
+        opt.step(closure)
+
+
 @pytest.mark.parametrize("how", ["parts", "weighted", "near zero", "function"])
 def test_what_a_closure_differentiates_may_be_put_together(how):
     """Only a loss of another value is refused: not one near zero in low precision, nor one in parts."""

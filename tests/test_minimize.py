@@ -818,3 +818,23 @@ def test_callables_that_change_their_argument_do_not_reach_the_run(library):
     )
     ours, theirs = sanc.minimize(x0=x0, **rude), sanc.minimize(x0=x0, **plain)
     assert ours.success and np.array_equal(np.asarray(ours.x), np.asarray(theirs.x))
+
+
+def test_autocast_around_a_call_is_for_the_function_alone():
+    """What is done with its values and derivatives keeps the type of x; the function itself is in lower precision."""
+    matrix = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
+    matrix = matrix @ matrix.T / 30 + torch.eye(30)
+    seen = []
+
+    def fun(x):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return ((x * matrix).sum(1) ** 2).sum() + (x**4).sum() - x.sum()  # autocast changes none of these
+
+    at = torch.ones(30)
+    plain, bound = sanc.minimize(fun, at), sanc.certificate(fun, at)
+    assert not any(seen)
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, again = sanc.minimize(fun, at), sanc.certificate(fun, at)
+    assert all(seen) and torch.equal(plain.x, cast.x) and plain.nit == cast.nit
+    assert again.lambda_min == bound.lambda_min and again.error_bound == bound.error_bound

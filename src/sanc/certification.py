@@ -9,7 +9,7 @@ from typing import Any
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.core.curvature import Certificate, probe
 from sanc.errors import ArgumentError, require_integer, require_number
-from sanc.objective import build_oracle
+from sanc.objective import build_oracle, own_precision
 
 __all__ = ["Certificate", "certificate"]
 
@@ -73,13 +73,15 @@ def certificate(
     require_integer("seed", seed, 0)
     require_mode(hvp)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
-    return probe(
-        oracle,
-        point,
-        eps=eps,
-        eps_curvature=eps if eps_curvature is None else eps_curvature,
-        confidence=confidence,
-        max_products=max_products,
-        seed=seed,
-        thorough=True,
-    )[0]
+    with own_precision(oracle):
+        found, *_ = probe(
+            oracle,
+            point,
+            eps=eps,
+            eps_curvature=eps if eps_curvature is None else eps_curvature,
+            confidence=confidence,
+            max_products=max_products,
+            seed=seed,
+            thorough=True,
+        )
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
-from sanc.autograd.leaves import Sample
+from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import InEvaluation, derive
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
@@ -25,6 +26,8 @@ _TOLERANCE = 1e-3
 """Relative difference of two losses that should be the same; rounding makes less."""
 _SIMILAR = 0.02
 """The same for losses that may have been added up in low precision."""
+_SCALES = 64
+"""How often a closure whose scaled gradients overflow is called for it to halve the scale."""
 
 
 def check_callable(name: str, closure: object) -> None:
@@ -119,30 +122,49 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
 
 
 class _Roots(TorchFunctionMode):
-    """Adds up what ``backward()`` is called on."""
+    """Adds up what ``backward()`` is called on, and keeps the length of the gradient that the last call left."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: Leaves) -> None:
         super().__init__()
+        self.leaves = leaves
         self.values: list[float] = []
+        self.length = 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         if func is Tensor.backward:
             root, weight = args[0].detach(), kwargs.get("gradient")
             self.values.append(float(root if weight is None else (root * weight).sum()))
-        return func(*args, **kwargs)
+            self.length = _length(self.leaves, [leaf.grad for leaf in self.leaves.tensors])
+        return result
+
+
+def _length(leaves: Leaves, grads: Grads) -> float:
+    return float(torch.linalg.vector_norm(leaves.flatten(grads), dtype=torch.float64))
 
 
 def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
-    """Complain of a closure that calls backward() on another loss than it returns, such as a scaled one."""
-    sample = oracle.samples[0]
-    oracle.load(x)
-    with _Roots() as roots:
-        value = float(oracle.forward(replace(sample, parts=[(1.0, sample.parts[0][1])])))
-    found = sum(roots.values)
-    if roots.values and abs(found - value) > _SIMILAR * max(abs(found), abs(value)):
+    """Complain of a closure that calls backward() on another loss than it returns, such as a scaled one.
+
+    One that divides the gradients again, and perhaps clips them, is right: they are then shorter by the scale or more.
+    A scale that it lowers, because gradients overflow, is left to find its place before the first step.
+    """
+    part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
+    for _ in range(_SCALES):
+        oracle.load(x)
+        with oracle.still(), torch.enable_grad(), _Roots(oracle.leaves) as roots:
+            _, loss, grads = next(iter(oracle.passes(part)))
+        found, value = sum(roots.values), float(loss.detach())
+        if not roots.values or abs(found - value) <= _SIMILAR * min(max(abs(found), abs(value)), sys.float_info.max):
+            return
+        length = _length(oracle.leaves, grads)
+        if math.isfinite(length):
+            break
+    as_found = length * abs(found) > (1.0 + _SIMILAR) * roots.length * abs(value)
+    if abs(found) < abs(value) or as_found:
         raise ArgumentError(
             f"closure called backward() on {found!r} and returned {value!r}: call it on the loss that is returned. "
-            "With a GradScaler step without a closure (scaler.step(opt)), or use bfloat16 instead; check=False turns "
-            "this test off."
+            "With a GradScaler call scaler.unscale_(opt) and scaler.update() after it, inside the closure, or step "
+            "without a closure (scaler.step(opt)), or use bfloat16 instead; check=False turns this test off."
         )

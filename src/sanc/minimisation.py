@@ -20,7 +20,7 @@ from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.objective import Restore, build_oracle
+from sanc.objective import Restore, build_oracle, own_precision
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import find_ranks
 from sanc.ranks.sums import SharedSum
@@ -227,7 +227,8 @@ def minimize(
     report, clock = _reporter(callback, restore, disp), time.perf_counter
     if ranks is not None:  # time and callbacks are each rank's own, and what follows from them is not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
-    status = run.go(report, clock)
+    with own_precision(oracle):
+        status = run.go(report, clock)
     result = _result(run, status, restore, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")

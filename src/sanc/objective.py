@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
 from sanc.core.oracle import Oracle
 from sanc.core.settings import Sampling
@@ -98,6 +100,11 @@ def build_oracle(
     if jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {shown(jac)} cannot be called: pass a function, or True if fun returns (f, g).")
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
+
+
+def own_precision(oracle: Oracle) -> AbstractContextManager[object]:
+    """Return a context in which autocast around the call is for a torch function alone, not for what is made of it."""
+    return full_precision(oracle.leaves.device) if isinstance(oracle, AutogradOracle) else nullcontext()
 
 
 def _scheme(name: str, given: str) -> Any:

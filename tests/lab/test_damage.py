@@ -110,10 +110,12 @@ def test_no_temporary_files_stay(tmp_path, monkeypatch):
 def test_a_closed_terminal_is_an_interrupt(number, code, capsys):
     kept = {other: signal.getsignal(other) for other in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for other in (signal.SIGHUP, signal.SIGTERM):  # nohup ignores the first
+        signal.signal(other, signal.SIG_DFL)
     try:
         with pytest.raises(typer.Exit) as left:
             cli._leave(lambda: signal.raise_signal(number) or 0)
-        assert all(signal.getsignal(other) is kept[other] for other in (signal.SIGHUP, signal.SIGTERM))
+        assert all(signal.getsignal(other) is signal.SIG_DFL for other in (signal.SIGHUP, signal.SIGTERM))
     finally:
         for other, handler in kept.items():
             signal.signal(other, handler)
