@@ -297,3 +297,24 @@ def test_the_decrease_of_huge_and_tiny_matrices(size, of_sigma):
     scaled = cubic.solve(cubic.spectrum(size * diagonal, size * off), size * ratio * c, 0.7 * of_sigma)
     assert scaled.u / ratio == pytest.approx(usual.u, rel=1e-9)
     assert scaled.decrease / size / ratio / ratio == pytest.approx(usual.decrease, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_least_sigma_of_a_length_is_never_too_large(seed):
+    """At the bound the step is still as long as that, and where it falls slowly hardly longer."""
+    rng = np.random.default_rng(seed)
+    j, sigma = int(rng.integers(1, 9)), 10.0 ** rng.uniform(-6, 3)
+    diagonal, off = rng.standard_normal(j) + rng.choice([0.0, 3.0]), rng.standard_normal(j - 1)
+    c = np.eye(j)[0] * 10.0 ** rng.uniform(-3, 3)
+    eigen = cubic.spectrum(diagonal, off)
+    step = cubic.solve(eigen, c, sigma)
+    for share in (0.9, 0.3, 1e-3):
+        least = cubic.least_sigma(eigen, c, step, share * step.norm)
+        assert least >= sigma
+        assert share * step.norm * (1 - 1e-9) <= cubic.solve(eigen, c, least).norm <= 1.5 * share * step.norm
+
+
+def test_the_least_sigma_of_the_hard_case_is_not_known():
+    eigen, c = cubic.spectrum(np.array([-1.0, 2.0]), np.zeros(1)), np.array([0.0, 1.0])
+    step = cubic.solve(eigen, c, 1e-3)
+    assert step.hard and cubic.least_sigma(eigen, c, step, 0.1 * step.norm) == 0.0

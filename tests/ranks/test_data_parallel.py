@@ -14,7 +14,8 @@ from together import agree, all_well, together
 
 
 def everything(steps):
-    return rank_jobs.run_cases(steps, rank_jobs.FEW), rank_jobs.troubles(), rank_jobs.layers(3)
+    few = rank_jobs.run_cases(steps, rank_jobs.FEW)
+    return few, rank_jobs.troubles(), rank_jobs.layers(3), rank_jobs.dropout(3, {"preset": "paper"})
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,14 @@ def test_so_they_do_over_200_steps(size):
     ],
 )
 def test_a_difference_is_an_error_on_all_ranks(two, case, words):
-    for _, found, _ in two:
+    for _, found, *_ in two:
         kind, text = found[case]
         assert kind == "RanksError"
         assert re.search(words, text), text
 
 
 def test_what_cannot_be_done_together_is_refused(two):
-    for _, found, _ in two:
+    for _, found, *_ in two:
         assert found["capture"][0] == "ArgumentError" and "2 ranks" in found["capture"][1]
         assert found["no group"][0] == "ArgumentTypeError" and "process_group = 'world'" in found["no group"][1]
         assert "a plain function on others" in found["kinds"][1]
@@ -64,25 +65,25 @@ def test_what_cannot_be_done_together_is_refused(two):
 
 
 def test_without_a_group_each_trains_for_itself(two):
-    a, b = (found["alone"] for _, found, _ in two)
+    a, b = (found["alone"] for _, found, *_ in two)
     assert not torch.allclose(a, b)
 
 
 def test_a_seed_that_is_drawn_is_that_of_rank_0(two):
-    a, b = (found["drawn seed"] for _, found, _ in two)
+    a, b = (found["drawn seed"] for _, found, *_ in two)
     assert a == b
 
 
 @pytest.mark.parametrize("case", ["paper", "robust", "given"])
 def test_one_rank_with_nan_and_all_reject_the_step(two, case):
-    for _, found, _ in two:
+    for _, found, *_ in two:
         stayed, note, branch = found[f"nan {case}"]
         assert stayed and branch == "stayed"
         assert "not finite" in note
 
 
 def test_one_rank_that_raises_ends_the_step_of_all(two):
-    (_, first, _), (_, second, _) = two
+    (_, first, *_), (_, second, *_) = two
     assert second["raises"] == ("KeyError", "'a row is missing'", True)
     kind, text, same = first["raises"]
     assert kind == "RanksError" and same
@@ -91,14 +92,32 @@ def test_one_rank_that_raises_ends_the_step_of_all(two):
 
 
 def test_layers_that_look_at_other_rows(two):
-    several = [{name: entry for name, entry in layers.items() if name != "masks"} for _, _, layers in two]
-    one = rank_jobs.layers(3)
-    one.pop("masks")
-    agree(one, several, 1e-9)
+    agree(rank_jobs.layers(3), [result[2] for result in two], 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_so_they_do_with_such_layers(size):
+    several = all_well(together(size, rank_jobs.layers, 200, size, 480, timeout=300, patience=3000))
+    agree(rank_jobs.layers(200, size, 480), several, 1e-6)
+
+
+def check_dropout(results):
+    (a, *_), (b, *_) = results[:2]
+    for step, (mine, other) in enumerate(zip(a, b, strict=True)):
+        assert len(mine) == len(other) > 0
+        assert all(torch.equal(mask, mine[0]) for mask in mine) and all(torch.equal(mask, other[0]) for mask in other)
+        assert not torch.equal(mine[0], other[0]), step
+    assert max(map(len, a)) > 3 and not torch.equal(a[0][0], a[1][0])  # at several points, and another in each step
+    for _, x, (before, after) in results:
+        assert torch.equal(x, results[0][1]) and after < before
 
 
 def test_each_rank_has_its_own_dropout_and_the_same_at_every_point(two):
-    a, b = (layers["masks"] for _, _, layers in two)
-    assert len(a) == len(b) > 3
-    assert all(torch.equal(mask, a[0]) for mask in a) and all(torch.equal(mask, b[0]) for mask in b)
-    assert not torch.equal(a[0], b[0])
+    check_dropout([result[3] for result in two])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}], ids=["robust", "paper"])
+def test_so_it_has_over_200_steps(settings):
+    check_dropout(all_well(together(4, rank_jobs.dropout, 200, settings, timeout=300, patience=3000)))

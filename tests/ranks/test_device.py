@@ -16,3 +16,9 @@ pytestmark = pytest.mark.gpu
 def test_ranks_on_a_device_take_the_steps_of_one_process(backend, size):
     several = all_well(together(size, rank_jobs.run_cases, 8, rank_jobs.FEW, 48, "cuda", backend=backend))
     agree(rank_jobs.run_cases(8, rank_jobs.FEW, 48, "cuda"), several, 1e-9)
+
+
+def test_synchronised_normalisation():
+    """Of torch's SyncBatchNorm, which needs a device: two ranks are one process that normalises the whole batch."""
+    several = all_well(together(2, rank_jobs.normalised, "cuda"))
+    agree(rank_jobs.normalised("cuda"), several, 1e-7)

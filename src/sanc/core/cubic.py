@@ -62,7 +62,7 @@ def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    if len(diagonal) <= 12:  # up to this size what eigh does around LAPACK takes longer than LAPACK
+    if len(diagonal) <= 24:  # up to this size what eigh does around LAPACK takes longer than LAPACK
         values, vectors, trouble = dstev(diagonal, off_diagonal)
         if not trouble:
             return Spectrum(values, vectors)
@@ -149,11 +149,29 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     return CubicStep(u, norm, multiplier, decrease, hard, scale * (a * bend) * scale, share)
 
 
+def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float) -> float:
+    """Bound the σ from below whose step is of the length `longest`, where this step is longer; 0 in the hard case.
+
+    The inverse of ‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `longest` never goes too far.
+    """
+    mu, c = step.multiplier, linear @ eigen.vectors
+    with np.errstate(all="ignore"):
+        for _ in range(0 if step.hard else 4):
+            u = c / (eigen.values + mu)
+            norm = math.sqrt(u @ u)
+            mu += (norm / longest - 1.0) * norm * norm / float(u @ (u / (eigen.values + mu)))
+    return 0.0 if step.hard else mu / longest
+
+
 def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
     """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
     # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.
     pairs = list(zip(c, gaps, strict=True))
-    lower = max([_quadratic_root(abs(ci), gap, base) for ci, gap in pairs])
+    lower = largest = 0.0
+    for ci, gap in pairs:
+        if abs(ci) > largest:  # the gaps grow, so that no other raises the bound
+            largest = abs(ci)
+            lower = max(lower, _quadratic_root(largest, gap, base))
     if lower == 0.0:
         if base == 0.0 and not any(c):
             return 0.0, [0.0] * len(c), False
@@ -185,14 +203,17 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
             lower = t
         if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
             break
+        near = abs(excess) <= 1e-10  # so that Newton's method ends with its next step
         if not lower < newton < upper:
+            near = False
             if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
                 newton = upper
             else:  # bisect on the scale on which t lives
                 newton = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
-        if newton == t:
-            break
+        near = near or newton == t
         t = newton
+        if near:
+            break
     y = [-ci / (gap + t) for ci, gap in pairs]
     others = math.hypot(*y[1:])
     mu = base + t

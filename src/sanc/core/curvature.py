@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from sanc.core import cubic
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Space, Vector
+
+_GRID = np.linspace(0.0, 1.0, 65)[:, None]
+"""Where, between two bounds, a shift is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +243,15 @@ def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, co
     betas = sum(map(math.log, krylov.beta)) if krylov.residual > 0.0 else -math.inf
     gaps, first = eigen.values - eigen.leftmost, eigen.vectors[0]
 
-    def beyond(shift: float) -> float:
-        return math.exp(min(betas - float(np.log(gaps + shift).sum()), 0.0))
+    def beyond(shifts: Any) -> Any:
+        return np.exp(np.minimum(betas - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
 
-    def possible(shift: float) -> bool:
-        """Whether v may have its part in the start where its eigenvalue is θ_1 − shift."""
-        return not beyond(shift) + rounding * float(np.linalg.norm(first / (gaps + shift))) < part
-
-    high = (krylov.residual + rounding) / part  # where the right side is surely smaller
+    high = (krylov.residual + rounding) / part  # where v surely has no such part in the start
     low = max(rounding, 1e-16 * high)
-    if high > 0.0 and possible(low):
-        for _ in range(12):  # to one per cent, on the safe side
-            middle = math.sqrt(low) * math.sqrt(high)
-            low, high = (middle, high) if possible(middle) else (low, middle)
-        low = high
-    return low, krylov.residual == 0.0 or beyond(low) < 0.01 * part
+    for _ in range(2 if high > 0.0 else 0):  # to one per cent, on the safe side
+        shifts = low * (high / low) ** _GRID
+        hidden = beyond(shifts) + rounding * np.linalg.norm(first / (gaps + shifts), axis=-1, keepdims=True)
+        possible = int(np.sum(~(hidden < part)))  # the fewer, the larger the shift is
+        low, high = float(shifts[max(possible - 1, 0), 0]), float(shifts[min(possible, len(shifts) - 1), 0])
+    low = max(low, high)
+    return low, krylov.residual == 0.0 or float(beyond(low)[0]) < 0.01 * part

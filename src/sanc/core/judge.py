@@ -163,12 +163,19 @@ class Judge:
         """Set σ, within its bounds."""
         self.sigma = max(self.floor, min(sigma, self.ceiling))
 
-    def shorten(self, length: Callable[[float], float], longest: float) -> None:
+    def shorten(self, length: Callable[[float], float], longest: float, least: float = 0.0) -> None:
         """Double σ until the step it leads to, of length ``length(σ)``, is no longer than `longest`.
 
-        A step of kσ is at least a k-th as long as that of σ, so that not every doubling needs a look.
+        No σ below `least` leads to such a step, and a step of kσ is at least a k-th as long as that of σ, so that not
+        every doubling needs a look.
         """
+        if math.isfinite(least):
+            self._double(least / self.sigma)
         while (norm := length(self.sigma)) > longest and self.sigma < self.ceiling:
             times = norm / longest
-            doublings = max(1, math.floor(math.log2(times))) if math.isfinite(times) else 1
-            self.move(2.0**doublings * self.sigma)
+            self._double(max(times, 2.0) if math.isfinite(times) else 2.0)
+
+    def _double(self, times: float) -> None:
+        """Raise σ by the power of two below `times`, if that is above 1."""
+        if times > 1.0:
+            self.move(2.0 ** math.floor(math.log2(times)) * self.sigma)

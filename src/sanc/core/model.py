@@ -69,7 +69,7 @@ class Model(ABC):
         it last did, the space ends with the first negative curvature that it shows, near to the gradient.
         """
         limit = min(self._settings.krylov_dim or at.space.dim, at.space.dim)
-        test_at, latest, shift = 1, 0, math.nan
+        test_at, latest, shift, tolerance = 1, 0, math.nan, self._tolerance(at)
         doubts = self._settings.krylov_stop == "forcing" and at.oracle.exact and at.kept < _TRUSTED
         while True:
             krylov.extend()
@@ -79,7 +79,6 @@ class Model(ABC):
             last = krylov.invariant or j >= limit
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
-                tolerance = self._tolerance(at)
                 waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
                 waits = waits or (self.solves and krylov.least_slope(at.judge.sigma) > tolerance)
                 if waits and not (doubts and j > 1):
@@ -88,7 +87,7 @@ class Model(ABC):
             last = last or (doubts and at.spectrum.leftmost < 0.0)
             if last or krylov.left_by(at.spectrum.vectors[:, 0]) <= self._ritz_tolerance(at.record.grad_norm):
                 step = self._bounded(at) if self.solves else None
-                if last or step is None or self._enough(at, krylov, step):
+                if last or step is None or self._enough(at, krylov, step, tolerance):
                     return
                 if self._settings.krylov_stop == "forcing" and krylov.from_gradient:
                     test_at, latest, shift = j + 1, max(j + 8, j + j // 5), step.multiplier
@@ -108,15 +107,16 @@ class Model(ABC):
         paper = self._settings.krylov_stop == "paper"
         return max(self._settings.epsilon, grad_norm) / 2 if paper else math.inf
 
-    def _enough(self, at: Iterate, krylov: Krylov, step: cubic.CubicStep) -> bool:
+    def _enough(self, at: Iterate, krylov: Krylov, step: cubic.CubicStep, tolerance: float) -> bool:
         """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-        grad_norm = at.record.grad_norm
-        tolerance = self._tolerance(at)
+        grad_norm, left = at.record.grad_norm, krylov.left_by(step.u)
+        if left > tolerance:
+            return False
         if self._settings.krylov_stop == "forcing":
             if grad_norm == step.norm == 0.0:  # nothing is known yet, and curvature is all there is to look for
                 return False
-            tolerance = min(tolerance, max(step.norm / self._length(at) * grad_norm, _ENOUGH * self._goal))
-        return krylov.left_by(step.u) <= tolerance
+            return left <= max(step.norm / self._length(at) * grad_norm, _ENOUGH * self._goal)
+        return True
 
     def _measure(self, at: Iterate, krylov: Krylov) -> None:
         """Find the units and σ at the first point, and the longest step from here."""
@@ -143,11 +143,13 @@ class Model(ABC):
         σ speaks of where the last steps led, and along another direction it may let the model run far out of what it
         was seen to hold in. The first step of all is Newton's, unless negative curvature leaves its length to a guess.
         """
+        assert at.krylov is not None
         assert at.spectrum is not None
         step = at.solve(at.judge.sigma)
         if step.norm > at.longest and (at.reach > 0.0 or at.spectrum.leftmost < step.multiplier):
             at.guessed = True
-            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest)
+            least = cubic.least_sigma(at.spectrum, at.krylov.linear, step, at.longest)
+            at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest, least)
             step = at.solve(at.judge.sigma)
         return step
 
