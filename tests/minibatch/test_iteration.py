@@ -20,6 +20,7 @@ from sanc.core.family import METHODS, make_settings
 from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.minibatch.scale import typical_weight, unit_of_length
 from sanc.sums.oracle import SumOracle
 
 
@@ -63,7 +64,7 @@ def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
 @pytest.mark.parametrize("distance", [2.0, 0.0])
 def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance):
     """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
-    own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1e-4}
+    own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
     engine, oracle = engine_on(problem, **own)
     s = engine.own
     x0 = x = z = average = np.ones(problem.dim)
@@ -77,8 +78,8 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
         p = g / unit / (np.sqrt(V) + floor)
         straight = beyond > 0.7 * path
-        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and straight else 3 * s.scale)
-        eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down)
+        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and straight else 2 * s.scale)
+        eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down) / 15  # of a vector nothing else is known
         step, M = -eta * p, unit * (np.sqrt(V) + floor)
         total += (k + 1) ** s.weighting
         share = (k + 1) ** s.weighting / total if averaging else 1.0
@@ -87,7 +88,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
             r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
             many = 1 if k < 20 else 5
             path = (1 - share) ** many * path + (1 - share) * many * eta * np.abs(p).sum()
-            d = max(d, r / np.abs(drift).sum())
+            d = max(d, 15 * r / np.abs(drift).sum())
         z = z + step
         average = average + share * (z - average)
         if distance and (k < 20 or k % 5 == 0):
@@ -138,6 +139,58 @@ def test_a_loss_in_other_units_takes_the_same_path(size):
             opt.step(lambda rows=rows, factor=factor: factor * (net(x[rows])[:, 0] - x[rows].prod(1)).square().mean())
         ends.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
     assert torch.allclose(*ends, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("curvature", [True, False])
+@pytest.mark.parametrize("size", [2.0**-20, 2.0**20])
+def test_weights_in_other_units_take_the_same_path(size, curvature):
+    """The network of w/size from size·w, whose steps are as many times as long; the units are powers of two."""
+    ends = []
+    for unit in (1.0, size):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+        x = torch.randn(200, 4, dtype=torch.float64)
+        weights = {name: nn.Parameter(unit * p.detach()) for name, p in net.named_parameters()}
+        opt = sanc.SANC([{"params": weights.values(), "weight_decay": 1e-3 / unit**2}], seed=0, curvature=curvature)
+        for k in range(60):
+            rows = torch.arange(20) + 10 * (k % 18)
+
+            def closure(rows=rows, unit=unit, weights=weights):
+                given = {name: w / unit for name, w in weights.items()}
+                return (torch.func.functional_call(net, given, x[rows])[:, 0] - x[rows].prod(1)).square().mean()
+
+            opt.step(closure)
+        ends.append(torch.cat([w.detach().reshape(-1) / unit for w in weights.values()]))
+    assert torch.allclose(*ends, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "weight, value, slope, unit",
+    [
+        (0.05, 2.0, 10.0, 0.05),
+        (0.001, 2.0, 10.0, 0.02),  # moving all by 0.02 changes the loss by a tenth
+        (0.001, 2e6, 10.0, 1 / 15),  # a loss with an offset
+        (0.0, 2.0, 10.0, 1 / 15),
+        (0.05, 2.0, 0.0, 0.05),
+        (0.05, math.nan, math.nan, 0.05),
+        (0.05, -2.0, math.inf, 0.05),
+    ],
+)
+def test_the_unit_of_length(weight, value, slope, unit):
+    assert unit_of_length(weight, value, slope) == pytest.approx(unit)
+
+
+def test_a_typical_weight():
+    """The geometric mean, over the entries of matrices, of the root mean squares of theirs."""
+    rng = np.random.default_rng(0)
+    arrays = [0.02 * rng.standard_normal((30, 20)), rng.standard_normal(30), np.zeros((5, 5)),
+              3.0 * rng.standard_normal((4, 2, 3))]  # fmt: skip
+    flat, shapes = torch.from_numpy(np.concatenate([a.reshape(-1) for a in arrays])), [a.shape for a in arrays]
+    roots = [np.sqrt((arrays[i] ** 2).mean()) for i in (0, 3)]
+    expected = roots[0] ** (600 / 624) * roots[1] ** (24 / 624)
+    assert typical_weight(flat, shapes, None) == pytest.approx(expected, rel=1e-12)
+    assert typical_weight(flat[600:655], shapes[1:3], None) == 0.0  # a vector, and only zeros
+    assert typical_weight(flat, shapes, lambda sums: 2.0 * sums) == pytest.approx(expected, rel=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------- noise

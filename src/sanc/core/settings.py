@@ -36,9 +36,10 @@ class MinibatchSettings:
     largest_side : int
         A longer side of a matrix keeps its coordinates, which saves memory and time.
     scale : float
-        Length of a step in the metric, about the change of each coordinate.
+        Length of a step in the metric, about the change of each coordinate, in units of a typical weight: the root mean
+        square of a matrix's entries at the first point, or 1/15 where they are zero.
     distance : float
-        The scale is this times a lower bound of the distance to a solution where that is larger, at most three times
+        The scale is this times a lower bound of the distance to a solution where that is larger, at most twice
         `scale`; 0: not.
     warm_up : int
         Steps over which the scale grows to its value.
@@ -58,7 +59,7 @@ class MinibatchSettings:
     memory: float = 0.95
     renew: int = 50
     largest_side: int = 1024
-    scale: float = 0.01
+    scale: float = 0.15
     distance: float = 2.0
     warm_up: int = 20
     slow_down: int = 150

@@ -80,7 +80,7 @@ class AveragedStep:
         read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
             new.append(torch.addcmul(MEMORY * drift, direction, trust))
-            read += [direction.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
+            read += [step.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
         sums = torch.stack(read).double()
         return [torch.cat([torch.stack([value, norm]), sums if self._total is None else self._total(sums)]), *new]

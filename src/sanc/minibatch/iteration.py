@@ -36,7 +36,7 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, weight
+from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, typical_weight, unit_of_length, weight
 from sanc.minibatch.state import VECTORS, State
 
 KRYLOV_DIM = 5
@@ -120,6 +120,8 @@ class MinibatchIteration:
         looks_now = state.noisy and not tried and oracle.values and self.own.curvature
         looks_now = looks_now and state.steps >= _FIRST_LOOK << state.looks
         oracle.begin(state.iteration, products=looks_now or tried or not state.noisy)
+        if math.isnan(state.length):
+            self._find_unit(x, oracle)
         if looks_now:
             found = self._look(x, oracle)
             if found is not None:
@@ -141,6 +143,16 @@ class MinibatchIteration:
                 return point, record
         return self._averaged_step(x, oracle)
 
+    def _find_unit(self, x: Vector, oracle: Oracle) -> None:
+        """Find the length in which steps are measured, at the first point."""
+        space, value, slope = oracle.space, math.nan, math.nan
+        if oracle.values:
+            value, g = oracle.gradient(x)
+            total = space.tensor(g).abs().sum(dtype=torch.float64)
+            slope = float(total if space.total is None else space.total(total))
+        weight = typical_weight(space.tensor(x), oracle.shapes, space.total)
+        self.state.length = unit_of_length(weight, value, slope)
+
     # ------------------------------------------------------------------ steps that are judged on their batch
 
     def _judged_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
@@ -151,7 +163,7 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
-        state.far = record.step_norm > natural_length(self.own, oracle.space.dim)
+        state.far = record.step_norm > natural_length(state, self.own, oracle.space.dim)
         return point, record
 
     def _unmisled(self, x: Vector, value: float, oracle: Oracle) -> Vector:

@@ -1,8 +1,9 @@
 """The scale η of a step on samples: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
 
-M measures a gradient by its own size, so one number is a natural length of a step in every network: `scale`. Where the
-way is longer than that number can tell, a lower bound of the distance to a solution says so (Mishchenko and Defazio
-2023, Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
+M measures a gradient by its own size, so one number is a natural length of a step in every network: `scale` times the
+size of a typical weight at the first point, which is smaller in wide layers and follows the units of the weights. Where
+the way is longer than that can tell, a lower bound of the distance to a solution says so (Mishchenko and Defazio 2023,
+Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
@@ -14,11 +15,17 @@ noise to be afraid of.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
 
 from sanc.core.settings import MinibatchSettings
 from sanc.minibatch.state import State
 
-FARTHEST = 3.0
+UNKNOWN = 1.0 / 15.0
+"""The size of a typical weight where all are zero: as in a layer of 75 inputs. It has no units."""
+FARTHEST = 2.0
 """The most by which a long way stretches the scale, where the last steps differ."""
 STRAIGHT = 0.7
 """‖z − x‖_1 over the length of the steps that led there, above which they led the same way."""
@@ -36,12 +43,12 @@ def scale(state: State, own: MinibatchSettings) -> float:
     base = min(max(own.scale, own.distance * state.distance), farthest)
     ramp = min(1.0, (state.steps + 1) / own.warm_up) if own.warm_up else 1.0
     slower = math.sqrt(1.0 + state.steps / own.slow_down) if own.slow_down else 1.0
-    return base * ramp / slower * state.shrink
+    return state.length * base * ramp / slower * state.shrink
 
 
-def natural_length(own: MinibatchSettings, dim: int) -> float:
+def natural_length(state: State, own: MinibatchSettings, dim: int) -> float:
     """‖s‖ of an averaged step, in which every coordinate moves by about the scale."""
-    return own.scale * math.sqrt(dim)
+    return state.length * own.scale * math.sqrt(dim)
 
 
 def straight(state: State) -> bool:
@@ -51,7 +58,7 @@ def straight(state: State) -> bool:
 
 def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim: int) -> None:
     """Begin where judged steps ended: where they took nearly all of the loss and were very short, they had arrived."""
-    length = reach / natural_length(own, dim)
+    length = reach / natural_length(state, own, dim)
     if value < ARRIVED * state.entry and length < ARRIVED:
         state.shrink = length
 
@@ -62,9 +69,37 @@ def learn_distance(state: State, along: float, drift_norm: float) -> None:
         state.shrink = min(1.0, GROWTH * state.shrink)
     state.along = MEMORY * state.along + weight(state) * along
     if drift_norm > 0.0 and math.isfinite(state.along / drift_norm):
-        state.distance = max(state.distance, state.along / drift_norm)
+        state.distance = max(state.distance, state.along / drift_norm / state.length)
 
 
 def weight(state: State) -> float:
     """λ of the next direction."""
     return (1.0 - MEMORY) * state.distance * state.distance
+
+
+def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable[[Tensor], Tensor] | None) -> float:
+    """Return the root mean square of a matrix's entries that is typical of x; 0 where there is none.
+
+    Those of the matrices are averaged geometrically, each with the weight of its size; vectors and matrices that are
+    zero say nothing. `total` adds up sums over entries, where others hold the rest of them.
+    """
+    pieces = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
+    many = [float(len(piece)) if len(shape) > 1 else 0.0 for piece, shape in zip(pieces, shapes, strict=True)]
+    sums = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in pieces])
+    sums = torch.stack([sums, sums.new_tensor(many)])
+    squares, counts = (sums if total is None else total(sums)).tolist()
+    known = [(count, math.log(square / count)) for square, count in zip(squares, counts, strict=True) if square * count]
+    entries = sum(count for count, _ in known)
+    return math.exp(sum(0.5 * count * log for count, log in known) / entries) if entries else 0.0
+
+
+def unit_of_length(weight: float, value: float, slope: float) -> float:
+    """Return the length in which steps are measured: a typical weight at the first point.
+
+    Where moving all coordinates by that could not change the loss by a tenth, with ‖g‖_1 = `slope`, the weights are
+    near a saddle at zero, as after a tiny initialisation, and the unit is larger.
+    """
+    if weight == 0.0:
+        return UNKNOWN
+    needed = 0.1 * abs(value) / slope if slope > 0.0 else 0.0
+    return max(weight, min(needed, UNKNOWN)) if math.isfinite(needed) else weight

@@ -32,10 +32,11 @@ class State:
     renewed: int = 0  # the one after which the eigenbases were renewed
     weights: float = 0.0  # sum of the weights in the average
     unit: float = 1.0  # norm of the first gradient, in which all are measured
+    length: float = math.nan  # a typical weight at the first point, the unit of steps
     size: float = 1.0  # mean square of the gradients' norms
     shrink: float = 1.0  # of the scale, after a run went wrong
     broken: int = 0  # steps in a row whose loss or gradient was not finite
-    distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric
+    distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric and that unit
     path: float = 0.0  # length of the steps that led to z, weighted as in z − x, in the 1-norm …
     beyond: float = 0.0  # … and ‖z − x‖_1
     along: float = 0.0  # what that bound is made of, beside `drift`
