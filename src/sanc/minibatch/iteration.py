@@ -120,7 +120,7 @@ class MinibatchIteration:
         looks_now = state.noisy and not tried and oracle.values and self.own.curvature
         looks_now = looks_now and state.steps >= _FIRST_LOOK << state.looks
         oracle.begin(state.iteration, products=looks_now or tried or not state.noisy)
-        if math.isnan(state.length):
+        if state.length == 0.0:
             self._find_unit(x, oracle)
         if looks_now:
             found = self._look(x, oracle)

@@ -32,7 +32,7 @@ class State:
     renewed: int = 0  # the one after which the eigenbases were renewed
     weights: float = 0.0  # sum of the weights in the average
     unit: float = 1.0  # norm of the first gradient, in which all are measured
-    length: float = math.nan  # a typical weight at the first point, the unit of steps
+    length: float = 0.0  # a typical weight at the first point, the unit of steps; 0: not yet known
     size: float = 1.0  # mean square of the gradients' norms
     shrink: float = 1.0  # of the scale, after a run went wrong
     broken: int = 0  # steps in a row whose loss or gradient was not finite
