@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import signal
+import tempfile
 import time
 import warnings
 
@@ -352,6 +353,12 @@ def problem(kind, rows):
     rng = np.random.default_rng(3)
     X = rng.standard_normal((40, 5)) * (rng.random((40, 5)) < 0.6)
     y = (X @ np.ones(5) + rng.standard_normal(40) > 0).astype(int)
+    if kind == "mapped":  # each rank its range of a file
+        with tempfile.TemporaryDirectory() as folder:
+            np.save(f"{folder}/X.npy", X)
+            part = np.load(f"{folder}/X.npy", mmap_mode="r")[rows[0] : rows[-1] + 1]
+        assert isinstance(part, np.memmap)
+        return sanc.problems.Logistic(part, y[rows], strength=0.1)
     X, y = X[rows], y[rows]
     if kind == "softmax":
         return sanc.problems.Softmax(X, y, classes=3, strength=1e-2)
@@ -362,9 +369,11 @@ def problem(kind, rows):
 
 def sums():
     rank, size = place()
-    rows = slice(*((0, 23), (23, 40))[rank]) if size == 2 else np.array_split(np.arange(40), size)[rank]
+    rows = np.split(np.arange(40), [23])[rank] if size == 2 else np.array_split(np.arange(40), size)[rank]
     found = {}
     for name, kind, settings in (
+        ("mapped", "mapped", {"max_iter": 40}),
+        ("mapped and sampled", "mapped", {"batch_size": 6, "max_iter": 40, "seed": 1}),
         ("full", "dense", {"max_iter": 40}),
         ("paper", "csr", {"preset": "paper", "max_iter": 20, "tol": 1e-5}),
         ("sampled", "dense", {"batch_size": 6, "max_iter": 40, "seed": 1}),
