@@ -1,4 +1,4 @@
-"""Compare `sanc.minimize` with SciPy's minimisers and GALAHAD's ARC on the zoo: 115 published problems, n = 2 to 1000.
+"""Compare `sanc.minimize` with SciPy's minimisers and GALAHAD's ARC on the zoo: 119 problems, n = 2 to 1000.
 
     python -m benchmarks.deterministic --out deterministic-output     # everything, tens of minutes
     python -m benchmarks.deterministic --problems GENROSE COSINE      # these only

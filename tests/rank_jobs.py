@@ -235,6 +235,9 @@ def troubles():
 
     rows = sanc.Batch(backward, *(part[: 4 + rank] for part in data[0]))
     found["ddp uneven"] = attempt(lambda: opt.step(rows))
+    broken = [data[0][0] * (float("nan") if rank == 1 else 1.0), data[0][1]]
+    found["nan at the start"] = attempt(lambda: opt.step(lambda: backward(*broken)))
+    opt.step(lambda: backward(*data[0]))  # and all go on
     return found
 
 

@@ -322,7 +322,7 @@ def test_a_closure_may_scale_gradients_and_divide_them_again(scale, clip):
     assert torch.allclose(*ends, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["a part of the loss", "clipped to more than the gradient"])
+@pytest.mark.parametrize("how", ["a part of the loss", "clipped to 1000", "clipped to 1", "clipped to 0.01"])
 def test_gradients_of_another_length_in_a_closure_are_refused(how):
     """Nothing divides them by what the loss was multiplied with."""
     model = network().float()
@@ -336,11 +336,27 @@ def test_gradients_of_another_length_in_a_closure_are_refused(how):
             (loss / 4).backward()
         else:
             (65536.0 * loss).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+            nn.utils.clip_grad_norm_(model.parameters(), float(how.split()[-1]))
         return loss
 
     with pytest.raises(sanc.ArgumentError, match=r"called backward.. on .*unscale_\(opt\) and scaler.update\(\)"):
         opt.step(closure)
+
+
+def test_a_loss_that_is_not_a_number_is_told_soon():
+    model = network().float()
+    opt, calls = sanc.SANC(model.parameters(), seed=0), []
+
+    def closure():
+        opt.zero_grad()
+        calls.append(0)
+        loss = (model(batches(1)[0][0].float())).square().mean() * math.nan
+        loss.backward()
+        return loss
+
+    with pytest.raises(sanc.NonFiniteStartError):
+        opt.step(closure)
+    assert len(calls) < 10
 
 
 @pytest.mark.parametrize("how", ["parts", "weighted", "near zero", "function"])

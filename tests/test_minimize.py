@@ -821,7 +821,7 @@ def test_callables_that_change_their_argument_do_not_reach_the_run(library):
 
 
 def test_autocast_around_a_call_is_for_the_function_alone():
-    """What is done with its values and derivatives keeps the type of x; the function itself is in lower precision."""
+    """What is done with its values and derivatives keeps the type of x; function and callback see autocast."""
     matrix = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
     matrix = matrix @ matrix.T / 30 + torch.eye(30)
     seen = []
@@ -835,6 +835,7 @@ def test_autocast_around_a_call_is_for_the_function_alone():
     assert not any(seen)
     seen.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        cast, again = sanc.minimize(fun, at), sanc.certificate(fun, at)
+        cast = sanc.minimize(fun, at, callback=lambda x: seen.append(torch.is_autocast_enabled("cpu")))
+        again = sanc.certificate(fun, at)
     assert all(seen) and torch.equal(plain.x, cast.x) and plain.nit == cast.nit
     assert again.lambda_min == bound.lambda_min and again.error_bound == bound.error_bound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,8 +25,6 @@ _TOLERANCE = 1e-3
 """Relative difference of two losses that should be the same; rounding makes less."""
 _SIMILAR = 0.02
 """The same for losses that may have been added up in low precision."""
-_SCALES = 64
-"""How often a closure whose scaled gradients overflow is called for it to halve the scale."""
 
 
 def check_callable(name: str, closure: object) -> None:
@@ -122,47 +119,54 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
 
 
 class _Roots(TorchFunctionMode):
-    """Adds up what ``backward()`` is called on, and keeps the length of the gradient that the last call left."""
+    """Adds up what ``backward()`` is called on, and follows the length of the gradient after the last call."""
 
     def __init__(self, leaves: Leaves) -> None:
         super().__init__()
         self.leaves = leaves
         self.values: list[float] = []
-        self.length = 0.0
+        self.lengths: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.values and func.__name__ not in ("__get__", "__set__"):
+            self.look([leaf.grad for leaf in self.leaves.tensors])
         result = func(*args, **kwargs)
         if func is Tensor.backward:
             root, weight = args[0].detach(), kwargs.get("gradient")
             self.values.append(float(root if weight is None else (root * weight).sum()))
-            self.length = _length(self.leaves, [leaf.grad for leaf in self.leaves.tensors])
+            self.lengths.clear()
+            self.look([leaf.grad for leaf in self.leaves.tensors])
         return result
 
-
-def _length(leaves: Leaves, grads: Grads) -> float:
-    return float(torch.linalg.vector_norm(leaves.flatten(grads), dtype=torch.float64))
+    def look(self, grads: Grads) -> None:
+        """Note how long the gradient is."""
+        self.lengths.append(float(torch.linalg.vector_norm(self.leaves.flatten(grads), dtype=torch.float64)))
 
 
 def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
     """Complain of a closure that calls backward() on another loss than it returns, such as a scaled one.
 
-    One that divides the gradients again, and perhaps clips them, is right: they are then shorter by the scale or more.
-    A scale that it lowers, because gradients overflow, is left to find its place before the first step.
+    One that divides the gradients again is right, whatever it does with them then: at some moment they have the length
+    of those of the loss. A scale that it lowers, because gradients overflow, is left to find its place before the first
+    step.
     """
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
-    for _ in range(_SCALES):
+    for _ in range(oracle.tries):
         oracle.load(x)
         with oracle.still(), torch.enable_grad(), _Roots(oracle.leaves) as roots:
             _, loss, grads = next(iter(oracle.passes(part)))
         found, value = sum(roots.values), float(loss.detach())
-        if not roots.values or abs(found - value) <= _SIMILAR * min(max(abs(found), abs(value)), sys.float_info.max):
+        if not (roots.values and math.isfinite(value)):
             return
-        length = _length(oracle.leaves, grads)
-        if math.isfinite(length):
+        if math.isfinite(found) and abs(found - value) <= _SIMILAR * max(abs(found), abs(value)):
+            return
+        roots.look(grads)
+        scaled, *others = roots.lengths
+        if math.isfinite(others[-1]):
             break
-    as_found = length * abs(found) > (1.0 + _SIMILAR) * roots.length * abs(value)
-    if abs(found) < abs(value) or as_found:
+    wanted = scaled * abs(value / found) if found else math.inf
+    if math.isfinite(others[-1]) and not any(abs(length - wanted) <= _SIMILAR * wanted for length in others):
         raise ArgumentError(
             f"closure called backward() on {found!r} and returned {value!r}: call it on the loss that is returned. "
             "With a GradScaler call scaler.unscale_(opt) and scaler.update() after it, inside the closure, or step "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, OptimizeResult
 
+from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode, require_mode
 from sanc.core.family import Method, find_method, make_settings
 from sanc.core.iteration import Iteration
@@ -319,8 +320,10 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     known = math.nan  # the objective sample was not asked
                 result = Result(x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state())
-                return callback(intermediate_result=result) is True
-            return callback(restore(run.x)) is True
+                with callers_precision():
+                    return callback(intermediate_result=result) is True
+            with callers_precision():
+                return callback(restore(run.x)) is True
         except StopIteration:
             return True
 

@@ -153,6 +153,12 @@ def test_shorten_raises_sigma_until_the_step_fits():
     at = judge.sigma
     judge.shorten(lambda sigma: 100.0 / sigma, 50.0)
     assert judge.sigma == at
+    judge.sigma = 1e-290
+    judge.shorten(lambda sigma: 1.0, 3.0, least=1e30)  # whose ratio to σ is not finite
+    assert judge.sigma == 1e-290
+    judge.sigma = 8.0
+    judge.shorten(lambda sigma: 100.0 / sigma, 3.0, least=30.0)
+    assert judge.sigma == 64.0
     judge.shorten(lambda sigma: math.inf, 1.0)
     assert judge.sigma == PRESETS["robust"].sigma_ceiling
 

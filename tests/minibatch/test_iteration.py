@@ -171,7 +171,8 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
         (0.001, 2.0, 10.0, 0.02),  # moving all by 0.02 changes the loss by a tenth
         (0.001, 2e6, 10.0, 1 / 15),  # a loss with an offset
         (0.0, 2.0, 10.0, 1 / 15),
-        (0.05, 2.0, 0.0, 0.05),
+        (0.05, 2.0, 0.0, 1 / 15),  # an exact saddle
+        (0.08, 2.0, 0.0, 0.08),
         (0.05, math.nan, math.nan, 0.05),
         (0.05, -2.0, math.inf, 0.05),
     ],
@@ -190,7 +191,37 @@ def test_a_typical_weight():
     expected = roots[0] ** (600 / 624) * roots[1] ** (24 / 624)
     assert typical_weight(flat, shapes, None) == pytest.approx(expected, rel=1e-12)
     assert typical_weight(flat[600:655], shapes[1:3], None) == 0.0  # a vector, and only zeros
-    assert typical_weight(flat, shapes, lambda sums: 2.0 * sums) == pytest.approx(expected, rel=1e-12)
+    large = [0.1 * rng.standard_normal((5, 4)), rng.standard_normal((90, 4)), 0.2 * rng.standard_normal((4, 2))]
+    joined = torch.from_numpy(np.concatenate([a.reshape(-1) for a in large]))  # with an embedding, say
+    middle = np.sqrt((large[2] ** 2).mean())
+    assert typical_weight(joined, [a.shape for a in large], None) == pytest.approx(1.5 * middle, rel=1e-12)
+
+
+def test_a_typical_weight_whose_entries_others_hold():
+    """Two ranks, of which one has no entry of the first matrix."""
+    rng = np.random.default_rng(1)
+    first, second = torch.from_numpy(rng.standard_normal((1, 3))), torch.from_numpy(0.1 * rng.standard_normal((5, 2)))
+    whole = typical_weight(torch.cat([first.reshape(-1), second.reshape(-1)]), [(1, 3), (5, 2)], None)
+    parts = [(torch.cat([first.reshape(-1), second[:3].reshape(-1)]), [(1, 3), (3, 2)]),
+             (second[3:].reshape(-1), [(0, 3), (2, 2)])]  # fmt: skip
+    sent = []
+    for x, shapes in parts:
+        typical_weight(x, shapes, lambda sums: sent.append(sums) or sums)
+    for x, shapes in parts:
+        assert typical_weight(x, shapes, lambda sums: sent[0] + sent[1]) == pytest.approx(whole, rel=1e-12)
+
+
+def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
+    """After two steps z − x is a share of the second step alone, so that the path is as long as the way."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    groups = [{"params": net[0].parameters(), "lr": 0.25}, {"params": net[2].parameters(), "lr": 1.0}]
+    opt = sanc.SANC(groups, seed=0, curvature=False)
+    x = torch.randn(50, 4, dtype=torch.float64)
+    for _ in range(2):
+        opt.step(lambda: (net(x)[:, 0] - x.prod(1)).square().mean())
+    state = opt._driver.iterates.state
+    assert state.path == pytest.approx(state.beyond, rel=1e-9) and state.path > 0.0
 
 
 # ---------------------------------------------------------------------------------------------- noise

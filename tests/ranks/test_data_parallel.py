@@ -58,6 +58,7 @@ def test_what_cannot_be_done_together_is_refused(two):
         assert found["capture"][0] == "ArgumentError" and "2 ranks" in found["capture"][1]
         assert found["no group"][0] == "ArgumentTypeError" and "process_group = 'world'" in found["no group"][1]
         assert "a plain function on others" in found["kinds"][1]
+        assert found["nan at the start"][0] == "NonFiniteStartError"
         assert found["ddp uneven"][0] == "ArgumentError" and "4, 5 rows on the ranks" in found["ddp uneven"][1]
         assert found["ignored"][0] == "ArgumentError" and "tensors[1] holds -100" in found["ignored"][1]
         assert found["off"]

@@ -38,6 +38,9 @@ class AutogradOracle(Oracle):
         What the buffers of modules held before that pass, which is the one that counts as training.
     """
 
+    tries = 64
+    """How often a closure whose scaled gradients overflow is called before the first step: it may lower the scale."""
+
     def __init__(
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:

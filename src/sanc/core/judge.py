@@ -169,13 +169,12 @@ class Judge:
         No σ below `least` leads to such a step, and a step of kσ is at least a k-th as long as that of σ, so that not
         every doubling needs a look.
         """
-        if math.isfinite(least):
-            self._double(least / self.sigma)
+        self._double(least / self.sigma)
         while (norm := length(self.sigma)) > longest and self.sigma < self.ceiling:
             times = norm / longest
             self._double(max(times, 2.0) if math.isfinite(times) else 2.0)
 
     def _double(self, times: float) -> None:
-        """Raise σ by the power of two below `times`, if that is above 1."""
-        if times > 1.0:
+        """Raise σ by the power of two below `times`, if that is above 1 and known."""
+        if 1.0 < times < math.inf:
             self.move(2.0 ** math.floor(math.log2(times)) * self.sigma)

@@ -63,7 +63,7 @@ class AveragedStep:
         `numbers`, in float64, are the longest g that is not cut, the factor of g, its weights in the second moments and
         in the factors, η, c and λ. Where f or g is not finite the metric learns nothing, and whoever reads that stays
         at x. What is read: f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and after, and for the
-        distance the 1-norms of p and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        distance the 1-norms of s/η and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         if self._total is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from sanc.minibatch.state import State
 
 UNKNOWN = 1.0 / 15.0
 """The size of a typical weight where all are zero: as in a layer of 75 inputs. It has no units."""
+_ABOVE_MEDIAN = 1.5
+"""The largest typical weight, in units of the median over matrices."""
 FARTHEST = 2.0
 """The most by which a long way stretches the scale, where the last steps differ."""
 STRAIGHT = 0.7
@@ -81,16 +84,22 @@ def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable
     """Return the root mean square of a matrix's entries that is typical of x; 0 where there is none.
 
     Those of the matrices are averaged geometrically, each with the weight of its size; vectors and matrices that are
-    zero say nothing. `total` adds up sums over entries, where others hold the rest of them.
+    zero say nothing. It is bounded by the median over matrices, for one large matrix may have far larger entries than
+    the others: embeddings often do. `total` adds up sums over entries, where others hold the rest of them.
     """
     pieces = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
     many = [float(len(piece)) if len(shape) > 1 else 0.0 for piece, shape in zip(pieces, shapes, strict=True)]
     sums = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in pieces])
     sums = torch.stack([sums, sums.new_tensor(many)])
     squares, counts = (sums if total is None else total(sums)).tolist()
-    known = [(count, math.log(square / count)) for square, count in zip(squares, counts, strict=True) if square * count]
-    entries = sum(count for count, _ in known)
-    return math.exp(sum(0.5 * count * log for count, log in known) / entries) if entries else 0.0
+    known = [
+        (math.sqrt(square / count), count) for square, count in zip(squares, counts, strict=True) if square * count
+    ]
+    if not known:
+        return 0.0
+    entries = sum(count for _, count in known)
+    mean = math.exp(sum(count * math.log(root) for root, count in known) / entries)
+    return min(mean, _ABOVE_MEDIAN * median_low(root for root, _ in known))
 
 
 def unit_of_length(weight: float, value: float, slope: float) -> float:
@@ -101,5 +110,5 @@ def unit_of_length(weight: float, value: float, slope: float) -> float:
     """
     if weight == 0.0:
         return UNKNOWN
-    needed = 0.1 * abs(value) / slope if slope > 0.0 else 0.0
-    return max(weight, min(needed, UNKNOWN)) if math.isfinite(needed) else weight
+    needed = math.inf if slope == 0.0 else 0.1 * abs(value) / slope
+    return weight if math.isnan(needed) else max(weight, min(needed, UNKNOWN))

@@ -106,6 +106,7 @@ class AveragingOracle(AutogradOracle):
     """f, g and Hv of closures over leaf tensors that are the same on all ranks; each has a batch of its own."""
 
     reduced: Reduced | None = None  # where that does not depend on how closures are
+    tries = 1  # all ranks call their closures equally often
 
     def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
         self.ranks = ranks
