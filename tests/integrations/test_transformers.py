@@ -51,11 +51,11 @@ def flat(net):
 
 
 def test_training_lowers_the_loss(tmp_path):
-    train = trainer(tmp_path, eval_strategy="epoch")
+    train = trainer(tmp_path, epochs=12, eval_strategy="epoch")
     before = train.evaluate()["eval_loss"]
     train.train()
     opt = unwrapped(train)
-    assert opt.style == "gradients" and opt._iterates.state.iteration == 24
+    assert opt.style == "gradients" and opt._iterates.state.iteration == 48
     assert train.evaluate()["eval_loss"] < 0.7 * before
     assert opt._driver.at_average  # evaluate() moved the parameters there
     seen = [row["eval_loss"] for row in train.state.log_history if "eval_loss" in row]
