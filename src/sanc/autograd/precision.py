@@ -33,5 +33,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def callers_precision() -> AbstractContextManager[object]:
-    """Return a context with the autocast that the caller had."""
-    return nullcontext() if _HERE.theirs is None else torch.autocast(*_HERE.theirs)
+    """Return a context with the autocast that the caller had.
+
+    Weights that it cast without a graph, for a value, are of no use for a gradient: they are not kept.
+    """
+    return nullcontext() if _HERE.theirs is None else torch.autocast(*_HERE.theirs, cache_enabled=False)
