@@ -318,3 +318,10 @@ def test_the_least_sigma_of_the_hard_case_is_not_known():
     eigen, c = cubic.spectrum(np.array([-1.0, 2.0]), np.zeros(1)), np.array([0.0, 1.0])
     step = cubic.solve(eigen, c, 1e-3)
     assert step.hard and cubic.least_sigma(eigen, c, step, 0.1 * step.norm) == 0.0
+
+
+def test_the_least_sigma_of_a_linear_term_beyond_all_bounds_raises_nothing():
+    eigen, c = cubic.spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.array([1e302, 0.0])
+    step = cubic.solve(eigen, c, 1e-3)
+    for longest in (1e-30, 1.0, 1e100):
+        assert not cubic.least_sigma(eigen, c, step, longest) < 0.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -154,13 +155,16 @@ def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float
 
     The inverse of ‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `longest` never goes too far.
     """
-    mu, c = step.multiplier, linear @ eigen.vectors
-    with np.errstate(all="ignore"):
-        for _ in range(0 if step.hard else 4):
+    if step.hard:
+        return 0.0
+    mu: Any = np.float64(step.multiplier)
+    c = linear @ eigen.vectors
+    with np.errstate(all="ignore"):  # what is lost in rounding is no number, which bounds nothing
+        for _ in range(4):
             u = c / (eigen.values + mu)
-            norm = math.sqrt(u @ u)
-            mu += (norm / longest - 1.0) * norm * norm / float(u @ (u / (eigen.values + mu)))
-    return 0.0 if step.hard else mu / longest
+            square = u @ u
+            mu += (np.sqrt(square) / longest - 1.0) * square / (u @ (u / (eigen.values + mu)))
+        return float(mu / longest)
 
 
 def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
