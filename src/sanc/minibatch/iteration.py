@@ -150,8 +150,8 @@ class MinibatchIteration:
             value, g = oracle.gradient(x)
             total = space.tensor(g).abs().sum(dtype=torch.float64)
             slope = float(total if space.total is None else space.total(total))
-        weight = typical_weight(space.tensor(x), oracle.shapes, space.total)
-        self.state.length = unit_of_length(weight, value, slope)
+        typical = typical_weight(space.tensor(x), oracle.shapes, space.total)
+        self.state.length = unit_of_length(typical, value, slope)
 
     # ------------------------------------------------------------------ steps that are judged on their batch
 
