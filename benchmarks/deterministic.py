@@ -187,7 +187,7 @@ def run_galahad(counted: Counted, gtol: float, iterations: int) -> tuple[Floats,
 def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywhere: bool = False) -> dict[str, Any]:
     """Run a method on a problem or from a saddle start, and say what came out.
 
-    Where it may end `anywhere`, a minimum need not be listed.
+    Where it may end `anywhere`, or the problem lists none, a minimum need not be listed.
     """
     gtol = getattr(problem, "gtol", 1e-8)
     counted = Counted(problem, seconds=seconds)
@@ -209,15 +209,16 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywh
     saddle = False
     if norm <= max(1e-6, gtol):
         saddle = bool(np.linalg.eigvalsh(zoo.dense_hessian(problem, x))[0] < -STRICT)
-    reached = problem.reached(value) if isinstance(problem, zoo.ZooProblem) else None
-    if anywhere and reached is None and norm <= max(1e-6, gtol) and not saddle:
+    minima = problem.minima if isinstance(problem, zoo.ZooProblem) else None
+    reached = None if minima is None else problem.reached(value)
+    if (anywhere or minima == ()) and reached is None and norm <= max(1e-6, gtol) and not saddle:
         reached = value
     return {
         "problem": problem.name,
         "n": problem.n,
         "method": method,
         "solved": reached is not None and math.isfinite(value),
-        "global": reached is not None and reached == problem.minima[0],
+        "global": reached is not None and minima is not None and minima[:1] == (reached,),
         "saddle": saddle,
         "value": value,
         "gradient": norm,

@@ -201,20 +201,33 @@ def test_minimize_walks_far(n: int) -> None:
     for problem in zoo.walks(n):
         result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), tol=problem.gtol)
         assert result.success, f"{problem.name}: {result.status.name}, f = {result.fun}, {result.nit} iterations"
-        assert problem.reached(result.fun) is not None, f"{problem.name}: f = {result.fun!r}"
+        if problem.minima:
+            assert problem.reached(result.fun) is not None, f"{problem.name}: f = {result.fun!r}"
+        elif n <= 100:
+            assert np.linalg.eigvalsh(zoo.dense_hessian(problem, result.x))[0] >= -1e-4, problem.name
 
 
-def test_over_humps_the_space_ends_with_the_first_negative_curvature() -> None:
-    """Where f kept little of the last promise; the peers need 300 values here, and all of the space 940."""
-    problem = zoo.walks(100)[1]
-    result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), tol=problem.gtol)
-    assert result.nfev < 500 and result.nhev < 1500
-    doubted = [
-        after.krylov_dim
-        for before, after in zip(result.history, result.history[1:], strict=False)
-        if before.rho < 0.5 and after.ritz_value < 0.0
-    ]
-    assert len(doubted) > 50 and np.mean(doubted) < 5
+def test_the_space_ends_with_the_first_negative_curvature() -> None:
+    """All of the space takes more values over humps, and is lost between cosines of variables in other units."""
+    problem, points = zoo.walks(10)[0], []
+
+    def watch(intermediate_result: Any) -> None:
+        points.append(intermediate_result.x.numpy().copy())
+
+    result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), tol=problem.gtol, callback=watch)
+    bent = 0
+    for x, record in zip([problem.x0, *points], result.history, strict=False):
+        _, g = zoo.value_and_gradient(problem.fun, x)
+        H, q = zoo.dense_hessian(problem, x), np.empty((10, 0))
+        least = []  # of H in the Krylov spaces of 1, 2, … vectors
+        for _ in range(record.krylov_dim):
+            v = H @ q[:, -1] if q.size else g
+            q = np.linalg.qr(np.column_stack([q, v]))[0]
+            least.append(np.linalg.eigvalsh(q.T @ H @ q)[0])
+        assert all(value > 0.0 for value in least[:-1])
+        assert record.ritz_value == pytest.approx(least[-1], rel=1e-6, abs=1e-6 * np.linalg.norm(H))
+        bent += record.ritz_value < 0.0
+    assert bent >= 10
 
 
 def test_the_first_step_along_negative_curvature_is_short() -> None:

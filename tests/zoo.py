@@ -42,7 +42,7 @@ class ZooProblem:
     x0 : array
         The standard start.
     minima : tuple of float
-        Values at which a minimiser may end: the global minimum first, then other known local ones.
+        Values at which a minimiser may end: the global minimum first, then other known local ones. None: anywhere.
     source : str
         Where the problem stands in the literature.
     minimiser : array or None
@@ -1168,9 +1168,30 @@ def _pendula(x: Tensor) -> Tensor:
 _problem("PENDULA-FAR", 100 * np.sin(np.arange(40)), (-1.33224859887411,), "own")(_pendula)
 
 
+def _stretched(x: Tensor) -> Tensor:
+    """Put variables that differ by a factor of e⁶ into the same unit."""
+    return x * torch.exp(6 * (_upto(len(x)) - 1) / (len(x) - 1))
+
+
+def _chained_cosines(x: Tensor) -> Tensor:
+    """A chain of cosines, whose minimum is −1 a link; valleys are as bent as they are long."""
+    y = _stretched(x)
+    return torch.cos(y[:-1] ** 2 - y[1:] / 2).sum()
+
+
+def _cosine_products(x: Tensor) -> Tensor:
+    """Products of the cosines of neighbours in a wide bowl, with many minima."""
+    y = _stretched(x)
+    return 0.01 * _sq(y) - (torch.cos(y[:-1]) * torch.cos(y[1:])).sum()
+
+
 def walks(n: int) -> list[ZooProblem]:
-    """The same in n variables, from a usual start and from far away; with a gradient of 1e-6, which n leaves open."""
-    wave, energy = np.sin(np.arange(n)), {10: -0.750148, 100: -1.47185, 1000: -1.55984}[n]
+    """The same in n variables, from a usual start and from far away; with a gradient of 1e-6, which n leaves open.
+
+    Those without a minimum here have many; any will do.
+    """
+    one, steps = 1.0 / _stretched(torch.ones(n, dtype=torch.float64)).numpy(), np.arange(n)
+    wave, energy = np.sin(steps), {10: -0.750148, 100: -1.47185, 1000: -1.55984}[n]
     chosen = [
         ("HAIRY-CHAIN", _hairs, _tile((-5.0, -7.0), n), 10.0 * n, 1e-6),
         ("HAIRY-CHAIN-FAR", _hairs, _tile((-20.0, 30.0), n) + wave, 10.0 * n, 1e-6),
@@ -1178,9 +1199,15 @@ def walks(n: int) -> list[ZooProblem]:
         ("BOUNDARY-VALUES-FAR", _boundary_values, np.full(n, 30.0), 0.0, 1e-4),
         ("PENDULA", _pendula, wave, energy, 1e-5),
         ("PENDULA-FAR", _pendula, 100 * wave, energy, 1e-5),
+        ("CHAINED-COSINES", _chained_cosines, one, None, 0.0),
+        ("CHAINED-COSINES-FAR", _chained_cosines, 5 * one, None, 0.0),
+        ("COSINE-PRODUCTS", _cosine_products, 2 * np.sin(steps + 1) * one, None, 0.0),
+        ("COSINE-PRODUCTS-FAR", _cosine_products, 10 * np.sin(steps + 1) * one, None, 0.0),
     ]
     return [
         ZooProblem(f"{name}-{n}", fun, np.asarray(x0), (end,), "own", atol=atol, gtol=1e-6)
+        if end is not None
+        else ZooProblem(f"{name}-{n}", fun, np.asarray(x0), (), "own", gtol=1e-5)
         for name, fun, x0, end, atol in chosen
     ]
 

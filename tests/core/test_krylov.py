@@ -56,6 +56,19 @@ def test_t_is_the_projection_of_the_matrix(rng, kind, store):
     assert np.linalg.norm(residual[:, -1]) == pytest.approx(krylov.residual, rel=10 * tolerance)
 
 
+@pytest.mark.parametrize("shift", [-1.0, 2.0, 8.0, 20.0])
+def test_it_knows_whether_t_is_positive_definite(rng, shift):
+    n = 30
+    A = symmetric(rng, n) + shift * np.eye(n)
+    krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
+    for _ in range(n):
+        krylov.extend()
+        assert krylov.definite is bool(cubic.spectrum(*krylov.tridiagonal()).leftmost > 0.0)
+    flat = krylov_space(lambda v: 0.0 * v, np.ones(n), NumpySpace(n, np.float64))
+    flat.extend()
+    assert not flat.definite
+
+
 def test_model_gradient_is_the_residual_times_the_last_entry(rng):
     """‖∇m(s)‖ = β_j |u_j| is what the early stop relies on."""
     n = 25

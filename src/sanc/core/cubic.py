@@ -121,11 +121,12 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     """
     c: list[float] = (linear @ eigen.vectors).tolist()
     values: list[float] = eigen.values.tolist()
-    # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| ≤ 1 and ‖ĉ‖ ≤ 1,
-    # so no σ, however large or small, overflows or loses digits.
+    # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
+    # so no σ, however large or small, overflows or loses digits; a is a power of two, which rounds nothing.
     a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
     if a == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False)
+    a = math.ldexp(1.0, math.frexp(a)[1] - 1)
     scale, per = a / sigma, sigma / a
     c = [(entry / a) * per for entry in c]
     values = [entry / a for entry in values]

@@ -63,7 +63,6 @@ class Iterate:
     krylov: Krylov | None = None
     spectrum: cubic.Spectrum | None = None  # of the T of that Krylov space
     slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
-    kept: float = 1.0  # share of the last promise that f kept
     units: Units = field(default_factory=Units)  # of the first point
     ahead: bool = False  # whether the gradient at the next point may be asked for already
     longest: float = math.inf  # of the steps that may be tried without a value on the way

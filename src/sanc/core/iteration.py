@@ -39,7 +39,6 @@ class State:
     slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
     length: float = 0.0  # the units of the first point, see `sanc.core.units`
     cubic: float = 0.0
-    kept: float = 1.0  # share of what the last model promised that f kept, at most 1
     previous: Vector | None = None  # the last cubic point, where momentum needs it
 
 
@@ -109,7 +108,6 @@ class Iteration:
         draws = Draws(state.seed, state.iteration)
         at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)
         at.slope, at.units, at.ahead = state.slope, Units(state.length, state.cubic), self._ahead
-        at.kept = state.kept
         oracle.begin(state.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(at)
@@ -128,7 +126,6 @@ class Iteration:
             record.grad_norm,
             at.units.length,
             at.units.cubic,
-            1.0 if math.isnan(record.rho) else min(max(record.rho, 0.0), 1.0),
             at.previous,
         )
         record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), seconds, oracle.hvp
@@ -195,7 +192,7 @@ class Iteration:
         """Return the part of the state that is plain numbers."""
         return {
             name: getattr(self.state, name)
-            for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic", "kept")
+            for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic")
         }
 
     def vectors(self) -> dict[str, Any]:

@@ -171,6 +171,7 @@ class Krylov:
         self._source = source
         self._projections: list[float] = []
         self._scale = 0.0
+        self._pivot = 1.0  # the last of T = LDLᵀ, or the first that is not positive
 
     @property
     def dim(self) -> int:
@@ -186,6 +187,11 @@ class Krylov:
     def invariant(self) -> bool:
         """Whether the process broke down: B maps the space into itself and nothing can be added."""
         return self.residual == 0.0
+
+    @property
+    def definite(self) -> bool:
+        """Whether T is positive definite: B bends upwards along every direction of the space."""
+        return self._pivot > 0.0
 
     @property
     def from_gradient(self) -> bool:
@@ -209,7 +215,10 @@ class Krylov:
         alpha, beta, *projection = self._source.column(j)
         if not (math.isfinite(alpha) and math.isfinite(beta)):
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
-        self._scale = max(self._scale, abs(alpha) + beta + (self.residual if j else 0.0))
+        last = self.residual if j else 0.0
+        self._scale = max(self._scale, abs(alpha) + beta + last)
+        if self.definite:
+            self._pivot = alpha - last * (last / self._pivot)
         if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
             beta = 0.0  # rounding, or nothing can follow
         self.alpha.append(alpha)

@@ -14,8 +14,6 @@ from sanc.core.settings import Settings
 
 _FORCING = 0.2
 """Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
-_TRUSTED = 0.5
-"""Share of its last promise that f has to keep for a model to be minimised in all of its negative curvature."""
 _ENOUGH = 0.5
 """Share of the gradient asked for below which ‖∇m‖ is not brought."""
 
@@ -65,26 +63,25 @@ class Model(ABC):
     def _grow(self, at: Iterate, krylov: Krylov) -> None:
         """Build the space, until the model is minimised well enough in it.
 
-        Over humps the model promises most along the negative curvature of many of them, and f keeps little of it: where
-        it last did, the space ends with the first negative curvature that it shows, near to the gradient.
+        Along negative curvature the model promises most where it knows least: with "forcing" the space ends with the
+        first that it shows, near to the gradient, as truncated conjugate gradients do.
         """
         limit = min(self._settings.krylov_dim or at.space.dim, at.space.dim)
         test_at, latest, shift, tolerance = 1, 0, math.nan, self._tolerance(at)
-        doubts = self._settings.krylov_stop == "forcing" and at.oracle.exact and at.kept < _TRUSTED
+        convex = self._settings.krylov_stop == "forcing" and at.oracle.exact
         while True:
             krylov.extend()
             at.record.krylov_dim = j = krylov.dim
             if j == 1:
                 self._measure(at, krylov)
-            last = krylov.invariant or j >= limit
+            last = krylov.invariant or j >= limit or (convex and not krylov.definite)
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
                 waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
                 waits = waits or (self.solves and krylov.least_slope(at.judge.sigma) > tolerance)
-                if waits and not (doubts and j > 1):
+                if waits:
                     continue
             at.spectrum = cubic.spectrum(*krylov.tridiagonal())
-            last = last or (doubts and at.spectrum.leftmost < 0.0)
             if last or krylov.left_by(at.spectrum.vectors[:, 0]) <= self._ritz_tolerance(at.record.grad_norm):
                 step = self._bounded(at) if self.solves else None
                 if last or step is None or self._enough(at, krylov, step, tolerance):

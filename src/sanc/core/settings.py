@@ -116,8 +116,8 @@ class Settings:
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`: r is ‖g‖ over
-        that of the iteration before, and ℓ the unit of lengths (see `first_radius`). Where an exact f kept less than
-        half of what the last step promised, it also stops at the first negative curvature.
+        that of the iteration before, and ℓ the unit of lengths (see `first_radius`). With an exact f it also stops at
+        the first negative curvature.
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
     reorthogonalise : bool
