@@ -314,6 +314,23 @@ def test_rounding_is_an_ending():
     assert torch.allclose(res.x, torch.linalg.lstsq(A, b).solution, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("tol", "ending"), [(0.021, Status.UNCERTIFIED), (1e-3, Status.STALLED)])
+def test_where_a_step_across_a_valley_is_lost_in_rounding_one_along_it_is_made(tol, ending):
+    """One rounding error of x is 0.06 of gradient: 0.0205 cannot be lowered, the 0.005 along the other axis can."""
+    least, H = np.array([1 / 3, 0.0]), np.diag([1e15, 1.0])
+    slope = np.array([0.0205, 0.0])
+
+    def fun(x):
+        d = x - least
+        return 1 + 0.5 * d @ (H @ d) + slope @ d
+
+    res = sanc.minimize(
+        fun, least + [0, 0.005], jac=lambda x: H @ (x - least) + slope, hessp=lambda x, v: H @ v, tol=tol
+    )
+    assert res.status is ending and abs(res.x[1]) < 1e-8
+    assert sum(record.branch is Branch.STAYED for record in res.history) <= 3
+
+
 def test_uncertified_when_products_are_rationed():
     n = 300
     weights = torch.logspace(-3, 3, n, dtype=torch.float64)

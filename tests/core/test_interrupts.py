@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 
 import sanc
 from driving import flat
+from sanc.core import interrupts
 
 
 def at_line(number, call):
@@ -139,6 +140,12 @@ def sweep(style, kind, preset, steps, stride, first=1):
 def test_ctrl_c_makes_a_step_whole_or_not_at_all(style, kind, preset, steps):
     tried, bad = sweep(style, kind, preset, steps, stride=197)
     assert tried > 2 and not bad
+
+
+def test_a_handler_that_an_interrupt_left_behind_is_not_taken_for_the_callers(monkeypatch):
+    """Between any two lines a Ctrl-C may come, also between those that clean up after one."""
+    monkeypatch.setattr(interrupts, "_theirs", signal.default_int_handler)
+    test_the_callers_handler_answers_and_stays()
 
 
 def test_the_callers_handler_answers_and_stays():

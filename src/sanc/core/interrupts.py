@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _waiting: list[tuple[int, FrameType | None]] = []
-_theirs: Any = None  # the caller's handler, while ours is in its place
+_theirs: Any = None  # the caller's handler; of no meaning unless ours is in its place
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -40,13 +40,11 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def held(*args: P.args, **kwargs: P.kwargs) -> T:
         global _theirs
-        if threading.current_thread() is not threading.main_thread() or _theirs is not None:
-            return function(*args, **kwargs)
         handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # nobody waits for it
-            return function(*args, **kwargs)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler) or handler is _note:
+            return function(*args, **kwargs)  # not ours to hold, nobody waits for it, or it is held
         _waiting.clear()
-        _theirs = handler
+        outer, _theirs = _theirs, handler
         try:
             signal.signal(signal.SIGINT, _note)
             return function(*args, **kwargs)
@@ -54,7 +52,7 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
             try:
                 _answer()
             finally:
-                _theirs = None
+                _theirs = outer
 
     return held
 
@@ -62,7 +60,7 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C through again inside the block."""
-    if _theirs is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not _note:
         yield
         return
     try:

@@ -103,7 +103,7 @@ class Iteration:
         record : Record
         """
         clock, state = time.perf_counter(), self.state
-        judge = Judge(self.settings, oracle.space.eps, state.sigma)
+        judge = Judge(self.settings, oracle.space.eps, state.sigma, exact=oracle.exact)
         record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
         draws = Draws(state.seed, state.iteration)
         at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)

@@ -16,6 +16,9 @@ from sanc.core.settings import AUTHORS_FLOAT32_FLOOR, Settings
 SHORTEST, SHORTER, LONGER = 0.1, 0.5, 3.0
 """How much shorter a step is tried after a rejection, at most and at least, and how much longer after a success."""
 
+_FALL, _EXACT_FALL = 1e-3, 1e-6
+"""How much σ falls at most in a step, where one sample shows that and where f itself does."""
+
 _LEAST = 1e-16
 """σ‖s‖³ as a share of the decrease below which σ does nothing, so that it need not fall any further."""
 
@@ -68,18 +71,19 @@ class Ray:
     sigma: float
     cube: float
     pull: float
+    fall: float
 
     @classmethod
-    def of(cls, sigma: float, predicted: float, norm: float) -> Ray | None:
+    def of(cls, sigma: float, predicted: float, norm: float, fall: float) -> Ray | None:
         """Return the ray; None where the step is too short to show anything, or too long to be told in numbers."""
         cube = norm * norm * norm
         if not 0.0 < sigma * cube < math.inf:
             return None
-        return cls(sigma, cube, max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0))
+        return cls(sigma, cube, max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0), fall)
 
     def scaled(self, t: float) -> float:
-        """Return the σ with the minimum at t·s, or a thousandth of σ where no σ leads so far."""
-        return self.sigma * max((t + (1.0 - t) * self.pull) / (t * t), 1e-3)
+        """Return the σ with the minimum at t·s, or the least that σ may fall to where no σ leads so far."""
+        return self.sigma * max((t + (1.0 - t) * self.pull) / (t * t), self.fall)
 
     @property
     def slope(self) -> float:
@@ -103,15 +107,16 @@ def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, no
 class Judge:
     """Holds σ, which is at its start where none is given, and the rule by which it moves.
 
-    `eps` is the machine precision of the parameters' type, `ceiling` a bound on σ below that of the settings.
+    `eps` is the machine precision of the parameters' type, `exact` says whether it judges f itself or samples of it.
     """
 
-    def __init__(self, settings: Settings, eps: float, sigma: float | None = None, ceiling: float = math.inf) -> None:
+    def __init__(self, settings: Settings, eps: float, sigma: float | None = None, *, exact: bool = False) -> None:
         self.settings = settings
         floor = eps if settings.sigma_floor is None else settings.sigma_floor
         if floor < 1e-45 and eps > 1e-10 and settings.sigma_rule == "paper":  # would be zero in float32
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
-        self.floor, self.ceiling = floor, min(settings.sigma_ceiling, ceiling)
+        self.floor, self.ceiling = floor, settings.sigma_ceiling
+        self._fall = _EXACT_FALL if exact else _FALL
         self.sigma = settings.first_sigma if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
@@ -119,7 +124,7 @@ class Judge:
         s = self.settings
         verdict = classify(actual, predicted, s.eta1, s.eta2, noise)
         if s.sigma_rule == "interpolate":
-            ray = Ray.of(self.sigma, predicted, norm)
+            ray = Ray.of(self.sigma, predicted, norm, self._fall)
             if ray is not None:
                 self.move(interpolated(ray, verdict, actual, predicted, noise))
             elif not verdict.accepted:
@@ -136,7 +141,7 @@ class Judge:
         Where f still falls there, the step was too short, whatever share of the promise it kept: the next one may go as
         far as the slope, drawn on from both ends, is negative.
         """
-        ray = Ray.of(sigma, predicted, norm)
+        ray = Ray.of(sigma, predicted, norm, self._fall)
         if ray is not None and slope < 0.0:
             turn = ray.slope / (ray.slope - slope) if slope > ray.slope else math.inf
             self.move(min(self.sigma, ray.scaled(min(turn, LONGER))))

@@ -14,6 +14,8 @@ from sanc.core.settings import Settings
 
 _FORCING = 0.2
 """Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
+_LOST = 10
+"""Lanczos iterations that are made where the step is lost in the rounding of x and the gradient is not zero."""
 _ENOUGH = 0.5
 """Share of the gradient asked for below which ‖∇m‖ is not brought."""
 
@@ -110,8 +112,8 @@ class Model(ABC):
         if left > tolerance:
             return False
         if self._settings.krylov_stop == "forcing":
-            if grad_norm == step.norm == 0.0:  # nothing is known yet, and curvature is all there is to look for
-                return False
+            if at.vanishes(step):  # across a valley it may, where a step along the valley does not
+                return grad_norm > 0.0 and krylov.dim >= _LOST
             return left <= max(step.norm / self._length(at) * grad_norm, _ENOUGH * self._goal)
         return True
 

@@ -22,7 +22,9 @@ from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _PATIENCE = 10
-"""Iterations without any progress that rounding allows before the run is called stalled."""
+"""Iterations without any progress that rounding allows before the run is called stalled, …"""
+_TRIED = 4
+"""… and as how many of them one counts that tried everything and stayed."""
 
 _YOUNG, _FEW, _SHARE = 5, 2, 0.15
 """Iterations in which the gradient is compared with the values, and how often and how much they may differ."""
@@ -247,7 +249,7 @@ class Run:
         if lower or (moved and fell):
             self.stalled = 0
         elif moved or self.iterates.at_rest or tried_all:
-            self.stalled += 1
+            self.stalled += 1 if moved or not tried_all else _TRIED
 
     @property
     def _units(self) -> Units:
