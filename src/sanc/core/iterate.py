@@ -16,6 +16,8 @@ from sanc.core.record import Branch, Record
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 
+LOST = "the cubic step vanishes in the rounding of x"
+
 
 class NonFiniteValueError(ArithmeticError):
     """f is not finite at the current point."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sanc.core.family import Method
-from sanc.core.iterate import Draws, Iterate, NonFiniteValueError
+from sanc.core.iterate import LOST, Draws, Iterate, NonFiniteValueError
 from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
@@ -153,7 +153,7 @@ class Iteration:
             for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
                 if at.vanishes(step):
                     at.judge.forget()
-                    at.record.note = "the cubic step vanishes in the rounding of x"
+                    at.record.note = LOST
                     break
                 trial = at.trial_point(step)  # s = Qu
                 point = self.acceptance.judge(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1

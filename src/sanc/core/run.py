@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sanc.core import doubts
 from sanc.core.curvature import Certificate, probe
 from sanc.core.family import Method
+from sanc.core.iterate import LOST
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.robust import NO_GRADIENT
@@ -243,7 +244,7 @@ class Run:
         lower = record.grad_norm < 0.99 * self.best_gradient
         self.best_gradient = min(self.best_gradient, record.grad_norm)
         moved = record.branch is not Branch.STAYED
-        fell = record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
+        fell = record.note != LOST and record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
         # With interpolated σ all re-solves and the checked escape failed where x stayed: only rounding is left.
         tried_all = self.iterates.settings.sigma_rule == "interpolate"
         if lower or (moved and fell):
