@@ -16,6 +16,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc import Branch, Status
+from sanc.core.robust import NO_GRADIENT
 from sanc.problems import Logistic
 from sanc.sums.oracle import Draws
 
@@ -330,6 +331,54 @@ def test_where_a_step_across_a_valley_is_lost_in_rounding_one_along_it_is_made(t
     )
     assert res.status is ending and res.nit < 20 and abs(res.x[1]) < 1e-3
     assert sum(record.branch is Branch.STAYED for record in res.history) <= 3
+
+
+@pytest.mark.parametrize("method", ["sanc", "arc"])
+@pytest.mark.parametrize("sigma0", [1e-60, 1e20, 1e40, 1e200])
+def test_a_first_sigma_beyond_all_reason_costs_a_few_iterations(method, sigma0):
+    """Where its step vanishes in the rounding of x, that is no reason to call the run stalled."""
+    given = {"jac": rosen_der, "hessp": rosen_hess_prod, "method": method}
+    res = sanc.minimize(rosen, np.array([-1.2, 1.0]), sigma0=sigma0, **given)
+    assert res.status is Status.SECOND_ORDER and res.nit < 60
+    np.testing.assert_allclose(res.x, 1.0, atol=1e-6)
+
+
+def test_a_gradient_that_was_missing_on_the_way_is_not_the_cause_of_the_end():
+    """A step is taken back for it and the next one goes another way; what ends the run is rounding."""
+    least, gap, ys = 1 / 3, [], []
+
+    def fun(x):
+        d = x[0] - least
+        return 1.0 + 0.5e15 * d * d + 0.0205 * d + np.logaddexp(x[1], -x[1])
+
+    def jac(x):
+        missing = any(abs(x[1] - y) < 1e-3 * abs(y) for y in gap)
+        return np.full(2, np.nan) if missing else np.array([1e15 * (x[0] - least) + 0.0205, np.tanh(x[1])])
+
+    def run():
+        return sanc.minimize(
+            fun, np.array([least, 0.9]), jac=jac, hessp=lambda x, v: np.array([1e15 * v[0], v[1] / np.cosh(x[1]) ** 2]),
+            tol=1e-3, callback=lambda x: ys.append(x[1]),
+        )  # fmt: skip
+
+    run()
+    gap.append(next(y for y in ys if 0 < abs(y) < 0.5))
+    res = run()
+    assert any(record.note == NO_GRADIENT for record in res.history)
+    assert res.status is Status.STALLED and abs(res.x[1]) < 1e-3
+
+
+def test_sigma_falls_further_with_f_itself_than_with_samples():
+    """Of a quadratic with less and less curvature σ knows nothing, so that it falls as far as it may."""
+    weights = torch.linspace(1.0, 9.0, 5, dtype=torch.float64)
+    x = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
+    exact = sanc.minimize(lambda x: weights @ x**4, x.detach(), sigma0=1e-3, max_iter=2).history
+    opt, samples = sanc.SANC([x], sigma0=1e-3, minibatch=None), []
+    for _ in range(2):
+        opt.step(lambda: weights @ x**4)
+        samples.append(opt.record)
+    falls = [after.sigma / before.sigma for before, after in (exact, samples)]
+    assert falls == pytest.approx([1e-6, 1e-3])
 
 
 def test_uncertified_when_products_are_rationed():

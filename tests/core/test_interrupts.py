@@ -146,6 +146,37 @@ def test_a_handler_that_an_interrupt_left_behind_is_not_taken_for_the_callers(mo
     """Between any two lines a Ctrl-C may come, also between those that clean up after one."""
     monkeypatch.setattr(interrupts, "_theirs", signal.default_int_handler)
     test_the_callers_handler_answers_and_stays()
+    held = interrupts.uninterrupted(lambda: signal.getsignal(signal.SIGINT))
+    assert held() is interrupts._note
+
+
+def test_a_step_inside_the_closure_of_another_one():
+    """The caller's handler answers in both closures and after each step."""
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    outer, inner = sanc.SANC([p], preset="paper"), sanc.SANC([q], preset="paper")
+    heard = []
+    kept = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGINT)
+
+        def loss():
+            assert signal.getsignal(signal.SIGINT) is mine
+            return (q**2).sum()
+
+        def closure():
+            with torch.enable_grad():
+                inner.step(loss)
+            assert signal.getsignal(signal.SIGINT) is mine
+            before = len(heard)
+            signal.raise_signal(signal.SIGINT)
+            assert len(heard) == before + 1
+            return (p**2).sum()
+
+        for _ in range(2):
+            outer.step(closure)
+            assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, kept)
 
 
 def test_the_callers_handler_answers_and_stays():

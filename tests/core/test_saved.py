@@ -130,6 +130,19 @@ def test_every_wrong_entry_is_refused_and_changes_nothing(kind, preset, style, o
     )
 
 
+@pytest.mark.parametrize("path", [("numbers",), ("numbers", "judged"), ("meter",)])
+def test_an_entry_of_another_version_is_refused_and_changes_nothing(path):
+    model, opt, rest = optimiser(sanc.SANC, "robust")
+    twin, other, _ = optimiser(sanc.SANC, "robust")
+    state = opt.state_dict()
+    del state["param_groups"][0]["engine"]  # it is there twice
+    said = refusal(lambda: opt.load_state_dict(changed(state, ("engine", *path, "formerly"), 1.0)))
+    assert "formerly" in said and path[-1] in said
+    drive("loss", model, opt, rest)
+    drive("loss", twin, other, rest)
+    assert torch.equal(flat(model), flat(twin))
+
+
 def test_vectors_of_another_model_are_refused():
     _, opt, _ = optimiser(sanc.SANC, "robust", "gradients")
     other = sanc.SANC(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().parameters())

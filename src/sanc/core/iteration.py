@@ -20,7 +20,7 @@ from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
-from sanc.core.saved import require_fields
+from sanc.core.saved import refuse, require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.core.units import Units
@@ -152,7 +152,7 @@ class Iteration:
                 self.model.build(at)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most Ritz pair λ1, v
             for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
                 if at.vanishes(step):
-                    at.judge.forget()
+                    at.judge.forget(step.norm, at.oracle.norm(at.x))
                     at.record.note = LOST
                     break
                 trial = at.trial_point(step)  # s = Qu
@@ -202,6 +202,8 @@ class Iteration:
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = (), factors: Any = ()) -> None:
         """Refuse what `numbers` and `vectors` (of which the names are asked) cannot have returned."""
         require_fields(where, numbers, State)
+        if strange := set(numbers) - set(self.numbers()):
+            raise refuse(where, sorted(map(str, strange)), f"no more than {sorted(self.numbers())}")
         for name in vectors:
             if name != "previous":
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")

@@ -117,6 +117,7 @@ class Judge:
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
         self.floor, self.ceiling = floor, settings.sigma_ceiling
         self._fall = _EXACT_FALL if exact else _FALL
+        self._shortest = math.sqrt(eps)
         self.sigma = settings.first_sigma if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
@@ -156,9 +157,14 @@ class Judge:
         grown = self.sigma * self.settings.gamma**times
         self.sigma = min(grown, max(self.ceiling, self.settings.first_sigma))
 
-    def forget(self) -> None:
-        """Let a σ fall that is so large that its step vanishes in the rounding of x: nothing was learnt from that."""
-        self.move(self.sigma / self.settings.gamma**2)
+    def forget(self, norm: float, size: float) -> None:
+        """Let a σ fall whose step, of length `norm`, vanishes in the rounding of x, of length `size`.
+
+        Nothing was learnt from it. Where σ alone decides how long steps are, they are as its root: the next one is as
+        long as √eps‖x‖.
+        """
+        share = norm / (self._shortest * size) if norm > 0.0 else 1.0
+        self.move(self.sigma * min(share * share, self.settings.gamma**-2))
 
     def relax(self) -> None:
         """Let the σ of a fixed model fall back to its fixed value after a step that went well."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
+from itertools import takewhile
 from typing import Any, Protocol
 
 from sanc.core import doubts
@@ -238,14 +239,14 @@ class Run:
         self.oracle.meter = meter
 
     def _watch(self, record: Record) -> None:
-        """Count iterations that neither moved x nor lowered the gradient."""
+        """Count iterations that lowered neither the gradient nor, by more than rounding explains, the value."""
         if not self.oracle.exact:
             return
         lower = record.grad_norm < 0.99 * self.best_gradient
         self.best_gradient = min(self.best_gradient, record.grad_norm)
         moved = record.branch is not Branch.STAYED
         fell = record.note != LOST and record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
-        # With interpolated σ all re-solves and the checked escape failed where x stayed: only rounding is left.
+        # With interpolated σ all that an iteration can try failed where x stayed: only rounding is left.
         tried_all = self.iterates.settings.sigma_rule == "interpolate"
         if lower or (moved and fell):
             self.stalled = 0
@@ -260,7 +261,8 @@ class Run:
 
     def _stalled(self) -> Status:
         """Say why no step was found."""
-        if any(record.note == NO_GRADIENT for record in self.history[-_PATIENCE:]):
+        stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
+        if any(record.note == NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
         self.cause = doubts.cause(self.oracle, self.x, self._units.length or 1.0)
         return Status.STALLED
