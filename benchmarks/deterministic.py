@@ -4,7 +4,7 @@
     python -m benchmarks.deterministic --problems GENROSE COSINE      # these only
     python -m benchmarks.deterministic --methods sanc trust-exact
     python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
-    python -m benchmarks.deterministic --sets moved far scaled fits walks   # other starts, units, fits, and n to 1000
+    python -m benchmarks.deterministic --sets moved far scaled fits walks unseen   # other starts, units, problems
     python -m benchmarks.deterministic --own-time                     # what the minimiser itself takes
 
 Every method gets the same start and the same counted f, gradient and Hessian (products), and ends where ‖∇f‖₂ ≤ 1e-8,
@@ -19,7 +19,8 @@ on its own. GALAHAD's ARC takes part where `galahad-optrove` is installed, with 
 The other sets have the problems of up to 100 variables, from starts that are moved at random (each variable by a normal
 number of standard deviation 0.3·max(|x|, 0.3)) or ten times as far from the origin, where a second-order point that the
 zoo does not list counts as solved too; from the standard starts in other units, c·f(x/k) with c from 1e-24 to 1e24
-and k from 1e-8 to 1e8 at random; the fits of `benchmarks.fits`; and long walks in 10, 100 and 1000 variables.
+and k from 1e-8 to 1e8 at random; the fits of `benchmarks.fits`; long walks in 10, 100 and 1000 variables; and those of
+`benchmarks.unseen`, which no choice was made with.
 
 --own-time runs `sanc` and SciPy's trust-ncg in turns on the problems of up to 100 variables, and tells the time that
 each spends outside f, gradient and products: of a solve, the certificate of `sanc` included, and of an iteration.
@@ -52,7 +53,7 @@ import scipy.optimize
 import torch
 
 import sanc
-from benchmarks import fits
+from benchmarks import fits, unseen
 from benchmarks.common import Budget, Counted, Floats, geometric_mean, median, plain_table, profile, zoo
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
@@ -62,7 +63,7 @@ QUICK = (
     "ROSENBROCK", "BEALE", "HELICAL-VALLEY", "BARD", "BOX-3D", "WOOD", "POWELL-SINGULAR", "CUBE", "DENSCHNE", "HAIRY",
     "HIMMELBG", "BROWN-DENNIS",
 )  # fmt: skip
-SETS = ("zoo", "moved", "far", "scaled", "fits", "walks")
+SETS = ("zoo", "moved", "far", "scaled", "fits", "walks", "unseen")
 LARGEST = 100
 """Most variables of the problems in the sets other than the zoo."""
 STRICT = 1e-4
@@ -79,9 +80,9 @@ def scaled(problem: zoo.ZooProblem, c: float, k: float) -> zoo.ZooProblem:
 
 
 def variants(which: str, names: Sequence[str]) -> list[zoo.ZooProblem]:
-    """Return the problems of a set: those of the zoo by name, from other starts or in other units, fits or walks."""
-    if which == "fits":
-        return fits.problems()
+    """Return the problems of a set: those of the zoo by name, from other starts or in other units, or others."""
+    if which in ("fits", "unseen"):
+        return fits.problems() if which == "fits" else unseen.problems()
     if which == "zoo":
         return [zoo.BY_NAME[name] for name in names]
     if which == "walks":
