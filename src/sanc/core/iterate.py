@@ -119,6 +119,12 @@ class Iterate:
         """Whether a step is lost in the rounding of x."""
         return step.norm <= self.space.eps * self.oracle.norm(self.x) < math.inf
 
+    def shortness(self, step: cubic.CubicStep) -> float:
+        """Return how long a step is beside √eps‖x‖ where σ alone decides on that, and 1 where curvature does too."""
+        assert self.spectrum is not None
+        decides = step.multiplier > self.spectrum.size
+        return step.norm / (math.sqrt(self.space.eps) * self.oracle.norm(self.x)) if decides else 1.0
+
     def release(self) -> None:
         """Let go of what products need."""
         if self.operator is not None:

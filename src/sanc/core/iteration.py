@@ -152,7 +152,7 @@ class Iteration:
                 self.model.build(at)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most Ritz pair λ1, v
             for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
                 if at.vanishes(step):
-                    at.judge.forget(step.norm, at.oracle.norm(at.x))
+                    at.judge.forget(at.shortness(step))
                     at.record.note = LOST
                     break
                 trial = at.trial_point(step)  # s = Qu

@@ -117,7 +117,6 @@ class Judge:
             floor = max(floor, AUTHORS_FLOAT32_FLOOR)
         self.floor, self.ceiling = floor, settings.sigma_ceiling
         self._fall = _EXACT_FALL if exact else _FALL
-        self._shortest = math.sqrt(eps)
         self.sigma = settings.first_sigma if sigma is None else sigma
 
     def try_step(self, actual: float, predicted: float, norm: float, grad_norm: float, noise: float = 0.0) -> Verdict:
@@ -157,13 +156,11 @@ class Judge:
         grown = self.sigma * self.settings.gamma**times
         self.sigma = min(grown, max(self.ceiling, self.settings.first_sigma))
 
-    def forget(self, norm: float, size: float) -> None:
-        """Let a σ fall whose step, of length `norm`, vanishes in the rounding of x, of length `size`.
+    def forget(self, share: float) -> None:
+        """Let a σ fall whose step vanishes in the rounding of x, since nothing was learnt from that.
 
-        Nothing was learnt from it. Where σ alone decides how long steps are, they are as its root: the next one is as
-        long as √eps‖x‖.
+        The step is this share of one that shows something, and as the root of σ, where that decides how long it is.
         """
-        share = norm / (self._shortest * size) if norm > 0.0 else 1.0
         self.move(self.sigma * min(share * share, self.settings.gamma**-2))
 
     def relax(self) -> None:
