@@ -120,10 +120,10 @@ class Iterate:
         return step.norm <= self.space.eps * self.oracle.norm(self.x) < math.inf
 
     def shortness(self, step: cubic.CubicStep) -> float:
-        """Return how long a step is beside √eps‖x‖ where σ alone decides on that, and 1 where curvature does too."""
+        """Return how long a step is beside √eps‖x‖ where a σ decides on it with which nothing was tried, otherwise 1."""
         assert self.spectrum is not None
-        decides = step.multiplier > self.spectrum.size
-        return step.norm / (math.sqrt(self.space.eps) * self.oracle.norm(self.x)) if decides else 1.0
+        untried = self.record.trials == 0 and step.multiplier > self.spectrum.size
+        return step.norm / (math.sqrt(self.space.eps) * self.oracle.norm(self.x)) if untried else 1.0
 
     def release(self) -> None:
         """Let go of what products need."""
