@@ -120,7 +120,7 @@ class Iterate:
         return step.norm <= self.space.eps * self.oracle.norm(self.x) < math.inf
 
     def shortness(self, step: cubic.CubicStep) -> float:
-        """Return how long a step is beside √eps‖x‖ where a σ decides on it with which nothing was tried, otherwise 1."""
+        """Return how long a step is beside √eps‖x‖ where a σ decides on it with which nothing was tried, else 1."""
         assert self.spectrum is not None
         untried = self.record.trials == 0 and step.multiplier > self.spectrum.size
         return step.norm / (math.sqrt(self.space.eps) * self.oracle.norm(self.x)) if untried else 1.0
