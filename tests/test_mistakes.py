@@ -283,6 +283,7 @@ FUNCTIONS = [
     ("a callback as a number", lambda: minimised(callback=3), "callback = 3", "pass a function"),
     ("a tolerance below zero", lambda: minimised(tol=-1.0), "tol = -1.0", "positive"),
     ("iterations below zero", lambda: minimised(max_iter=-1), "max_iter = -1", "≥ 0"),
+    ("no seed", lambda: minimised(seed=None), "seed = None", "≥ 0"),
     ("samples of a function", lambda: minimised(batch_size=3), "batch_size = 3", "sanc.problems.FiniteSum"),
     ("samples larger than the sum", lambda: minimised(LOGISTIC, np.zeros(4), jac=None, batch_size=99),
      "batch_size = 99",
@@ -295,6 +296,7 @@ FUNCTIONS = [
     ("a certificate at NaN", lambda: sanc.certificate(bowl, torch.full((2,), math.nan)), "x holds NaN", "finite"),
     ("a certificate of no products", lambda: sanc.certificate(bowl, torch.zeros(2), max_products=0), "max_products = 0",
      "≥ 1"),
+    ("a certificate of no seed", lambda: sanc.certificate(bowl, torch.zeros(2), seed=None), "seed = None", "≥ 0"),
     ("labels of other values", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy()), "y holds 2 in row 2", "0 and 1"),
     ("labels of another length", lambda: sanc.problems.Logistic(X.numpy(), np.ones(3)), "y has shape (3,)", "12 rows"),
     ("labels as text", lambda: sanc.problems.Logistic(X.numpy(), np.array(["a", "b"] * 6)), "y holds", "as numbers"),
@@ -305,6 +307,8 @@ FUNCTIONS = [
      "penalty = 'elasticnet'", "choose from"),
     ("strength below zero", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy() % 2, strength=-1.0), "strength = -1.0",
      "≥ 0"),
+    ("strength of an SVM below zero", lambda: sanc.problems.NonconvexSVM(X.numpy(), Y.numpy() % 2 * 2 - 1, -1.0),
+     "strength = -1.0", "≥ 0"),
 ]
 
 COMMANDS = [

@@ -70,7 +70,7 @@ def certificate(
     if not isinstance(confidence, Real) or not 0 < float(confidence) < 1:
         raise ArgumentError(f"confidence = {confidence!r} cannot be used: pass a probability between 0 and 1.")
     require_integer("max_products", max_products, 1)
-    require_integer("seed", seed, 0)
+    require_integer("seed", seed, 0, none=False)
     require_mode(hvp)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with own_precision(oracle):

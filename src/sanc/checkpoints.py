@@ -75,8 +75,6 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
             "that was saved."
         )
     require_fields(f"{where}['meter']", engine["meter"], Meter)
-    if set(engine["meter"]) != set(Meter.__slots__):
-        raise refuse(f"{where}['meter']", sorted(engine["meter"]), f"{sorted(Meter.__slots__)}")
     if engine["style"] not in list(STYLES):
         raise refuse(f"{where}['style']", engine["style"], f"one of {list(STYLES)}")
     if not isinstance(engine["at_average"], bool):

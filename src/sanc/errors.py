@@ -67,9 +67,9 @@ def require_number(name: str, value: object) -> None:
         raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive number.")
 
 
-def require_integer(name: str, value: object, least: int) -> None:
-    """Accept None or an integer that is at least `least`."""
-    if value is None:
+def require_integer(name: str, value: object, least: int, *, none: bool = True) -> None:
+    """Accept an integer that is at least `least`, and None where that has a meaning."""
+    if value is None and none:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ArgumentError(f"{name} = {value!r} cannot be used: pass an integer ≥ {least}.")

@@ -165,7 +165,7 @@ def minimize(
     chosen = find_method("sanc" if method is None else method)
     tuned = make_settings(chosen, preset, settings, _arguments())
     require_mode(hvp)
-    require_integer("seed", seed, 0)
+    require_integer("seed", seed, 0, none=False)
     ranks = find_ranks(process_group)
     if ranks is not None:
         if not isinstance(fun, FiniteSum):

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import rosen, rosen_der
 from torch import nn
 
 import sanc
@@ -154,23 +155,41 @@ def test_vectors_of_another_model_are_refused():
         other.load_state_dict(None)
 
 
-@pytest.mark.parametrize(("preset", "batch"), [("robust", 10), ("paper", 10), ("robust", None)])
-def test_a_run_resumes_from_what_it_saved_alone(preset, batch, rng):
-    problem = sanc.problems.Logistic(rng.standard_normal((60, 4)), rng.integers(0, 2, 60), strength=0.1)
+def logistic():
+    rng = np.random.default_rng(0)
+    return sanc.problems.Logistic(rng.standard_normal((60, 4)), rng.integers(0, 2, 60), strength=0.1)
+
+
+RUNS = {
+    "robust on samples": (logistic(), {"batch_size": 10}),
+    "paper on samples": (logistic(), {"batch_size": 10, "preset": "paper"}),
+    "a sum": (logistic(), {}),
+    "a torch function": (lambda x: (x**4).sum() - (x**2).sum(), {}),
+    "callables": (rosen, {"jac": rosen_der}),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_resumes_from_what_it_saved_alone(run):
+    problem, given = RUNS[run]
     states = []
-    given = {"preset": preset, "batch_size": batch, "max_iter": 8, "certify": False, "tol": 1e-14}
+    given = given | {"max_iter": 8, "certify": False, "tol": 1e-14}
     keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
-    whole = sanc.minimize(problem, np.ones(4), callback=keep, **given)
+    start = np.full(4, 0.9)
+    whole = sanc.minimize(problem, start, callback=keep, **given)
     state = states[3]
-    assert np.array_equal(sanc.minimize(problem, np.ones(4), resume=state, **given).x, whole.x)
+    assert np.array_equal(sanc.minimize(problem, start, resume=state, **given).x, whole.x)
+    for name in ("numbers", "vectors", "meter", "oracle"):
+        surplus = changed(state, (name, "formerly"), 1.5)
+        assert "resume" in refusal(lambda surplus=surplus: sanc.minimize(problem, start, resume=surplus, **given)), name
     for path, old in leaves(state):
         for wrong in [*WRONG, KeyError, np.zeros(3), np.full(4, np.nan), np.zeros(4, np.float32)]:
             if same(wrong, old):
                 continue
-            if path[-1] == "reference" and (wrong is KeyError or same(wrong, 1.5)):
-                continue
+            if (path[-1] == "reference" and same(wrong, 1.5)) or (path[-1] in ("offset", "safe") and wrong is KeyError):
+                continue  # which a state may have, or lack
             if harmless(path, old, wrong):
                 continue
             broken = changed(state, path, wrong)
-            said = refusal(lambda broken=broken: sanc.minimize(problem, np.ones(4), resume=broken, **given))
-            assert "resume" in said, (path, wrong, said)
+            said = refusal(lambda broken=broken: sanc.minimize(problem, start, resume=broken, **given))
+            assert "resume" in said or "hvp" in said, (path, wrong, said)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative
+from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative, require_mode
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
@@ -98,6 +98,7 @@ class AutogradOracle(Oracle):
         return {"hvp": self.hvp}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
+        require_mode(numbers["hvp"])
         if self.hvp == "auto":
             self.hvp = numbers["hvp"]
 

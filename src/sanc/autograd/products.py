@@ -25,7 +25,7 @@ HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
 
 def require_mode(hvp: object) -> None:
     """Accept the name of a way to make products."""
-    if hvp not in HVP_MODES:
+    if not isinstance(hvp, str) or hvp not in HVP_MODES:
         raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}")
 
 

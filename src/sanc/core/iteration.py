@@ -20,7 +20,7 @@ from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
-from sanc.core.saved import refuse, require_fields
+from sanc.core.saved import require_fields
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.core.units import Units
@@ -202,8 +202,6 @@ class Iteration:
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = (), factors: Any = ()) -> None:
         """Refuse what `numbers` and `vectors` (of which the names are asked) cannot have returned."""
         require_fields(where, numbers, State)
-        if strange := set(numbers) - set(self.numbers()):
-            raise refuse(where, sorted(map(str, strange)), f"no more than {sorted(self.numbers())}")
         for name in vectors:
             if name != "previous":
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")

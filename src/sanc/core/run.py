@@ -225,7 +225,10 @@ class Run:
         if kinds != [int, bool, bool] or doubts[0] < 0:
             raise refuse("resume['doubts']", doubts, "an integer ≥ 0 and two of True and False")
         meter = Meter(**state["meter"])
-        self.oracle.restore(require_mapping("resume['oracle']", state["oracle"]))
+        told, known = require_mapping("resume['oracle']", state["oracle"]), self.oracle.numbers()
+        if set(told) != set(known):
+            raise refuse("resume['oracle']", sorted(map(str, told)), f"{sorted(known)}")
+        self.oracle.restore(told)
         self.x = state["x"]
         self.iterates.restore(numbers, vectors)
         self.stalled, self.best_gradient = state["stalled"], best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -38,13 +38,18 @@ def require_count(where: str, value: object) -> None:
         raise refuse(where, value, "an integer ≥ 0")
 
 
-def require_fields(where: str, found: object, kind: Any) -> None:
+def require_fields(where: str, found: object, kind: Any, more: Collection[str] = ()) -> None:
     """Accept the numbers of a dataclass, by the kinds of its defaults: those that are None are vectors.
 
     Integers are counts, and floats finite and not negative, but for those that may be unknown, which begin as NaN.
+    `more` are names that may stand beside them.
     """
     known = require_mapping(where, found)
-    for item in (item for item in fields(kind) if item.default is not None):
+    items = [item for item in fields(kind) if item.default is not None]
+    names = {item.name for item in items}.union(more)
+    if strange := set(known) - names:
+        raise refuse(where, sorted(map(str, strange)), f"no more than {sorted(names)}")
+    for item in items:
         if item.name not in known:
             raise ArgumentError(f"{where} lacks {item.name!r}: pass a state of this version, as it was saved.")
         _require_field(f"{where}[{item.name!r}]", known[item.name], item)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
+from sanc.core.saved import refuse
 from sanc.core.space import NumpySpace, Space, TorchSpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
@@ -121,7 +122,10 @@ class CallableOracle(Oracle):
         return {"size": self._size}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        self._size = numbers["size"]
+        size = numbers["size"]
+        if not isinstance(size, float) or not 0.0 <= size < math.inf:
+            raise refuse("resume['oracle']['size']", size, "a finite number ≥ 0")
+        self._size = size
 
 
 class _CallableOperator(Operator):

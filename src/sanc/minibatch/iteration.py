@@ -400,7 +400,7 @@ class MinibatchIteration:
 
         `shapes` are those of the parameters that the vectors belong to; without them the metric is not looked at.
         """
-        require_fields(where, numbers, State)
+        require_fields(where, numbers, State, ("judged", "floors"))
         self.judged.check(f"{where}['judged']", numbers["judged"], ())
         for name in vectors:
             if name not in (*VECTORS, "squares"):
@@ -408,8 +408,10 @@ class MinibatchIteration:
         known = "squares" in vectors
         if numbers["steps"] and not known:
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
-        if not numbers["noisy"] and not math.isnan(numbers["reached"]) and "safe" not in vectors:
-            raise ArgumentError(f"{where} comes without the vector 'safe': pass all that was saved.")
+        judged = not numbers["noisy"] and not math.isnan(numbers["reached"])
+        for name, needed in (("safe", judged), ("start", "drift" in vectors), ("drift", "start" in vectors)):
+            if needed and name not in vectors:
+                raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
         if shapes is not None:
             metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
             metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -197,10 +198,8 @@ class Penalty:
         kinds = ("nonconvex", "l2", "none")
         if kind not in kinds:
             raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}")
-        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength < np.inf:
-            raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
-        self.kind = kind if strength > 0 else "none"
-        self.strength = float(strength)
+        self.strength = checked_strength(strength)
+        self.kind = kind if self.strength > 0 else "none"
 
     def value(self, w: Array) -> float:
         if self.kind == "nonconvex":
@@ -218,6 +217,13 @@ class Penalty:
             square = w * w
             return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
         return self.strength if self.kind == "l2" else 0.0
+
+
+def checked_strength(strength: object) -> float:
+    """Accept the weight of a penalty."""
+    if isinstance(strength, bool) or not isinstance(strength, Real) or not 0 <= strength < np.inf:
+        raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
+    return float(strength)
 
 
 def _matrix(X: Any) -> Any:

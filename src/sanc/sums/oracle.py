@@ -120,14 +120,14 @@ class SumOracle(Oracle):
         return {"sizes": list(self.sizes[:2]), "reference": self._reference}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        sizes, reference = numbers.get("sizes"), numbers.get("reference")
+        sizes, reference = numbers["sizes"], numbers["reference"]
         fits = isinstance(sizes, list) and all(type(size) is int and 1 <= size <= self.problem.n for size in sizes)
-        if not fits or len(sizes or ()) != 2:
+        if not fits or len(sizes) != 2:
             raise refuse("resume['oracle']['sizes']", sizes, f"two sizes from 1 to {self.problem.n}")
         if reference is not None and not (isinstance(reference, float) and reference > 0):
             raise refuse("resume['oracle']['reference']", reference, "None or a positive number")
         if self._base is not None:
-            self.wanted[:2], self._reference = numbers["sizes"], numbers["reference"]
+            self.wanted[:2], self._reference = sizes, reference
 
     def sample(self, role: int) -> FiniteSum:
         """Return a sample of this iteration: the same whenever it is asked for."""
