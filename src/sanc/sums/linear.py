@@ -221,7 +221,7 @@ class Penalty:
 
 def checked_strength(strength: object) -> float:
     """Accept the weight of a penalty."""
-    if isinstance(strength, bool) or not isinstance(strength, Real) or not 0 <= strength < np.inf:
+    if isinstance(strength, bool) or not isinstance(strength, Real) or not 0 <= float(strength) < np.inf:
         raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
     return float(strength)
 
