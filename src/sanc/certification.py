@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
-from sanc.autograd.products import HvpMode, require_mode
+from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.curvature import Certificate, probe
-from sanc.errors import ArgumentError, require_integer, require_number
+from sanc.errors import is_number, one_of, require, require_integer, require_number
 from sanc.objective import build_oracle, own_precision
 
 __all__ = ["Certificate", "certificate"]
@@ -67,11 +66,11 @@ def certificate(
     """
     require_number("eps", eps)
     require_number("eps_curvature", eps_curvature)
-    if not isinstance(confidence, Real) or not 0 < float(confidence) < 1:
-        raise ArgumentError(f"confidence = {confidence!r} cannot be used: pass a probability between 0 and 1.")
+    fits = is_number(confidence) and 0 < confidence < 1
+    require(fits, "confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
     require_integer("seed", seed, 0, none=False)
-    require_mode(hvp)
+    one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with own_precision(oracle):
         found, *_ = probe(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
-from sanc.autograd.products import require_mode
+from sanc.autograd.products import HVP_MODES
 from sanc.core.oracle import Meter
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, shown
+from sanc.errors import ArgumentError, one_of, shown
 from sanc.groups import check_group
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.ranks.modes import OneProcess
@@ -82,7 +82,7 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
     if not isinstance(engine["sizes"], Tensor):
         raise refuse(f"{where}['sizes']", engine["sizes"], "a tensor")
     require_count(f"{where}['vectors']", engine["vectors"])
-    require_mode(engine["hvp"])
+    one_of("hvp", engine["hvp"], HVP_MODES)
     return engine | {"numbers": {name: _as_it_was(name, held) for name, held in engine["numbers"].items()}}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
+from typing import Any
 
 
 class SancError(Exception):
@@ -59,17 +60,35 @@ def nearest(name: str, known: Iterable[str], far: str | None = None) -> str:
     return far or f"choose from {', '.join(names)}."
 
 
-def require_number(name: str, value: object) -> None:
-    """Accept None or a positive number that is not NaN."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value) or value <= 0:
-        raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive number.")
+def one_of(what: str, value: object, known: Collection[str]) -> str:
+    """Return a value that is known, or say which is nearest."""
+    if not isinstance(value, str) or value not in known:
+        raise ArgumentError(f"{what} = {shown(value)} is not known: {nearest(str(value), known)}")
+    return value
 
 
-def require_integer(name: str, value: object, least: int, *, none: bool = True) -> None:
+def require(holds: bool, name: str, value: object, remedy: str) -> None:
+    """Name the argument, its value and the remedy in an error, unless this holds."""
+    if not holds:
+        raise ArgumentError(f"{name} = {shown(value)} cannot be used: {remedy}.")
+
+
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Whether this is a number of the kind, and not NaN; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool) and value == value
+
+
+def require_number(name: str, value: Any) -> None:
+    """Accept None or a positive number."""
+    require(value is None or (is_number(value) and value > 0), name, value, "pass a positive number")
+
+
+def require_not_negative(name: str, value: Any) -> None:
+    """Accept a finite number that is at least 0."""
+    require(is_number(value) and 0 <= value < math.inf, name, value, "pass a finite number ≥ 0")
+
+
+def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> None:
     """Accept an integer that is at least `least`, and None where that has a meaning."""
-    if value is None and none:
-        return
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ArgumentError(f"{name} = {value!r} cannot be used: pass an integer ≥ {least}.")
+    fits = none if value is None else is_number(value, Integral) and value >= least
+    require(fits, name, value, f"pass an integer ≥ {least}")

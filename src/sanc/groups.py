@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require, require_not_negative, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -26,11 +25,9 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         if name not in known | _OF_OTHERS:
             raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
     for name in ("weight_decay", "lr"):
-        value = group.get(name, defaults[name])
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
-    if not isinstance(group.get("frozen", False), bool):
-        raise ArgumentError(f"frozen = {group['frozen']!r} cannot be used: pass True or False.")
+        require_not_negative(name, group.get(name, defaults[name]))
+    frozen = group.get("frozen", False)
+    require(isinstance(frozen, bool), "frozen", frozen, "pass True or False")
 
 
 def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:

@@ -13,13 +13,13 @@ import numpy as np
 from scipy.optimize import Bounds, OptimizeResult
 
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import HvpMode, require_mode
+from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.family import Method, find_method, make_settings
 from sanc.core.iteration import Iteration
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
-from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, require_number, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.objective import Restore, build_oracle, own_precision
 from sanc.ranks.compare import compare_call
@@ -164,7 +164,7 @@ def minimize(
     _require_free(bounds, constraints)
     chosen = find_method("sanc" if method is None else method)
     tuned = make_settings(chosen, preset, settings, _arguments())
-    require_mode(hvp)
+    one_of("hvp", hvp, HVP_MODES)
     require_integer("seed", seed, 0, none=False)
     ranks = find_ranks(process_group)
     if ranks is not None:
@@ -194,8 +194,7 @@ def minimize(
         sampling=tuned.sampling,
         grow=grow_samples,
     )
-    if resume is not None and not isinstance(resume, Mapping):
-        raise ArgumentError(f"resume = {shown(resume)} cannot be used: pass the state of an intermediate result.")
+    require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
         tol = max(tol, _DIFFERENCED.get(str(jac), 0.0))
@@ -244,8 +243,7 @@ def _arguments() -> dict[str, Any]:
 
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Join SciPy's options with the arguments beside them, by our names; what stands twice is an error."""
-    if not isinstance(options, Mapping):
-        raise ArgumentError(f"options = {shown(options)} cannot be used: pass a mapping of names to values.")
+    require(isinstance(options, Mapping), "options", options, "pass a mapping of names to values")
     own = {name: default for name, default in _arguments().items() if name not in ("fun", "x0", "options")}
     merged = {name: given[name] for name in own}
     for name, value in [*given["settings"].items(), *options.items()]:

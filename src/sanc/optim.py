@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.precision import full_precision
-from sanc.autograd.products import HvpMode, require_mode
+from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.checkpoints import (
     checked_engine,
     checked_groups,
@@ -30,7 +30,7 @@ from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.core.settings import Settings
 from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, require_integer, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
 from sanc.groups import called, check_group, gather
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
 from sanc.ranks.find import find_mode
@@ -132,7 +132,7 @@ class CubicOptimizer(Optimizer):
                     "krylov_dim = None cannot be used here: pass the most Lanczos iterations, such as 5."
                 )
             settings = replace(settings, krylov_dim=KRYLOV_DIM)
-        require_mode(hvp)
+        one_of("hvp", hvp, HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
             if not isinstance(value, bool):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from sanc.errors import ArgumentError, nearest, shown
+from sanc.errors import ArgumentError, is_number, one_of, require, require_integer, require_not_negative
 from sanc.minimisation import minimize
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
-from sanc.sums.linear import LinearSum
+from sanc.sums.linear import LinearSum, checked_weights
 
 __all__ = ["LogisticRegression", "NonconvexSVM"]
 
@@ -47,11 +46,8 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _check_numbers(self) -> None:
-        for name, kind in (("tol", Real), ("max_iter", Integral)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:  # type: ignore[operator]
-                called = "a positive number" if kind is Real else "an integer ≥ 1"
-                raise ArgumentError(f"{name} = {value!r} cannot be used: pass {called}.")
+        require(is_number(self.tol) and self.tol > 0, "tol", self.tol, "pass a positive number")
+        require_integer("max_iter", self.max_iter, 1, none=False)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the coefficients.
@@ -217,11 +213,9 @@ class LogisticRegression(_LinearClassifier):
 
     def _check_numbers(self) -> None:
         super()._check_numbers()
-        if isinstance(self.C, bool) or not isinstance(self.C, Real) or not self.C > 0:
-            raise ArgumentError(f"C = {self.C!r} cannot be used: pass a positive number.")
-        if self.penalty not in ("l2", "nonconvex", None):
-            hint = nearest(str(self.penalty), ("l2", "nonconvex"))
-            raise ArgumentError(f"penalty = {self.penalty!r} is not known: {hint}")
+        require(is_number(self.C) and self.C > 0, "C", self.C, "pass a positive number")
+        if self.penalty is not None:
+            one_of("penalty", self.penalty, ("l2", "nonconvex"))
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)
@@ -335,8 +329,7 @@ class NonconvexSVM(_LinearClassifier):
 
     def _check_numbers(self) -> None:
         super()._check_numbers()
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, Real) or not 0 <= self.alpha < np.inf:
-            raise ArgumentError(f"alpha = {self.alpha!r} cannot be used: pass a finite number ≥ 0.")
+        require_not_negative("alpha", self.alpha)
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         if len(self.classes_) != 2:
@@ -359,14 +352,7 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
         sample_weight = np.asarray(sample_weight, np.float64)
         if sample_weight.ndim == 0:
             sample_weight = np.full(n, sample_weight)
-        if sample_weight.shape != (n,):
-            raise ArgumentError(
-                f"sample_weight has shape {sample_weight.shape} and X has {n} rows: pass one weight for each row."
-            )
-        if not np.isfinite(sample_weight).all() or sample_weight.min() < 0 or sample_weight.max() == 0:
-            raise ArgumentError(
-                f"sample_weight = {shown(sample_weight)} cannot be used: pass finite weights ≥ 0 that are not all zero."
-            )
+        sample_weight = checked_weights("sample_weight", sample_weight, n)
     if class_weight is None:
         return sample_weight
     rows = np.ones(n) if sample_weight is None else sample_weight

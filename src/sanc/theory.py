@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sanc.errors import ArgumentError
+from sanc.errors import require, require_not_negative
 
 __all__ = [
     "ComplexityBound",
@@ -28,19 +28,16 @@ __all__ = [
 
 def _positive(**arguments: float) -> None:
     for name, value in arguments.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a positive finite number.")
+        require(0 < value < math.inf, name, value, "pass a positive finite number")
 
 
 def _not_negative(**arguments: float) -> None:
     for name, value in arguments.items():
-        if not (value >= 0 and math.isfinite(value)):
-            raise ArgumentError(f"{name} = {value!r} cannot be used: pass a finite number ≥ 0.")
+        require_not_negative(name, value)
 
 
 def _probability(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ArgumentError(f"delta = {delta!r} cannot be used: pass a probability between 0 and 1.")
+    require(0 < delta < 1, "delta", delta, "pass a probability between 0 and 1")
 
 
 def gradient_sample_size(L0: float, epsilon_g: float, delta: float) -> int:
@@ -73,8 +70,7 @@ def sigma_max(sigma0: float, gamma: float, L2: float, epsilon_g: float, epsilon_
     """
     _positive(sigma0=sigma0, L2=L2, epsilon_s=epsilon_s)
     _not_negative(epsilon_g=epsilon_g, epsilon_B=epsilon_B)
-    if not 1 < gamma < math.inf:
-        raise ArgumentError(f"gamma = {gamma!r} cannot be used: pass a finite number above 1.")
+    require(1 < gamma < math.inf, "gamma", gamma, "pass a finite number above 1")
     return max(sigma0, gamma * (1.5 * L2 + 3 * epsilon_g / epsilon_s**2 + 1.5 * epsilon_B / epsilon_s))
 
 
@@ -156,8 +152,7 @@ def complexity_bound(
         Constants of the method and the function.
     """
     _positive(gap=gap, epsilon=epsilon)
-    if epsilon >= 1:
-        raise ArgumentError(f"epsilon = {epsilon!r} cannot be used: pass a number below 1.")
+    require(epsilon < 1, "epsilon", epsilon, "pass a number below 1")
     s1 = kappa_s1(eta1, sigma_min, sigma_max, L2)
     s2 = kappa_s2(eta1, sigma_min, sigma_max)
     d = kappa_d(L2)

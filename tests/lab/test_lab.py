@@ -73,7 +73,7 @@ def kill(process):
 
 
 def sanc_command(*arguments):
-    return command(sys.executable, "-m", "sanc.lab.cli", *arguments)
+    return command(sys.executable, "-m", "sanc", *arguments)
 
 
 def wait_for(process, what, seconds=240):

@@ -360,7 +360,7 @@ def test_weights_in_blocks(X, rng, monkeypatch):
     [
         (np.ones(3), "weights has shape (3,)"),
         (-np.ones(N), "≥ 0"),
-        (np.zeros(N), "not all 0"),
+        (np.zeros(N), "not all zero"),
         (np.full(N, np.nan), "finite"),
     ],
 )

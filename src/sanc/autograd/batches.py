@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sanc.core.saved import require_count, require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, shown
 
 __all__ = ["Batch", "ThreeSamples"]
 
@@ -183,8 +183,7 @@ class ThreeSamples:
                 raise ArgumentError(
                     f"batch_size = {size} does not fit the data set of {n} rows: pass a number from 1 to {n}."
                 )
-        if not isinstance(seed, int) or seed < 0:
-            raise ArgumentError(f"seed = {seed!r} cannot be used: pass an integer ≥ 0.")
+        require_integer("seed", seed, 0, none=False)
         self.dataset = dataset
         self.sizes = sizes
         self.seed = seed

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from sanc.autograd import internals
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import OPERATORS, HvpMode, no_second_derivative, require_mode
+from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.space import TorchSpace
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, one_of, shown
 
 
 class AutogradOracle(Oracle):
@@ -98,7 +98,7 @@ class AutogradOracle(Oracle):
         return {"hvp": self.hvp}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        require_mode(numbers["hvp"])
+        one_of("hvp", numbers["hvp"], HVP_MODES)
         if self.hvp == "auto":
             self.hvp = numbers["hvp"]
 

@@ -17,16 +17,10 @@ from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.randomness import StillBuffers
 from sanc.core.oracle import Meter, Operator, difference_step
 from sanc.core.space import TorchSpace
-from sanc.errors import ArgumentError, SecondDerivativeError, nearest
+from sanc.errors import SecondDerivativeError
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
 HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
-
-
-def require_mode(hvp: object) -> None:
-    """Accept the name of a way to make products."""
-    if not isinstance(hvp, str) or hvp not in HVP_MODES:
-        raise ArgumentError(f"hvp = {hvp!r} is not known: {nearest(str(hvp), HVP_MODES)}")
 
 
 class Evaluates(Protocol):

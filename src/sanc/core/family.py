@@ -10,7 +10,7 @@ from sanc.core.acceptance import Acceptance, Always, ByRatio, WithMomentum
 from sanc.core.escape import Escape, GradientStep, OnRejection, Stay
 from sanc.core.model import CubicModel, Model, NoModel
 from sanc.core.settings import MinibatchSettings, Settings
-from sanc.errors import ArgumentError, nearest, shown
+from sanc.errors import ArgumentError, nearest, one_of, shown
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,8 @@ _USERS = {"momentum": "crm"}
 
 def find_method(name: object) -> Method:
     """Look a method up by name, with the nearest name in the error."""
-    if not isinstance(name, str) or name.lower() not in METHODS:
-        raise ArgumentError(f"method = {name!r} is not known: {nearest(str(name), METHODS)}")
-    return METHODS[name.lower()]
+    lower = name.lower() if isinstance(name, str) else ""
+    return METHODS[lower if lower in METHODS else one_of("method", name, METHODS)]
 
 
 def settings_for(method: str, preset: str | Settings = "robust", **options: Any) -> Settings:

@@ -8,7 +8,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
-from sanc.errors import ArgumentError, nearest, shown
+from sanc.errors import is_number, one_of, require
 
 SigmaRule = Literal["paper", "interpolate"]
 KrylovStop = Literal["paper", "forcing"]
@@ -71,13 +71,13 @@ class MinibatchSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("memory", "averaging"):
-            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "pass a number in [0, 1)")
-        _require(0 < self.scale < math.inf, "scale", self.scale, "pass a positive finite number")
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "pass a number in [0, 1)")
+        require(0 < self.scale < math.inf, "scale", self.scale, "pass a positive finite number")
         for name in ("distance", "weighting", "noise"):
-            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "pass a finite number ≥ 0")
+            require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "pass a finite number ≥ 0")
         for name in ("warm_up", "slow_down", "largest_side"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
-        _require(self.renew >= 1, "renew", self.renew, "pass an integer ≥ 1")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
+        require(self.renew >= 1, "renew", self.renew, "pass an integer ≥ 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,28 +188,28 @@ class Settings:
         check_fields(self)
         positive = ("L1", "L2", "epsilon", "lr")
         for name in positive:
-            _require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
+            require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
                      "pass a positive finite number")  # fmt: skip
-        _require(self.sigma0 is None or 0 < self.sigma0 < math.inf, "sigma0", self.sigma0,
+        require(self.sigma0 is None or 0 < self.sigma0 < math.inf, "sigma0", self.sigma0,
                  "pass a positive finite number, or None")  # fmt: skip
-        _require(self.first_radius is None or 0 < self.first_radius < math.inf, "first_radius", self.first_radius,
+        require(self.first_radius is None or 0 < self.first_radius < math.inf, "first_radius", self.first_radius,
                  "pass a positive finite number, or None")  # fmt: skip
         for name in ("epsilon_g", "epsilon_s", "sigma_floor"):
             given = getattr(self, name)
-            _require(given is None or 0 <= given < math.inf, name, given, "pass a number ≥ 0")
-        _require(0 < self.eta1 < 1, "eta1", self.eta1, "pass a number between 0 and 1")
-        _require(self.eta1 < self.eta2 < 1, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
-        _require(1 < self.gamma < math.inf, "gamma", self.gamma, "pass a finite number above 1")
-        _require(self.resolves >= 0, "resolves", self.resolves, "pass an integer ≥ 0")
-        _require(self.krylov_dim is None or self.krylov_dim >= 1, "krylov_dim", self.krylov_dim,
+            require(given is None or 0 <= given < math.inf, name, given, "pass a number ≥ 0")
+        require(0 < self.eta1 < 1, "eta1", self.eta1, "pass a number between 0 and 1")
+        require(self.eta1 < self.eta2 < 1, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
+        require(1 < self.gamma < math.inf, "gamma", self.gamma, "pass a finite number above 1")
+        require(self.resolves >= 0, "resolves", self.resolves, "pass an integer ≥ 0")
+        require(self.krylov_dim is None or self.krylov_dim >= 1, "krylov_dim", self.krylov_dim,
                  "pass an integer ≥ 1")  # fmt: skip
-        _require(self.gradient_tolerance_power in (1, 2), "gradient_tolerance_power", self.gradient_tolerance_power,
+        require(self.gradient_tolerance_power in (1, 2), "gradient_tolerance_power", self.gradient_tolerance_power,
                  "pass 1 or 2")  # fmt: skip
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
-        _require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
+        require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
                  'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
         floor = self.sigma_floor or 0.0
-        _require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
+        require(self.sigma_ceiling > floor, "sigma_ceiling", self.sigma_ceiling, f"pass a number above {floor}")
 
     @property
     def first_sigma(self) -> float:
@@ -220,11 +220,6 @@ class Settings:
     def gradient_tolerance(self) -> float:
         """ε_g: the number given, or ε/4."""
         return self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
-
-
-def _require(holds: bool, name: str, value: object, remedy: str) -> None:
-    if not holds:
-        raise ArgumentError(f"{name} = {value!r} cannot be used: {remedy}.")
 
 
 @cache
@@ -240,13 +235,11 @@ def check_fields(settings: Any) -> None:
         value, parts = getattr(settings, name), get_args(hint)
         choices = [part for part in parts if isinstance(part, str)]
         if choices:
-            if value not in choices:
-                raise ArgumentError(f"{name} = {value!r} is not a choice: {nearest(str(value), choices)}")
+            one_of(name, value, choices)
         elif hint is bool or MinibatchSettings in parts:
-            if not isinstance(value, bool if hint is bool else (MinibatchSettings, type(None))):
-                called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"
-                raise ArgumentError(f"{name} = {shown(value)} cannot be used: pass {called}.")
+            kinds = bool if hint is bool else (MinibatchSettings, type(None))
+            called = "True or False" if hint is bool else "a sanc.MinibatchSettings, or None"
+            require(isinstance(value, kinds), name, value, f"pass {called}")
         elif value is not None or type(None) not in parts:
             kind, called = (Integral, "an integer") if hint is int or int in parts else (Real, "a number")
-            if not isinstance(value, kind) or isinstance(value, bool) or value != value:
-                raise ArgumentError(f"{name} = {value!r} cannot be used: pass {called}.")
+            require(is_number(value, kind), name, value, f"pass {called}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,8 +22,7 @@ try:
     from rich.table import Table
 
     from sanc._version import __version__
-    from sanc.errors import ArgumentError, SancError
-    from sanc.lab.checks import one_of
+    from sanc.errors import ArgumentError, SancError, one_of
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"The command line needs {missing.name}: install the extra lab, as by pip install '.[lab]' in the source."
@@ -287,7 +285,3 @@ def demo(
     shown = console if console.is_terminal else Console(highlight=False, width=110)
     how = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
     _leave(lambda: module.run(out, shown, **how))  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

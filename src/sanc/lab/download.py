@@ -29,15 +29,15 @@ def download(file: RemoteFile, target: Path) -> None:
     except DataError:
         raise
     except BusyError:
-        raise DataError(f"{target.name} is being downloaded by another process: wait for it.", target) from None
+        raise DataError(f"{target.name} is being downloaded by another process: wait for it.") from None
     except requests.RequestException as problem:
-        raise DataError(f"{target.name}: {file.url} cannot be downloaded ({problem}). {remedy}", target) from problem
+        raise DataError(f"{target.name}: {file.url} cannot be downloaded ({problem}). {remedy}") from problem
     except ValueError as problem:  # the checksum; pooch has removed the file
         what = f"what {file.url} sent is not the published file, whose checksum is {file.digest}"
-        raise DataError(f"{target.name}: {what}. {remedy}", target) from problem
+        raise DataError(f"{target.name}: {what}. {remedy}") from problem
     except OSError as problem:
         what = f"{target} cannot be written ({problem})"
-        raise DataError(f"{what}: check the disk, or set SANC_DATA to a folder that can.", target) from problem
+        raise DataError(f"{what}: check the disk, or set SANC_DATA to a folder that can.") from problem
 
 
 def _resume(file: RemoteFile, target: Path, output: str) -> None:
@@ -57,7 +57,7 @@ def _resume(file: RemoteFile, target: Path, output: str) -> None:
                 answer.raise_for_status()
                 if "text/html" in answer.headers.get("Content-Type", ""):
                     what = f"{file.url} answers a web page instead of the file; it may have moved"
-                    raise DataError(f"{target.name}: {what}. Get it by other means and put it at {target}.", target)
+                    raise DataError(f"{target.name}: {what}. Get it by other means and put it at {target}.")
                 going_on = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
                 with part.open("ab" if going_on else "wb") as kept:
                     for block in answer.iter_content(1 << 18):
@@ -65,9 +65,7 @@ def _resume(file: RemoteFile, target: Path, output: str) -> None:
                         if file.size is not None and kept.tell() > file.size:
                             kept.truncate(0)
                             what = f"{file.url} sends more than the {file.size:,} bytes of the published file"
-                            raise DataError(
-                                f"{target.name}: {what}. Get it by other means and put it at {target}.", target
-                            )
+                            raise DataError(f"{target.name}: {what}. Get it by other means and put it at {target}.")
             shutil.move(part, output)
         finally:
             if part.is_file() and part.stat().st_size == 0:

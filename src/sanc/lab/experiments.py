@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sanc import METHODS, ArgumentError, settings_for
-from sanc.lab.checks import one_of
+from sanc.errors import one_of
 
 CONSTANTS: Mapping[str, tuple[float, float]] = (
     dict.fromkeys(("w1a", "w8a", "a9a"), (10.0, 10.0))

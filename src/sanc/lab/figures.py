@@ -79,10 +79,6 @@ def sheet(width: float, height: float, title: str, story: str, methods: Iterable
     return figure
 
 
-def _drawable(runs: Sequence[RunTrace]) -> bool:
-    return any(len(run.known("paper_calls")[0]) for run in runs)
-
-
 @mpl.rc_context(PRINT)
 def draw_panel(runs: Sequence[RunTrace], star: float) -> Figure:
     """Return the sheet of one panel: the loss and f − f* over calls, evaluations and seconds."""
@@ -136,7 +132,7 @@ def save_all(out: Path, runs: Sequence[RunTrace]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, panels in traces.by_figure(runs).items():
-        drawn = {panel: own for panel, own in panels.items() if _drawable(own)}
+        drawn = {panel: own for panel, own in panels.items() if any(len(run.known("paper_calls")[0]) for run in own)}
         for panel, own in drawn.items():
             drawing = draw_panel(own, stars[own[0].objective])
             written += save(drawing, folder, f"{panel}-sheet" if panel == name else panel)

@@ -42,20 +42,19 @@ def load(name: str, dtype: str = "float64") -> Loaded:
     """Load a file; one that is missing, or not what its ending says, is a `DataError`."""
     path = Path(name).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} is not there: pass the path of a {', '.join(SUFFIXES)} file.", path)
+        raise DataError(f"{path} is not there: pass the path of a {', '.join(SUFFIXES)} file.")
     read = {".csv": _csv, ".npz": _npz}.get(_kind(name), _libsvm)
     X, labels = read(path)
     if X.shape[0] < 2 or X.shape[1] == 0:
-        raise DataError(f"{path} has {X.shape[0]} rows of {X.shape[1]} features: pass at least two rows.", path)
+        raise DataError(f"{path} has {X.shape[0]} rows of {X.shape[1]} features: pass at least two rows.")
     values = X.data if hasattr(X, "tocsr") else X
     if not np.isfinite(values).all():
-        raise DataError(f"{path} holds values that are not finite: remove or impute them.", path)
+        raise DataError(f"{path} holds values that are not finite: remove or impute them.")
     classes, y = np.unique(labels, return_inverse=True)
     if len(classes) < 2 or len(classes) > max(2, len(y) // 2):
         raise DataError(
             f"{path} has {len(classes)} different labels in {len(y)} rows, such as {classes[0]}: the label must be a "
-            f"class. In a CSV it is the last column, or one named {', '.join(LABELS)}.",
-            path,
+            f"class. In a CSV it is the last column, or one named {', '.join(LABELS)}."
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]  # a file that changed is other data
     return Loaded(path.name, X.astype(dtype), y.astype(np.int64), len(classes), f"sha256 {digest}")
@@ -67,7 +66,7 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
     try:
         X, y = load_svmlight_file(str(path))
     except (ValueError, OSError, EOFError) as problem:
-        raise DataError(f"{path} is no LIBSVM file ({problem}): write `label index:value …` lines.", path) from None
+        raise DataError(f"{path} is no LIBSVM file ({problem}): write `label index:value …` lines.") from None
     return X, y
 
 
@@ -75,7 +74,7 @@ def _csv(path: Path) -> tuple[Any, Any]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(cell.strip() for cell in row)]
     if not rows:
-        raise DataError(f"{path} is empty: write one row a line.", path)
+        raise DataError(f"{path} is empty: write one row a line.")
     head = [cell.strip().lower() for cell in rows[0][1]]
     place = next((head.index(name) for name in LABELS if name in head), len(head) - 1)
     if not all(_is_number(cell) for k, cell in enumerate(head) if k != place):
@@ -84,12 +83,12 @@ def _csv(path: Path) -> tuple[Any, Any]:
     for number, row in rows:
         if len(row) != len(head):
             what = f"{len(row)} cells instead of {len(head)}"
-            raise DataError(f"{path}, line {number}: {what}. Separate the cells by commas.", path, number)
+            raise DataError(f"{path}, line {number}: {what}. Separate the cells by commas.")
         labels.append(row[place].strip())
         try:
             features.append([float(cell) for k, cell in enumerate(row) if k != place])
         except ValueError as problem:
-            raise DataError(f"{path}, line {number}: {problem}. Encode features as numbers.", path, number) from None
+            raise DataError(f"{path}, line {number}: {problem}. Encode features as numbers.") from None
     return np.array(features).reshape(len(features), -1), np.array(labels)
 
 
@@ -106,9 +105,7 @@ def _npz(path: Path) -> tuple[Any, Any]:
         with np.load(path, allow_pickle=False) as archive:
             X, y = archive["X"], archive["y"]
     except (OSError, ValueError, KeyError) as problem:
-        raise DataError(
-            f"{path} is no archive with arrays X and y ({problem}): np.savez(path, X=X, y=y).", path
-        ) from None
+        raise DataError(f"{path} is no archive with arrays X and y ({problem}): np.savez(path, X=X, y=y).") from None
     if X.ndim != 2 or y.shape != X.shape[:1] or X.dtype.kind not in "fiub":
-        raise DataError(f"{path}: X of shape {X.shape} and y of shape {y.shape} are not rows and their labels.", path)
+        raise DataError(f"{path}: X of shape {X.shape} and y of shape {y.shape} are not rows and their labels.")
     return X, y

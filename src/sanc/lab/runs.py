@@ -74,9 +74,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
                 f"--problem {panel.problem} needs two classes, {panel.data} has {loaded.classes}: use softmax or mlp."
             )
         return n, _problem(panel, loaded).dim
-    strength = panel.strength
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
-        raise ArgumentError(f"--strength {strength!r} cannot be used: pass a finite number ≥ 0.")
+    sanc.errors.require_not_negative("--strength", panel.strength)
     return n, sum(p.numel() for p in _model(panel, features, loaded.classes).parameters())
 
 

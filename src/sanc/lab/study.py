@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import sanc
+from sanc.errors import one_of
 from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
-from sanc.lab.checks import one_of
 from sanc.lab.curves import results
 from sanc.lab.directory import compare, finished, write_json
 from sanc.lab.experiments import Panel

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_not_negative, shown
 
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
@@ -99,7 +98,10 @@ class LinearSum(FiniteSum):
         self.n, self.features = self.X.shape
         self.dtype = self.X.dtype
         self.y = self._labels(_vector(y, self.n))
-        self.weights = None if weights is None else _weights(weights, self.n).astype(self.dtype)
+        self.weights = None
+        if weights is not None:  # with a mean of one, so that those of a subset need no correction
+            weights = checked_weights("weights", weights, self.n)
+            self.weights = (weights * (self.n / float(weights.sum()))).astype(self.dtype)
         self.intercept = bool(intercept)
         self.dim = (self.features + self.intercept) * self.columns
         self._points: list[tuple[Array, Array]] = []  # the last w, and their margins
@@ -195,10 +197,9 @@ class Penalty:
     """λ Σ w²/(1+w²) or (λ/2)‖w‖²: value, gradient, and the diagonal of the Hessian."""
 
     def __init__(self, kind: PenaltyKind, strength: float) -> None:
-        kinds = ("nonconvex", "l2", "none")
-        if kind not in kinds:
-            raise ArgumentError(f"penalty = {kind!r} is not known: {nearest(str(kind), kinds)}")
-        self.strength = checked_strength(strength)
+        one_of("penalty", kind, ("nonconvex", "l2", "none"))
+        require_not_negative("strength", strength)
+        self.strength = float(strength)
         self.kind = kind if self.strength > 0 else "none"
 
     def value(self, w: Array) -> float:
@@ -217,13 +218,6 @@ class Penalty:
             square = w * w
             return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
         return self.strength if self.kind == "l2" else 0.0
-
-
-def checked_strength(strength: object) -> float:
-    """Accept the weight of a penalty."""
-    if isinstance(strength, bool) or not isinstance(strength, Real) or not 0 <= float(strength) < np.inf:
-        raise ArgumentError(f"strength = {strength!r} cannot be used: pass a finite number ≥ 0.")
-    return float(strength)
 
 
 def _matrix(X: Any) -> Any:
@@ -250,11 +244,11 @@ def _vector(labels: Any, n: int) -> Array:
     return y
 
 
-def _weights(weights: Any, n: int) -> Array:
-    """Return the weights with a mean of one, so that those of a subset need no correction."""
+def checked_weights(name: str, weights: Any, n: int) -> Array:
+    """Return the weights of n rows, where they can be used."""
     s: Array = np.asarray(weights, np.float64)
     if s.shape != (n,):
-        raise ArgumentError(f"weights has shape {s.shape} and X has {n} rows: pass one weight for each row.")
-    if not np.isfinite(s).all() or s.min() < 0 or s.sum() == 0:
-        raise ArgumentError(f"weights = {shown(weights)} cannot be used: pass finite numbers ≥ 0 that are not all 0.")
-    return s * float(n / s.sum())
+        raise ArgumentError(f"{name} has shape {s.shape} and X has {n} rows: pass one weight for each row.")
+    fits = bool(np.isfinite(s).all()) and s.min() >= 0 and s.max() > 0
+    require(fits, name, weights, "pass finite numbers ≥ 0 that are not all zero")
+    return s

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sanc.errors import ArgumentError, require_integer
-from sanc.sums.linear import Array, LinearSum, PenaltyKind, checked_strength
+from sanc.errors import ArgumentError, require_integer, require_not_negative
+from sanc.sums.linear import Array, LinearSum, PenaltyKind
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
@@ -90,7 +90,8 @@ class NonconvexSVM(LinearSum):
     """
 
     def __init__(self, X: Any, y: Any, strength: float = 1e-3, *, weights: Any = None, intercept: bool = False) -> None:
-        super().__init__(X, y, "l2", 2 * checked_strength(strength), weights, intercept)
+        require_not_negative("strength", strength)
+        super().__init__(X, y, "l2", 2 * strength, weights, intercept)
 
     def _labels(self, y: Array) -> Array:
         return _among(y, -1, 1, "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
