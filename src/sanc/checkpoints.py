@@ -149,7 +149,7 @@ def checked_vectors(
             raise refuse(f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}")
         for name, part in entry.items():
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
-    vectors = {} if known is None else {n: known.unpack([entry[n] for entry in entries]) for n in entries[0]}
+    vectors = {} if known is None else {n: known.flatten([entry[n] for entry in entries]) for n in entries[0]}
     here = type(driver.mode).metric is OneProcess.metric  # otherwise every rank has a part of the metric only
     shapes = [tuple(p.shape) for p in saved] if here else None
     driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, factors)

@@ -77,55 +77,39 @@ class Batch:
 
     def terms(self) -> float:
         """Return how many terms the mean loss is over, for who weighs it with that of other batches."""
-        if self.weight is not None:
-            terms = float(self.weight(*self.tensors))
-            if not 0.0 < terms < math.inf:
-                raise ArgumentError(f"weight returned {terms!r} for the batch: return the number of terms of the mean.")
-            return terms
-        for position, tensor in enumerate(self.tensors):
-            if not tensor.is_floating_point() and bool((tensor == _IGNORED).any()):
-                raise ArgumentError(
-                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, so that the rows do not tell "
-                    f"how the batches of the ranks weigh: pass weight=lambda *tensors: (tensors[{position}] != "
-                    f"{_IGNORED}).sum(), or, where nothing is ignored, weight=lambda *tensors: len(tensors[0])."
-                )
-        return float(len(self))
+        self._refuse_ignored_targets("so that the rows do not tell how the batches of the ranks weigh")
+        return sum(self._sizes([self]))
+
+    def _sizes(self, parts: Sequence[Batch]) -> list[float]:
+        """Return how many terms the mean losses of these parts are over."""
+        sizes = [float(len(part) if part.weight is None else part.weight(*part.tensors)) for part in parts]
+        if not 0.0 < sum(sizes) < math.inf or min(sizes) < 0.0:
+            raise ArgumentError(f"weight returned {sizes} for the batches: return the number of terms of the mean.")
+        return sizes
 
     def parts(self, microbatch: int | None) -> list[tuple[float, Batch]]:
         """Weights and closures whose weighted sum is the mean loss over all rows."""
-        n = len(self)
-        if microbatch is None or microbatch >= n:
+        if microbatch is None or microbatch >= len(self):
             return [(1.0, self)]
-        cut = [
-            tuple(tensor[begin : begin + microbatch] for tensor in self.tensors) for begin in range(0, n, microbatch)
-        ]
-        if self.weight is None:
-            self._refuse_ignored_targets(cut)
-            sizes = [float(len(tensors[0])) for tensors in cut]
-        else:
-            sizes = [float(self.weight(*tensors)) for tensors in cut]
-        total = sum(sizes)
-        if not 0.0 < total < math.inf or min(sizes) < 0.0:
-            raise ArgumentError(
-                f"weight returned {sizes} for the micro-batches: return the number of terms of the mean."
-            )
-        parts = zip(sizes, cut, strict=True)
-        return [(size / total, Batch(self.loss, *tensors, weight=self.weight)) for size, tensors in parts if size > 0.0]
+        cut = zip(*(torch.split(tensor, microbatch) for tensor in self.tensors), strict=True)
+        parts = [Batch(self.loss, *tensors, weight=self.weight) for tensors in cut]
+        self._refuse_ignored_targets("in different shares of the micro-batches", parts)
+        sizes = self._sizes(parts)
+        return [(size / sum(sizes), part) for size, part in zip(sizes, parts, strict=True) if size > 0.0]
 
     def joined(self, other: Batch) -> Batch:
         """Return the loss on the rows of both."""
         return Batch(self.loss, *map(torch.cat, zip(self.tensors, other.tensors, strict=True)), weight=self.weight)
 
-    def _refuse_ignored_targets(self, cut: Sequence[tuple[Tensor, ...]]) -> None:
-        """Refuse to weigh micro-batches by their rows where they hold different shares of targets that are ignored."""
+    def _refuse_ignored_targets(self, why: str, parts: Sequence[Batch] = ()) -> None:
+        """Refuse to weigh by rows where targets are ignored, unless as many are in each part."""
         for position, tensor in enumerate(self.tensors):
-            if tensor.is_floating_point() or tensor.is_complex() or not bool((tensor == _IGNORED).any()):
+            if self.weight is not None or tensor.is_floating_point() or not bool((tensor == _IGNORED).any()):
                 continue
-            shares = {float((tensors[position] == _IGNORED).double().mean()) for tensors in cut}
-            if len(shares) > 1:
+            shares = {float((part.tensors[position] == _IGNORED).double().mean()) for part in parts}
+            if len(shares) != 1:
                 raise ArgumentError(
-                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, in different shares of the "
-                    "micro-batches, so that a mean over the others would be weighted wrongly: pass weight=lambda "
+                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, {why}: pass weight=lambda "
                     f"*tensors: (tensors[{position}] != {_IGNORED}).sum(), or, where nothing is ignored, "
                     "weight=lambda *tensors: len(tensors[0])."
                 )

@@ -22,7 +22,7 @@ class GivenGradient(Oracle):
         self.space = leaves.space()
         self.meter = meter
         self._shapes = leaves.shapes
-        self._gradient = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
+        self.slope = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
@@ -30,7 +30,7 @@ class GivenGradient(Oracle):
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         self.meter.count_gradient(1)
-        return math.nan, self._gradient
+        return math.nan, self.slope
 
     def value(self, x: Vector) -> NoReturn:
         raise NotImplementedError

@@ -65,23 +65,13 @@ class Leaves:
         return torch.cat(pieces)
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Cut a flat vector, or a block of them, into tensors of the leaves' shapes; of a vector they are views."""
-        rows = vector.shape[:-1]
-        pieces = torch.split_with_sizes(vector, self._sizes, dim=-1)
-        return [piece.reshape(rows + shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Undo `split`."""
-        layout = zip(tensors, self.shapes, self._sizes, strict=True)
-        return torch.cat([t.reshape(*t.shape[: t.ndim - len(shape)], size) for t, shape, size in layout], dim=-1)
+        """Cut a flat vector into views of the leaves' shapes."""
+        pieces = torch.split_with_sizes(vector, self._sizes)
+        return [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def pack(self, vector: Tensor) -> list[Tensor]:
-        """Cut a vector into tensors that are saved with the leaves."""
+        """Cut a vector into tensors that are saved with the leaves; `flatten` undoes it."""
         return self.split(vector)
-
-    def unpack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Undo `pack`."""
-        return self.join(tensors)
 
     def read(self) -> Tensor:
         """Gather the leaves into a new flat vector."""

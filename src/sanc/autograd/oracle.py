@@ -257,12 +257,7 @@ class AutogradOracle(Oracle):
             if self.by_backward:
                 yield weight, loss, self._take_grads()
                 continue
-            if create_graph and not self._inspected:
-                name = internals.once_differentiable(loss)
-                if name:
-                    raise no_second_derivative(f"{name} (marked once_differentiable)")
-                self._inspected = True
-            grads = torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
+            grads = self.differentiate(loss, create_graph)
             if all(grad is None for grad in grads):
                 raise ArgumentError(
                     f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass those of "
@@ -271,6 +266,15 @@ class AutogradOracle(Oracle):
                 )
             yield weight, loss, grads
             del grads  # a name of ours would keep the graph of the last part alive
+
+    def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
+        """Return the gradients of a loss, one for each leaf."""
+        if create_graph and not self._inspected:
+            name = internals.once_differentiable(loss)
+            if name:
+                raise no_second_derivative(f"{name} (marked once_differentiable)")
+            self._inspected = True
+        return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
 
     def take_graph(self, x: Any, sample: Sample) -> Grads | None:
         """Hand over the graph that the gradient pass built at `x`, if it built one on this sample."""

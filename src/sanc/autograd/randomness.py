@@ -29,15 +29,6 @@ def derive(seed: int, *path: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    return generators
-
-
 _TWISTER = np.random.MT19937(0)
 """NumPy's global generator while a step runs."""
 _TURN = threading.RLock()
@@ -50,31 +41,23 @@ def own_randomness(device: torch.device) -> Iterator[None]:
 
     Other threads wait for the end of the block before they begin one.
     """
-    with _TURN, _restored_generators(device):
-        yield
-
-
-@contextmanager
-def _restored_generators(device: torch.device) -> Iterator[None]:
-    generators = _generators(device)
-    states = [generator.get_state() for generator in generators]
-    python = random.getstate()
-    kind, numpy = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]  # noqa: NPY002
-    np.random.set_bit_generator(_TWISTER)  # type: ignore[attr-defined]  # the caller's may be of a kind without seeds
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        np.random.set_bit_generator(kind)  # type: ignore[attr-defined]
-        np.random.set_state(numpy)  # noqa: NPY002
+    with _TURN, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        python = random.getstate()
+        kind, numpy = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]  # noqa: NPY002
+        np.random.set_bit_generator(_TWISTER)  # type: ignore[attr-defined]  # the caller's may be of a kind without seeds
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_bit_generator(kind)  # type: ignore[attr-defined]
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def seed_all(seed: int, device: torch.device) -> None:
     """Seed everything that a closure may draw from."""
-    for generator in _generators(device):
-        generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
 

@@ -81,7 +81,7 @@ class Iterate:
     def measure(self) -> None:
         """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
         self.record.value, self.g = self.oracle.gradient(self.x)
-        self.record.grad_norm = self.oracle.norm(self.g)
+        self.record.grad_norm = self.space.norm(self.g)
 
     @property
     def finite(self) -> bool:
@@ -117,13 +117,13 @@ class Iterate:
 
     def vanishes(self, step: cubic.CubicStep) -> bool:
         """Whether a step is lost in the rounding of x."""
-        return step.norm <= self.space.eps * self.oracle.norm(self.x) < math.inf
+        return step.norm <= self.space.eps * self.space.norm(self.x) < math.inf
 
     def shortness(self, step: cubic.CubicStep) -> float:
         """Return how long a step is beside √eps‖x‖ where a σ decides on it with which nothing was tried, else 1."""
         assert self.spectrum is not None
         untried = self.record.trials == 0 and step.multiplier > self.spectrum.size
-        return step.norm / (math.sqrt(self.space.eps) * self.oracle.norm(self.x)) if untried else 1.0
+        return step.norm / (math.sqrt(self.space.eps) * self.space.norm(self.x)) if untried else 1.0
 
     def release(self) -> None:
         """Let go of what products need."""
@@ -142,7 +142,7 @@ class Iterate:
         """F at a trial point on S_f; not finite where the point is not, or where it is lower than can be believed."""
         value = self.oracle.trial(point) if self.one_sample else self.oracle.value(point)
         self.record.trials += 1
-        if not math.isfinite(self.oracle.norm(point)):
+        if not math.isfinite(self.space.norm(point)):
             return math.nan
         before, unit = self.record.value, self.units.value
         absurd = unit > 0.0 and before - value > (abs(before) + unit) / self.space.eps**2

@@ -122,7 +122,7 @@ class Model(ABC):
         s = self._settings
         if not at.units.known:
             curvature = math.hypot(krylov.alpha[0], krylov.residual)
-            size, slope = at.oracle.norm(at.x), at.record.grad_norm
+            size, slope = at.space.norm(at.x), at.record.grad_norm
             if not krylov.from_gradient or slope <= at.space.eps * curvature * size:
                 slope = 0.0  # a stationary point, whose gradient says nothing
             at.units = units.measured(at.record.value, slope, curvature, size)
@@ -134,7 +134,7 @@ class Model(ABC):
 
     def _length(self, at: Iterate) -> float:
         """Return a length that is neither large nor small here."""
-        return max(at.units.length, 0.1 * at.oracle.norm(at.x))
+        return max(at.units.length, 0.1 * at.space.norm(at.x))
 
     def _bounded(self, at: Iterate) -> cubic.CubicStep:
         """Minimise the model, with σ raised where the step is far longer than the last.

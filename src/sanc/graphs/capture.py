@@ -92,14 +92,12 @@ class Capture:
             self._recorder = Recorder(leaves.device)
         s = self._settings
         assert s.krylov_dim is not None
-        on_samples = self._method.on_samples(s)
         try:
             self._oracles[key] = made = CapturedOracle(
                 leaves,
                 given,
                 limit=min(s.krylov_dim, leaves.dim),
                 reorthogonalise=s.reorthogonalise,
-                joint=not on_samples,
                 hvp=hvp,
                 exact=self._method.exact,
                 recorder=self._recorder,

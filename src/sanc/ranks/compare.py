@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +31,8 @@ def named(groups: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Tensor]]
     return names, tensors
 
 
-Chooses = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
-def compare_start(
-    ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any], compared: Chooses
-) -> None:
-    """Complain where optimisers are made of different parameters, or of different settings."""
+def compare_start(ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any], whole: bool) -> None:
+    """Complain where optimisers are made of different parameters, which are compared where whole, or settings."""
     names, tensors = named(groups)
     device = tensors[0].device
     described = [str((name, p.dtype, p.requires_grad)) for name, p in zip(names, tensors, strict=True)]
@@ -45,23 +40,18 @@ def compare_start(
     kinds = ("one of the settings (seed, preset, options, lr, weight_decay …)", "the number of parameters",
              "name, shape or type of a parameter")  # fmt: skip
     ranks.compare(torch.cat(marks).to(device), kinds, "the settings", _START)
-    if compared(tensors):
+    if whole:
         ranks.compare(_marks(tensors), names, "the parameters", _START)
 
 
-def compare_step(
-    ranks: Ranks, groups: Sequence[Mapping[str, Any]], decisions: dict[str, Any], compared: Chooses
-) -> None:
+def compare_step(ranks: Ranks, groups: Sequence[Mapping[str, Any]], decisions: dict[str, Any], whole: bool) -> None:
     """Complain where parameters, or what was decided on the way to them, are not the same on all ranks."""
     names, tensors = named(groups)
-    chosen = compared(tensors)
-    entries = [
-        *(names if chosen else ()),
-        "one of lr, weight_decay and frozen",
-        "the state of the method (σ, counts, means of the loss)",
-    ]
+    entries = ["one of lr, weight_decay and frozen", "the state of the method (σ, counts, means of the loss)"]
     row = torch.cat([digest(_options(groups)), digest(decisions)]).to(tensors[0].device)
-    ranks.compare(torch.cat([_marks(chosen), row]) if chosen else row, entries, "a comparison", _LATER)
+    if whole:
+        entries, row = [*names, *entries], torch.cat([_marks(tensors), row])
+    ranks.compare(row, entries, "a comparison", _LATER)
 
 
 def _options(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

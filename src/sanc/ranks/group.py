@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -49,11 +50,19 @@ class Ranks:
             dist.all_reduce(tensor, op=operation or dist.ReduceOp.SUM, group=self.group)
         return tensor
 
-    def waiting(self, what: str, tensor: Tensor) -> _Waiting:
-        """Count a collective of so many bytes, and explain where it fails."""
+    @contextmanager
+    def waiting(self, what: str, tensor: Tensor) -> Iterator[None]:
+        """Count a collective of so many bytes, and say of one that fails who waited, and what for."""
         self.collectives += 1
         self.bytes += tensor.numel() * tensor.element_size()
-        return _Waiting(self, what)
+        try:
+            yield
+        except RuntimeError as problem:
+            raise RanksError(
+                f"rank {self.rank} of {self.size} could not exchange {what} with the others: one of them ended, hangs, "
+                "made fewer steps or has other parameters. Look at the first error of the others, and give every rank "
+                f"as many batches as the others ({str(problem).splitlines()[0]})."
+            ) from problem
 
     def table(self, row: Tensor, what: str) -> Tensor:
         """Return everybody's row: (ranks, entries)."""
@@ -107,25 +116,6 @@ class Ranks:
             for rank in range(1, self.size):
                 if not torch.equal(table[rank, place], table[0, place]):
                     raise RanksError(f"{name} of rank {rank} differs from that of rank 0: {remedy}")
-
-
-class _Waiting:
-    """Says of a collective that failed who waited, and what for."""
-
-    def __init__(self, ranks: Ranks, what: str) -> None:
-        self._ranks, self._what = ranks, what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
-        if isinstance(problem, RuntimeError):
-            ranks = self._ranks
-            raise RanksError(
-                f"rank {ranks.rank} of {ranks.size} could not exchange {self._what} with the others: one of them "
-                "ended, hangs, made fewer steps or has other parameters. Look at the first error of the others, and "
-                f"give every rank as many batches as the others ({str(problem).splitlines()[0]})."
-            ) from problem
 
 
 def find_ranks(process_group: object) -> Ranks | None:

@@ -8,15 +8,19 @@ turned is worked on where it lies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sanc.autograd.given import GivenGradient
+from sanc.autograd.leaves import Leaves
+from sanc.core.oracle import Meter
 from sanc.minibatch.metric import Metric, MetricKind, floor, turned_sides
 from sanc.ranks.group import Ranks
-from sanc.ranks.sharded import ShardedLeaves, as_shard, rows_of
+from sanc.ranks.modes import DataParallel
+from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, rows_of
 
 
 def deal(costs: Sequence[float], size: int) -> list[int]:
@@ -194,3 +198,32 @@ class DealtMetric(Metric):
                     held.setdefault(name, self._like.new_zeros(0, 0))
             own = [floors[self._dealer.own[number]] for number in self._mine.turned()]
             self._mine.restore(torch.cat(mine), list(found.values()), own)
+
+
+class Sharded(DataParallel):
+    """Parameters, and the vectors of the method, lie in parts on the ranks."""
+
+    whole = False
+
+    def __init__(self, ranks: Ranks, every: int) -> None:
+        super().__init__(ranks, every)
+        self._modules = Modules()
+        self._leaves: ShardedLeaves | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an optimiser of sharded parameters cannot be pickled: save its state_dict()")
+
+    def leaves(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> Leaves:
+        require_shards(tensors)
+        self._leaves = ShardedLeaves(self.ranks, self._modules, tensors, decays, rates)
+        return self._leaves
+
+    def oracle(self, leaves: Leaves, **how: Any) -> ShardedOracle:
+        return ShardedOracle(self.ranks, leaves, **how)
+
+    def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
+        return GivenGradient(leaves, point, meter)  # averaged in the backward pass
+
+    def metric(self, shapes: Sequence[tuple[int, ...]], kind: Any, like: Tensor, largest_side: int) -> Metric:
+        assert self._leaves is not None
+        return DealtMetric(self._leaves, kind, like, largest_side)

@@ -19,7 +19,7 @@ from sanc.core.oracle import Meter
 from sanc.minibatch.metric import Metric
 from sanc.ranks.compare import compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
-from sanc.ranks.oracle import AveragedGradient, AveragingOracle
+from sanc.ranks.oracle import AveragingOracle, average
 
 
 class OneProcess:
@@ -69,6 +69,8 @@ class DataParallel(OneProcess):
     `every` is after how many steps the ranks are compared; 0: never.
     """
 
+    whole = True  # whether the parameters are the same on all ranks
+
     def __init__(self, ranks: Ranks, every: int) -> None:
         self.ranks, self._every = ranks, every
         self.path = (ranks.rank,)
@@ -90,10 +92,15 @@ class DataParallel(OneProcess):
         return AveragingOracle(self.ranks, leaves, **how)
 
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
-        return AveragedGradient(self.ranks, leaves, point, meter)
+        oracle = GivenGradient(leaves, point, meter)
+        own = oracle.slope
+        (_, mean), _ = average(self.ranks, lambda: ([], own), "a gradient", like=own, reduced="perhaps")
+        assert mean is not None
+        oracle.slope = mean
+        return oracle
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
-        compare_start(self.ranks, groups, settings, self.compared)
+        compare_start(self.ranks, groups, settings, self.whole)
 
     def loaded(self) -> None:
         self._due = True
@@ -101,11 +108,7 @@ class DataParallel(OneProcess):
     def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
         if self._every and (self._due or iterates.state.iteration % self._every == 0):
             self._due = False
-            compare_step(self.ranks, groups, iterates.numbers(), self.compared)
-
-    def compared(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return which of the parameters are the same on all ranks."""
-        return tensors
+            compare_step(self.ranks, groups, iterates.numbers(), self.whole)
 
 
 def rejoin(every: int) -> OneProcess:

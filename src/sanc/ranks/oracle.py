@@ -12,10 +12,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.core.oracle import Meter, Operator
+from sanc.core.oracle import Operator
 from sanc.errors import ArgumentError, RanksError
 from sanc.ranks.group import Ranks, fingerprint
 
@@ -30,9 +29,7 @@ def average(
     ask: Callable[[], Answer],
     what: str,
     *,
-    count: int,
-    like: Tensor,
-    vector: bool = True,
+    like: Tensor | None = None,
     terms: float | None = None,
     rows: int = 1,
     reduced: Reduced = "no",
@@ -42,7 +39,7 @@ def average(
     Parameters
     ----------
     ask : callable
-        Returns this rank's answer: `count` numbers, and where `vector` is true a vector like `like`.
+        Returns this rank's answer: two numbers at most and, where there is a `like`, a vector like that.
     terms : float, optional
         Terms that this rank's answer is the mean of; None: not counted, and all weigh the same.
     rows : int
@@ -53,53 +50,43 @@ def average(
     """
     problem: Exception | None = None
     weight = -1.0 if terms is None else terms
-    numbers, own = [0.0] * count, None
+    numbers: list[float] = []
+    own = like
     try:
         numbers, own = ask()
     except Exception as raised:
         problem = raised
-    sent = own if own is not None or not vector else torch.zeros_like(like)
-    marks: list[float] = []
-    if reduced == "perhaps" and sent is not None:
-        marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(sent).tolist()]
-    say = [float(problem is not None), weight, float(rows), *marks, *numbers]
-    scale = abs(weight)
-    if sent is None or reduced != "no":
-        told, total = ranks.exchange(say, what)[0], sent
-    else:
-        told, total = ranks.exchange(say, what, sent if scale == 1.0 else sent * scale)
-    failed = [rank for rank, row in enumerate(told) if row[0]]
+    marks = [0.0, 0.0]
+    if reduced == "perhaps" and own is not None:
+        marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(own).tolist()]
+    say = [float(problem is not None), weight, float(rows), *marks, *numbers, *[0.0] * (2 - len(numbers))]
+    together = own is not None and reduced == "no"
+    told, total = ranks.exchange(say, what, own * abs(weight) if own is not None and together else None)
     if problem is not None:
         raise problem
-    if failed:
-        raise RanksError(
-            f"rank {failed[0]} failed where {what} is computed, and its own error says why; rank {ranks.rank} and the "
-            "others have left their parameters as they were."
-        )
+    for rank, row in enumerate(told):
+        if row[0]:
+            raise RanksError(
+                f"rank {rank} failed where {what} is computed, and its own error says why; rank {ranks.rank} and the "
+                "others have left their parameters as they were."
+            )
     weights = [row[1] for row in told]
     if min(weights) < 0.0 < max(weights):
         raise ArgumentError("closure is a sanc.Batch on some ranks and a plain function on others: pass one kind.")
     weights = [abs(w) for w in weights]
     whole = sum(weights)
-    if reduced != "no" and (sent is not None or reduced == "yes"):
-        if all(row[3 : 3 + len(marks)] == marks for row in told):
-            if len(set(weights)) > 1:
-                raise ArgumentError(
-                    f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of "
-                    "the model averages their gradients as if these were equal: pass batches of one size; or, with "
-                    "DistributedDataParallel, let the closure use the module that it wraps."
-                )
-            whole = 1.0
-        else:
-            assert sent is not None
-            total = ranks.sum(sent * scale, what)
-    first = 3 + len(marks)
-    means = [
-        sum(w * row[first + place] for w, row in zip(weights, told, strict=True)) / sum(weights)
-        for place in range(count)
-    ]
-    everybody = 1 if terms is None else int(sum(row[2] for row in told))
-    return (means, total if total is None or whole == 1.0 else total.div_(whole)), everybody
+    if reduced == "yes" or (reduced == "perhaps" and own is not None and all(row[3:5] == marks for row in told)):
+        if len(set(weights)) > 1:
+            raise ArgumentError(
+                f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of the "
+                "model averages their gradients as if these were equal: pass batches of one size; or, with "
+                "DistributedDataParallel, let the closure use the module that it wraps."
+            )
+        total = own
+    elif own is not None:
+        total = (ranks.sum(own * abs(weight), what) if total is None else total).div_(whole)
+    means = [sum(w * row[place] for w, row in zip(weights, told, strict=True)) / whole for place in (5, 6)]
+    return (means, total), 1 if terms is None else int(sum(row[2] for row in told))
 
 
 class AveragingOracle(AutogradOracle):
@@ -122,14 +109,12 @@ class AveragingOracle(AutogradOracle):
         g, h, f = (self._totals.get(sample, sample.size) for sample in self.samples)
         return g, h, f
 
-    def mean(
-        self, sample: Sample, what: str, ask: Callable[[], Answer], *, count: int = 0, vector: bool = True
-    ) -> Answer:
+    def mean(self, sample: Sample, what: str, ask: Callable[[], Answer], *, vector: bool = True) -> Answer:
         """Return the mean of everybody's answer on a sample."""
-        reduced: Reduced = "perhaps" if vector and self.by_backward is not False else "no"
-        like = self.leaves.tensors[0].detach().new_empty(self.leaves.dim if vector else 0)
-        how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": self.reduced or reduced}
-        answer, self._totals[sample] = average(self.ranks, ask, what, count=count, like=like, vector=vector, **how)
+        reduced = self.reduced or ("no" if self.by_backward is False else "perhaps")
+        like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
+        how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
+        answer, self._totals[sample] = average(self.ranks, ask, what, like=like, **how)
         return answer
 
     def _others(self, sample: Sample) -> int:
@@ -140,7 +125,7 @@ class AveragingOracle(AutogradOracle):
         def ask() -> Answer:
             return [self.evaluate_here(x, sample, graph=graph)], None
 
-        (value,), _ = self.mean(sample, "a value", ask, count=1, vector=False)
+        (value, _), _ = self.mean(sample, "a value", ask, vector=False)
         self.meter.value += self._others(sample)
         return value
 
@@ -152,7 +137,7 @@ class AveragingOracle(AutogradOracle):
             assert self.raw_loss is not None
             return [float(value), float(self.raw_loss)], g
 
-        (value, loss), g = self.mean(sample, "a gradient", ask, count=2)
+        (value, loss), g = self.mean(sample, "a gradient", ask)
         if first:
             assert self.raw_loss is not None
             self.raw_loss = torch.full_like(self.raw_loss, loss)
@@ -201,19 +186,8 @@ class _AveragedHessian(Operator):
             differenced = self._oracle.hvp == "finite-difference"
             return [self._own.error(v, self._own(v)) if differenced else 0.0], None  # of this rank's own product
 
-        (error,), _ = self._oracle.mean(self._sample, "a Hessian product", ask, count=1, vector=False)
+        (error, _), _ = self._oracle.mean(self._sample, "a Hessian product", ask, vector=False)
         return error
 
     def release(self) -> None:
         self._own.release()
-
-
-class AveragedGradient(GivenGradient):
-    """The mean of the gradients that ``backward()`` left in the leaves of all ranks."""
-
-    def __init__(self, ranks: Ranks, leaves: Leaves, point: Tensor, meter: Meter) -> None:
-        super().__init__(leaves, point, meter)
-        own = self._gradient
-        (_, mean), _ = average(ranks, lambda: ([], own), "a gradient", count=0, like=own, reduced="perhaps")
-        assert mean is not None
-        self._gradient = mean

@@ -8,7 +8,7 @@ be differentiated again, and Hessian products are differences of gradients.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from sanc.autograd.leaves import Grads, Leaves, Sample
+from sanc.autograd.leaves import Grads, Leaves
 from sanc.core.space import TorchSpace
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.ranks.group import Ranks
 from sanc.ranks.oracle import AveragingOracle
-
-
-def is_sharded(tensor: object) -> bool:
-    """Whether a parameter is a DTensor."""
-    return isinstance(tensor, DTensor)
 
 
 def require_shards(params: Sequence[Tensor]) -> Any:
@@ -123,9 +118,6 @@ class ShardedLeaves(Leaves):
     def pack(self, vector: Tensor) -> list[Tensor]:
         return [as_shard(part, leaf) for part, leaf in zip(self.split(vector), self.tensors, strict=True)]
 
-    def unpack(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.join([self.held(tensor) for tensor in tensors])
-
 
 def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor:
     """Return a part as the DTensor it is a part of, placed like another."""
@@ -172,16 +164,6 @@ class ShardedOracle(AveragingOracle):
             )
         super().__init__(ranks, leaves, **how | {"hvp": "finite-difference"})
 
-    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
-        self._rewind(sample)
-        for weight, closure in sample.parts:
-            loss = self._loss(closure, sample.name)
-            if not self.by_backward:
-                loss.backward()  # type: ignore[no-untyped-call]
-            grads = self._take_grads()
-            if all(grad is None for grad in grads):
-                raise ArgumentError(
-                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass those of "
-                    "the model that it is computed from."
-                )
-            yield weight, loss, grads
+    def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self._take_grads()

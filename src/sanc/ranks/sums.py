@@ -7,13 +7,15 @@ and iteration, by every rank for itself; each evaluates those that it has.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 
-from sanc.errors import ArgumentError, RanksError
+from sanc.errors import ArgumentError
 from sanc.ranks.group import Ranks, digest
+from sanc.ranks.oracle import Answer, average
 from sanc.sums.linear import Array, FiniteSum, LinearSum
 
 
@@ -27,7 +29,8 @@ class SharedSum(FiniteSum):
     """
 
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:
-        self.ranks, self._own = ranks, problem
+        self.ranks = ranks
+        self._own: FiniteSum | None = problem
         self.dim, self.dtype = problem.dim, problem.dtype
         weighted = False
         kind: dict[str, Any] = {"type": type(problem).__name__, "variables": problem.dim, "dtype": str(problem.dtype)}
@@ -45,70 +48,34 @@ class SharedSum(FiniteSum):
         self.n, self._first, self._held = sum(rows), sum(rows[: ranks.rank]), problem.n
 
     def subset(self, rows: Array) -> FiniteSum:
-        rows = np.asarray(rows)
+        """Return a sample, which is not sampled again."""
+        rows, part = np.asarray(rows), copy(self)
         here = rows[(rows >= self._first) & (rows < self._first + self._held)] - self._first
-        return _Part(self, self._own.subset(here) if here.size else None, len(rows), here.size)
-
-    def _whole(self) -> _Part:
-        return _Part(self, self._own, self.n, self._held)
-
-    def value(self, w: Array) -> float:
-        return self._whole().value(w)
-
-    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        return self._whole().value_and_gradient(w)
-
-    def hessian(self, w: Array) -> Callable[[Array], Array]:
-        return self._whole().hessian(w)
-
-
-class _Part(FiniteSum):
-    """A sample of a shared sum; `own` are the components that this rank has of it, None where that is none."""
-
-    def __init__(self, whole: SharedSum, own: FiniteSum | None, n: int, held: int) -> None:
-        self._whole, self._own = whole, own
-        self.n, self.dim, self.dtype = n, whole.dim, whole.dtype
-        self._share = held / n
-
-    def subset(self, rows: Array) -> FiniteSum:
-        raise NotImplementedError("a sample of a sum on several ranks is not sampled again")
+        part._own = self._own.subset(here) if self._own is not None and here.size else None
+        part.n, part._held = len(rows), here.size
+        return part
 
     def value(self, w: Array) -> float:
-        return self._sum(lambda own: (own.value(w), None), "a value", vector=False)[0]
+        return self._mean("a value", lambda own: (own.value(w), None), vector=False)[0]
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        return self._sum(lambda own: own.value_and_gradient(w), "a gradient")
+        return self._mean("a gradient", lambda own: own.value_and_gradient(w))
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        product = None if self._own is None else self._own.hessian(w)
+        product: Any = None if self._own is None else self._own.hessian(w)
+        return lambda v: self._mean("a Hessian product", lambda _: (0.0, product(v)))[1]
 
-        def times(v: Array) -> Array:
-            def ask(own: FiniteSum) -> tuple[float, Array]:
-                assert product is not None
-                return 0.0, product(v)
-
-            total: Array = self._sum(ask, "a Hessian product")[1]
-            return total
-
-        return times
-
-    def _sum(
-        self, ask: Callable[[FiniteSum], tuple[float, Any]], what: str, *, vector: bool = True
+    def _mean(
+        self, what: str, ask: Callable[[FiniteSum], tuple[float, Any]], *, vector: bool = True
     ) -> tuple[float, Any]:
-        """Add up everybody's value and vector, each times the share of rows that it is the mean of."""
-        ranks, problem = self._whole.ranks, None
-        value, own = 0.0, np.zeros(self.dim, self.dtype) if vector else None
-        try:
-            if self._own is not None:
-                value, found = ask(self._own)
-                value, own = value * self._share, found * self.dtype.type(self._share) if vector else None
-        except Exception as raised:
-            problem = raised
-        sent = None if own is None else torch.from_numpy(np.ascontiguousarray(own)).to(ranks.device)
-        told, total = ranks.exchange([float(problem is not None), value], what, sent)
-        if problem is not None:
-            raise problem
-        failed = [rank for rank, row in enumerate(told) if row[0]]
-        if failed:
-            raise RanksError(f"rank {failed[0]} failed where {what} is computed, and its own error says why.")
-        return sum(row[1] for row in told), None if total is None else total.cpu().numpy()
+        """Return the mean of everybody's value and vector, weighted by the rows that each has of this sample."""
+        none = torch.from_numpy(np.zeros(self.dim, self.dtype)).to(self.ranks.device) if vector else None
+
+        def answer() -> Answer:
+            if self._own is None:
+                return [], none
+            value, found = ask(self._own)
+            return [value], torch.from_numpy(np.ascontiguousarray(found)).to(self.ranks.device) if vector else None
+
+        (means, total), _ = average(self.ranks, answer, what, like=none, terms=float(self._held))
+        return means[0], None if total is None else total.cpu().numpy()
