@@ -47,7 +47,7 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
         "numbers": numbers | lists,
         "meter": asdict(driver.meter),
         "hvp": driver.oracle.hvp,
-        "style": driver.style,
+        "style": driver.oracle.style,
         "at_average": driver.at_average,
         "vectors": vectors,
         # The only tensor before the first step: torch.distributed.checkpoint learns the device from one.
@@ -177,11 +177,8 @@ def restore(
     if driver.capture is not None:
         driver.capture.forget()
     driver.known = known
-    if isinstance(driver.iterates, MinibatchIteration):
-        driver.iterates.restore(engine["numbers"], vectors, factors)
-    else:
-        driver.iterates.restore(engine["numbers"], vectors)
+    driver.iterates.restore(engine["numbers"], vectors, factors)
     driver.meter = Meter(**engine["meter"])
-    driver.style, driver.at_average = engine["style"], engine["at_average"]
+    driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None
     driver.mode.loaded()

@@ -56,8 +56,6 @@ class Driver:
         What evaluates closures; it lives as long as the optimiser.
     known : Leaves or None
         The leaves of the last step: what the vectors of the state belong to.
-    by_gradients : bool
-        Whether steps have no closure.
     at_average : bool
         Whether the parameters hold the average, or the point where gradients are taken.
     """
@@ -81,12 +79,12 @@ class Driver:
         self.meter = Meter()
         self.record: Record | None = None
         self.known: Leaves | None = None
-        self.by_gradients, self.at_average = False, True
+        self.at_average = True
         self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
         self._clears = False  # whether the closure is known to clear gradients itself
         left = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
         self._left = weakref.WeakValueDictionary(left)  # gradients that somebody left here before
-        self.oracle = self._new_oracle(leaves, hvp, None)
+        self.oracle = self._new_oracle(leaves, hvp, "")
         kind = MinibatchIteration if method.on_samples(settings) else Iteration
         self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
         if isinstance(self.iterates, MinibatchIteration):
@@ -94,29 +92,22 @@ class Driver:
         self.capture = Capture(method, settings) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
-        oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.by_backward
+        oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.style
         return self.__dict__ | {"oracle": oracle, "_left": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self.oracle = self._new_oracle(*state["oracle"])
 
-    def _new_oracle(self, leaves: Leaves, hvp: str, by_backward: bool | None) -> AutogradOracle:
+    def _new_oracle(self, leaves: Leaves, hvp: str, style: str) -> AutogradOracle:
         oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
-        oracle.by_backward = by_backward
+        oracle.style = style
         return oracle
 
     @property
-    def style(self) -> str:
-        """One of `STYLES`."""
-        if self.by_gradients:
-            return "gradients"
-        return {None: "", False: "loss", True: "backward"}[self.oracle.by_backward]
-
-    @style.setter
-    def style(self, style: str) -> None:
-        self.oracle.by_backward = {"loss": False, "backward": True}.get(style)
-        self.by_gradients = style == "gradients"
+    def by_gradients(self) -> bool:
+        """Whether steps have no closure."""
+        return self.oracle.style == "gradients"
 
     # ------------------------------------------------------------------ steps with closures
 
@@ -133,7 +124,7 @@ class Driver:
             self.iterates.rates = leaves.rates
         with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
             captured = None
-            if self.capture is not None and not self.oracle.by_backward:
+            if self.capture is not None and self.oracle.style != "backward":
                 captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
             if captured is not None:  # whose loss draws no random numbers
                 captured.fill(given, self.meter)
@@ -201,7 +192,7 @@ class Driver:
     def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
         """Return the oracle of this optimiser, ready for a step on these samples."""
         if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
-            self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.by_backward)
+            self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.style)
         self.oracle.meter = self.meter
         self.oracle.bind(*samples)
         return self.oracle
@@ -210,7 +201,7 @@ class Driver:
         """Make one iteration; where anything goes wrong nothing has changed."""
         x = point = oracle.start()
         iterates, known = self.iterates, self.known
-        meter, state, driven = replace(self.meter), iterates.state, (self.oracle.by_backward, self.oracle.hvp)
+        meter, state, driven = replace(self.meter), iterates.state, (self.oracle.style, self.oracle.hvp)
         try:
             first = state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
@@ -222,26 +213,20 @@ class Driver:
             if getattr(iterates, "went_back", False) or not (
                 math.isfinite(record.grad_norm) and math.isfinite(record.value)
             ):
-                self._undo_training(oracle)
+                oracle.undo_training()
         except BaseException:
-            self._undo_training(oracle)
+            oracle.undo_training()
             iterates.state, self.known, self.meter = state, known, meter
-            self.oracle.by_backward, self.oracle.hvp = driven
+            self.oracle.style, self.oracle.hvp = driven
             raise
         finally:
             oracle.load(point)
             loss = oracle.raw_loss
             oracle.unbind()
-        record.style = self.style
+        record.style = self.oracle.style
         self.record = record
         assert loss is not None
         return loss
-
-    @staticmethod
-    def _undo_training(oracle: AutogradOracle) -> None:
-        """Put back the buffers that the gradient pass moved, because its step is not one."""
-        if oracle.training is not None:
-            oracle.training.put_back()
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Complain of what would only show later; nothing of it is counted."""
@@ -264,7 +249,12 @@ class Driver:
         What it runs beside, such as hooks that clip, has then been done to the gradients.
         """
         given = [p for p in everyone if p.grad is not None]
-        if self.style not in ("", "gradients") or not given or isinstance(closure, Batch) or not callable(closure):
+        if (
+            self.oracle.style not in ("", "gradients")
+            or not given
+            or isinstance(closure, Batch)
+            or not callable(closure)
+        ):
             return False
         if self.by_gradients:
             with interruptible(), callers_precision():
@@ -288,7 +278,7 @@ class Driver:
                 'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
                 "minibatch = None."
             )
-        if self.oracle.by_backward is not None:
+        if self.oracle.style not in ("", "gradients"):
             raise ArgumentError(
                 "closure is missing: the steps before had one. Pass it again, or construct another optimiser to go on "
                 "without."
@@ -306,8 +296,8 @@ class Driver:
         iterates.rates = leaves.rates
         point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
-        self.by_gradients, self.at_average, self.known = True, False, leaves
-        record.style = self.style
+        self.at_average, self.known = False, leaves
+        self.oracle.style = record.style = "gradients"
         self.record = record
         if first:
             self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]

@@ -57,7 +57,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         if first:
             _check_repeats(oracle, x, value)
             oracle.check(lambda: _check_parts(oracle, x))
-            if oracle.by_backward:
+            if oracle.style == "backward":
                 oracle.check(lambda: _check_roots(oracle, x))
 
 

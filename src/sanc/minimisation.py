@@ -204,16 +204,9 @@ def minimize(
     require_integer("max_iter", max_iter, 0)
     require_integer("max_products", max_products, 1)
     require_integer("max_nfev", max_nfev, 1)
-    limits = Limits(
-        tol=tol,
-        curvature_tol=curvature_tol,
-        max_iter=math.inf if max_iter is None else max_iter,
-        max_calls=math.inf if max_calls is None else max_calls,
-        max_time=math.inf if max_time is None else max_time,
-        certify=certify,
-        max_products=max_products,
-        max_nfev=math.inf if max_nfev is None else max_nfev,
-    )
+    most = {"max_iter": max_iter, "max_calls": max_calls, "max_time": max_time, "max_nfev": max_nfev}
+    ends = {name: math.inf if value is None else value for name, value in most.items()}
+    limits = Limits(tol=tol, curvature_tol=curvature_tol, certify=certify, max_products=max_products, **ends)
     iterates = (
         MinibatchIteration(chosen, tuned, seed)
         if on_samples

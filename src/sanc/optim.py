@@ -168,7 +168,7 @@ class CubicOptimizer(Optimizer):
     @property
     def style(self) -> str:
         """What drives the steps: closures that return the "loss", that call "backward", or "gradients" alone."""
-        return self._driver.style
+        return self._driver.oracle.style
 
     @property
     def record(self) -> Record | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Tree:
             raise ArgumentError(f"{name} is empty: pass at least one variable.")
         tensors = {place: leaf for place, leaf in leaves.items() if isinstance(leaf, Tensor)}
         self._example, self._name = x, name
+        self._shapes = {place: tuple(np.shape(leaf)) for place, leaf in leaves.items()}
         if tensors:
             self.flat: Any = self._one_tensor(leaves, tensors)
         else:
@@ -67,18 +69,18 @@ class Tree:
 
     def build(self, flat: Any) -> Any:
         """Return the tree of a flat vector; its leaves are views of it."""
-        tree, end = _built(self._example, flat, 0)
-        assert end == len(flat)
-        return tree
+        ends = accumulate(map(math.prod, self._shapes.values()), initial=0)
+        cuts = zip(pairwise(ends), self._shapes.values(), strict=True)
+        return _rebuilt(self._example, (flat[begin:end].reshape(shape) for (begin, end), shape in cuts))
 
     def lay(self, tree: Any, name: str) -> Any:
         """Return the flat vector of a tree of the same structure, such as a gradient."""
-        expected, given = dict(_leaves(self._example, self._name)), dict(_leaves(tree, self._name))
-        if expected.keys() != given.keys():
-            odd = sorted(expected.keys() ^ given.keys())[0]
+        given = dict(_leaves(tree, self._name))
+        if self._shapes.keys() != given.keys():
+            odd = sorted(self._shapes.keys() ^ given.keys())[0]
             raise ArgumentError(f"{name} returned a tree that differs from {self._name} at {odd}: return the same one.")
         for place, leaf in given.items():
-            shape, wanted = tuple(np.shape(leaf)), tuple(np.shape(expected[place]))
+            shape, wanted = tuple(np.shape(leaf)), self._shapes[place]
             if shape != wanted:
                 raise ArgumentError(f"{name} returned shape {shape} for {place}: return {wanted}.")
         if any(isinstance(leaf, Tensor) for leaf in given.values()):
@@ -98,20 +100,12 @@ def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, x
 
 
-def _built(example: Any, flat: Any, begin: int) -> tuple[Any, int]:
+def _rebuilt(example: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(example, Mapping):
-        parts = {}
-        for key, part in example.items():
-            parts[key], begin = _built(part, flat, begin)
-        return parts, begin
+        return {key: _rebuilt(part, leaves) for key, part in example.items()}
     if isinstance(example, list | tuple):
-        row = []
-        for part in example:
-            made, begin = _built(part, flat, begin)
-            row.append(made)
+        row = [_rebuilt(part, leaves) for part in example]
         if isinstance(example, list):
-            return row, begin
-        return (type(example)(*row) if hasattr(example, "_fields") else tuple(row)), begin
-    shape = tuple(np.shape(example))
-    end = begin + math.prod(shape)
-    return flat[begin:end].reshape(shape), end
+            return row
+        return type(example)(*row) if hasattr(example, "_fields") else tuple(row)
+    return next(leaves)

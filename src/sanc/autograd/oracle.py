@@ -51,7 +51,7 @@ class AutogradOracle(Oracle):
         self.hvp: str = hvp
         self._samples: tuple[Sample, Sample, Sample] | None = None
         self._inspected = False  # whether a graph was searched for functions that are differentiable once only
-        self.by_backward: bool | None = None  # whether closures call backward() themselves; None: not seen yet
+        self.style = ""  # "backward" where closures call backward() themselves, "loss" where not; "": not seen yet
         self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
         self._products = True
         self.fresh = True  # whether nothing was evaluated yet
@@ -163,7 +163,7 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
         total: Any = 0.0
-        with_graph = graph or self._differentiates or bool(self.by_backward)
+        with_graph = graph or self._differentiates or self.style == "backward"
         with self.still() as buffers, torch.set_grad_enabled(with_graph):
             self._rewind(sample)
             for weight, closure in sample.parts:
@@ -233,6 +233,11 @@ class AutogradOracle(Oracle):
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)
 
+    def undo_training(self) -> None:
+        """Put back the buffers that the pass moved which counts as training, because its step is not one."""
+        if self.training is not None:
+            self.training.put_back()
+
     def _sum(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
         total: Any = None
@@ -240,7 +245,7 @@ class AutogradOracle(Oracle):
         self.reached = [False] * len(self.leaves.tensors)
         for weight, loss, grads in self.passes(sample, create_graph=keep):
             self.reached = [found or grad is not None for found, grad in zip(self.reached, grads, strict=True)]
-            if keep and not self.by_backward:
+            if keep and self.style != "backward":
                 self._graph = (x, grads)
             part = self.leaves.flatten(grads)
             part = part if weight == 1.0 else part.mul_(weight)
@@ -254,7 +259,7 @@ class AutogradOracle(Oracle):
         self._rewind(sample)
         for weight, closure in sample.parts:
             loss = self._loss(closure, sample.name)
-            if self.by_backward:
+            if self.style == "backward":
                 yield weight, loss, self._take_grads()
                 continue
             grads = self.differentiate(loss, create_graph)
@@ -301,15 +306,15 @@ class AutogradOracle(Oracle):
         with interruptible(), callers_precision():
             loss = closure()
         called = any(leaf.grad is not None for leaf in self.leaves.tensors)
-        if self.by_backward is None:
-            self.by_backward = called
+        if not self.style:
+            self.style = "backward" if called else "loss"
             if called:
                 self._only_first_derivatives(name)
-        if called and not self.by_backward:
+        if called and self.style != "backward":
             raise ArgumentError(
                 f"{name} called backward(), and the closures before only returned the loss: do one of the two in all."
             )
-        if self.by_backward and not called:
+        if self.style == "backward" and not called:
             raise ArgumentError(
                 f"{name} did not call backward(), or it reached no parameter, and the closures before did: call "
                 "backward() in all of them, or in none."

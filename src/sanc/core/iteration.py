@@ -206,7 +206,7 @@ class Iteration:
             if name != "previous":
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
 
-    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None:
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Any = ()) -> None:
         """Go on from what `numbers` and `vectors` returned."""
         self.state = State(**numbers, **vectors)
 

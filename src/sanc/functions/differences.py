@@ -52,16 +52,12 @@ class DifferenceOracle(CallableOracle):
         h = self.space.eps ** _POWERS[self.scheme] * size
         above = self._moved(x, k, h)
         if self.scheme == "2-point":
-            return (self._value_at(above) - self.value(x)) / float(above[k] - x[k])
+            return (self._evaluate(above) - self.value(x)) / float(above[k] - x[k])
         below = self._moved(x, k, -h)
-        return (self._value_at(above) - self._value_at(below)) / float(above[k] - below[k])
+        return (self._evaluate(above) - self._evaluate(below)) / float(above[k] - below[k])
 
     @staticmethod
     def _moved(x: Any, k: int, h: float) -> Any:
         moved = x.clone() if isinstance(x, Tensor) else x.copy()
         moved[k] += h
         return moved
-
-    def _value_at(self, x: Any) -> float:
-        """F at a point that nobody asks for again."""
-        return self._evaluate(x)

@@ -111,7 +111,7 @@ class AveragingOracle(AutogradOracle):
 
     def mean(self, sample: Sample, what: str, ask: Callable[[], Answer], *, vector: bool = True) -> Answer:
         """Return the mean of everybody's answer on a sample."""
-        reduced = self.reduced or ("no" if self.by_backward is False else "perhaps")
+        reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
         how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
         answer, self._totals[sample] = average(self.ranks, ask, what, like=like, **how)
