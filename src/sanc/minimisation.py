@@ -89,7 +89,8 @@ def minimize(
         Gradient ``jac(x)`` (or True where `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without
         `jac` torch differentiates `fun`; without either Hessian, or with the name of a scheme as `hess`, `jac` is
         differenced. As `jac`, "2-point", "3-point" and "cs" (the complex step) make the gradient of n, 2n and n values
-        of a function that torch cannot differentiate.
+        of a function that torch cannot differentiate; the first two with steps relative to max(1, ``|x_k|``), as SciPy
+        does, so that variables far smaller than 1 should be given in other units.
     bounds, constraints : optional
         Accepted where they do not bind: bounds that are all infinite, no constraints. Others are an error.
     tol : float, optional
