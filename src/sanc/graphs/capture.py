@@ -98,6 +98,7 @@ class Capture:
                 given,
                 limit=min(s.krylov_dim, leaves.dim),
                 reorthogonalise=s.reorthogonalise,
+                joint=not self._method.on_samples(s),
                 hvp=hvp,
                 exact=self._method.exact,
                 recorder=self._recorder,

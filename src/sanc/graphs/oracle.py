@@ -45,6 +45,8 @@ class CapturedOracle(AutogradOracle):
         Batches like those that will come, for gradient, Hessian and objective; None where it is the gradient's.
     limit, reorthogonalise
         How Lanczos works, that is recorded: its iterations, and whether it orthogonalises against all earlier vectors.
+    joint : bool
+        Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class CapturedOracle(AutogradOracle):
         *,
         limit: int,
         reorthogonalise: bool,
+        joint: bool,
         hvp: Any,
         exact: bool,
         recorder: Recorder,
@@ -64,7 +67,7 @@ class CapturedOracle(AutogradOracle):
         self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
-        self._limit, self._how = limit, {"limit": limit, "reorthogonalise": reorthogonalise}
+        self._limit, self._how, self._joint = limit, {"limit": limit, "reorthogonalise": reorthogonalise}, joint
         self._point, self._first = self.leaves.read(), self.leaves.read()
         self._places = _places(leaves)
         self._value_recordings: dict[Any, Recording] = {}
@@ -111,18 +114,19 @@ class CapturedOracle(AutogradOracle):
     def _record(self) -> None:
         """Record a gradient, a value on each sample that needs one, and Lanczos."""
         record = self._recorder.record
-        self._gradient_recording = record(self._gradient_body)
+        self._gradient_recording = record(self._joint_body if self._joint else self._gradient_body)
         self._check_gradient()
         for sample in {self._inputs.samples[0], self._inputs.samples[2]}:
             self._value_recordings[sample] = record(partial(self._value_body, sample))
-        self._first.copy_(self._gradient_recording.outputs[1])
-        self._lanczos_recording = record(self._lanczos_body)
+        if not self._joint:
+            self._first.copy_(self._gradient_recording.outputs[1])
+            self._lanczos_recording = record(self._lanczos_body)
 
-    def _gradient_body(self) -> list[Tensor]:
+    def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
         """Return f, g, and the loss without decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
-        inner.begin(0, products=False)
+        inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
         self._trained = inner.training  # in the memory of the recording
         assert inner.raw_loss is not None
@@ -133,10 +137,18 @@ class CapturedOracle(AutogradOracle):
         return [self.leaves.penalised(self._inner.forward(sample), self._point)]
 
     def _lanczos_body(self) -> list[Tensor]:
-        """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
         self._inner.bind(*self._inputs.samples)
+        return self._columns(self._first)
+
+    def _joint_body(self) -> list[Tensor]:
+        """Return the gradient's and, from one graph, those of Lanczos that starts there."""
+        found = self._gradient_body(products=True)
+        return found + self._columns(found[1])
+
+    def _columns(self, start: Tensor) -> list[Tensor]:
+        """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
         operator = self._inner.hessian(self._point)
-        made: Any = self._inner.lanczos(operator, self._first, **self._how)
+        made: Any = self._inner.lanczos(operator, start, **self._how)
         assert isinstance(made, Lanczos)
         for _ in range(self._limit):
             made.extend()
@@ -146,7 +158,7 @@ class CapturedOracle(AutogradOracle):
 
     def _check_gradient(self) -> None:
         """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
-        value, g, _ = (tensor.clone() for tensor in self._gradient_recording.replay())
+        value, g, *_ = (tensor.clone() for tensor in self._gradient_recording.replay())
         eager, slope = self._inner.unread_gradient(self._point)
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         tolerance = _TOLERANCE[self.leaves.dtype]
@@ -167,6 +179,10 @@ class CapturedOracle(AutogradOracle):
         self._inputs.fill(batches)
         self.meter = meter
 
+    def unbind(self) -> None:
+        super().unbind()
+        self._answered: Any = None  # the last gradient
+
     def _at(self, x: Any) -> None:
         """Let the recordings speak of x; each of them writes it into the leaves."""
         self._point.copy_(x)
@@ -178,8 +194,8 @@ class CapturedOracle(AutogradOracle):
         if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
             return super().unread_gradient(x)
         self._at(x)
-        value, g, self.raw_loss = (tensor.clone() for tensor in self._gradient_recording.replay())
-        self.training = self._trained
+        value, g, self.raw_loss = (tensor.clone() for tensor in self._gradient_recording.replay()[:3])
+        self.training, self._answered = self._trained, g
         self.meter.count_gradient(self.samples[0].size)
         return value, g
 
@@ -195,11 +211,14 @@ class CapturedOracle(AutogradOracle):
     def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
         plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        if not usual:
+        if not usual or (self._joint and start is not self._answered):
             return super().lanczos(operator, start, **how)
-        self._at(operator.x)  # type: ignore[attr-defined]
-        self._first.copy_(start)  # type: ignore[arg-type]
-        rows, numbers = self._lanczos_recording.replay()
+        if self._joint:
+            rows, numbers = self._gradient_recording.outputs[3:]
+        else:
+            self._at(operator.x)  # type: ignore[attr-defined]
+            self._first.copy_(start)  # type: ignore[arg-type]
+            rows, numbers = self._lanczos_recording.replay()
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
         return Replayed(numbers.tolist(), rows, self.space)
