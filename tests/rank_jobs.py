@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sanc
+from sanc.core.saved import vectors_of
 
 ROWS = 12
 
@@ -465,7 +466,7 @@ def held():
     model(torch.randn(4, 32)).square().mean().backward()
     opt.step()
     iterates = opt._driver.iterates
-    vectors = {tensor.data_ptr(): tensor for tensor in iterates.state.vectors().values()}  # some are the same
+    vectors = {tensor.data_ptr(): tensor for tensor in vectors_of(iterates.state).values()}  # some are the same
     tensors = [*vectors.values(), *iterates._work[0].metric.tensors()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

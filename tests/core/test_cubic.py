@@ -266,13 +266,6 @@ def test_the_share_of_negative_curvature():
     assert math.isnan(nowhere.curvature_share) and nowhere.norm == 0.0
 
 
-@pytest.mark.parametrize("size", [1, 3, 40])
-def test_the_bend_is_that_of_the_dense_matrix(rng, size):
-    diagonal, off = rng.normal(size=size), rng.normal(size=size - 1)
-    step = cubic.solve(cubic.spectrum(diagonal, off), rng.normal(size=size), 0.4)
-    assert step.bend == pytest.approx(step.u @ dense(diagonal, off) @ step.u, rel=1e-9)
-
-
 def test_a_linear_term_that_is_nothing_beside_the_rest():
     """Where the part along the left-most vector is lost in underflow, there is no gap to divide it by."""
     eigen = cubic.Spectrum(np.array([-110568.65, 28939.6, 138419.7]), np.eye(3))

@@ -8,23 +8,23 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from sanc.core.acceptance import Always, ByRatio, WithMomentum
-from sanc.core.escape import Escape, GradientStep, Stay
+from sanc.core.acceptance import always, by_ratio, with_momentum
+from sanc.core.escape import escape, gradient_step, stay
 from sanc.core.family import METHODS, PRESETS, make_settings
-from sanc.core.model import CubicModel, NoModel
+from sanc.core.model import cubic_steps, no_steps
 
 
 def test_a_method_is_three_objects():
     """The table of the specification."""
     table = {name: (method.model, method.acceptance, method.on_rejection) for name, method in METHODS.items()}
     assert table == {
-        "sanc": (CubicModel, ByRatio, Escape),
-        "scr": (CubicModel, ByRatio, Stay),
-        "arc": (CubicModel, ByRatio, Stay),
-        "cr": (CubicModel, Always, Stay),
-        "crm": (CubicModel, WithMomentum, Stay),
-        "ncd": (NoModel, Always, Escape),
-        "sgd": (NoModel, Always, GradientStep),
+        "sanc": (cubic_steps, by_ratio, escape),
+        "scr": (cubic_steps, by_ratio, stay),
+        "arc": (cubic_steps, by_ratio, stay),
+        "cr": (cubic_steps, always, stay),
+        "crm": (cubic_steps, with_momentum, stay),
+        "ncd": (no_steps, always, escape),
+        "sgd": (no_steps, always, gradient_step),
     }
     assert [name for name, method in METHODS.items() if method.exact] == ["arc"]
     assert METHODS["cr"].defaults == METHODS["crm"].defaults == {"sigma0": 5.0}

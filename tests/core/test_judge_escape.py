@@ -179,28 +179,28 @@ def test_the_paper_takes_the_step_that_promises_more(seed):
     lam, g = rng.standard_normal() * 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-4, 1)
     L1, L2, eps = 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-5, -1)
     settings = Settings(L1=L1, L2=L2, epsilon=eps)
-    chosen = escape.choose(lam, g, L1, L2, settings)
+    branch, length = escape.choose(lam, g, L1, L2, settings)
     curvature, gradient = promise(lam, g, L1, L2, eps, eps / 4)
     if lam < 0 and curvature > gradient:
-        assert chosen.branch is Branch.CURVATURE and chosen.length == pytest.approx(2 * abs(lam) / L2)
+        assert branch is Branch.CURVATURE and length == pytest.approx(2 * abs(lam) / L2)
     else:
-        assert chosen.branch is Branch.GRADIENT and chosen.length == 1 / L1
+        assert branch is Branch.GRADIENT and length == 1 / L1
 
 
 def test_curvature_is_never_followed_uphill():
     """Without the guard, ‖g‖ < 2ε_g makes the gradient's promise negative and an uphill curvature step would win."""
     settings = Settings(epsilon=1e-2, epsilon_g=1.0)
-    assert escape.choose(+0.5, 1e-3, 10.0, 10.0, settings).branch is Branch.GRADIENT
-    assert escape.choose(0.0, 1e-3, 10.0, 10.0, settings).branch is Branch.GRADIENT
+    assert escape.choose(+0.5, 1e-3, 10.0, 10.0, settings)[0] is Branch.GRADIENT
+    assert escape.choose(0.0, 1e-3, 10.0, 10.0, settings)[0] is Branch.GRADIENT
 
 
 def test_the_authors_stay_above_minus_epsilon():
     authors = PRESETS["authors"]
-    assert escape.choose(-0.5e-4, 1.0, 10.0, 10.0, authors).branch is Branch.STAYED
-    assert escape.choose(+1.0, 1.0, 10.0, 10.0, authors).branch is Branch.STAYED
-    assert escape.choose(-1.0, 10.0, 10.0, 10.0, authors).branch is Branch.GRADIENT
-    assert escape.choose(-1.0, 1e-3, 10.0, 10.0, authors).branch is Branch.CURVATURE
-    assert escape.choose(+1.0, 1.0, 10.0, 10.0, authors, may_stay=False).branch is Branch.GRADIENT
+    assert escape.choose(-0.5e-4, 1.0, 10.0, 10.0, authors)[0] is Branch.STAYED
+    assert escape.choose(+1.0, 1.0, 10.0, 10.0, authors)[0] is Branch.STAYED
+    assert escape.choose(-1.0, 10.0, 10.0, 10.0, authors)[0] is Branch.GRADIENT
+    assert escape.choose(-1.0, 1e-3, 10.0, 10.0, authors)[0] is Branch.CURVATURE
+    assert escape.choose(+1.0, 1.0, 10.0, 10.0, authors, may_stay=False)[0] is Branch.GRADIENT
 
 
 def test_the_authors_do_not_square_epsilon_g():
@@ -211,5 +211,5 @@ def test_the_authors_do_not_square_epsilon_g():
     _, plain = promise(lam, 0.8, L1, L2, eps, eps / 4, power=1)
     assert plain < curvature < squared
     paper, authors = Settings(epsilon=eps), Settings(epsilon=eps, gradient_tolerance_power=1)
-    assert escape.choose(lam, 0.8, L1, L2, paper).branch is Branch.GRADIENT
-    assert escape.choose(lam, 0.8, L1, L2, authors).branch is Branch.CURVATURE
+    assert escape.choose(lam, 0.8, L1, L2, paper)[0] is Branch.GRADIENT
+    assert escape.choose(lam, 0.8, L1, L2, authors)[0] is Branch.CURVATURE

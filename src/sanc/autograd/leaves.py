@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.space import TorchSpace
+from sanc.core.space import Space
 
 Closure = Callable[[], Tensor]
 Grads = Sequence[Tensor | None]
@@ -45,9 +45,9 @@ class Leaves:
         """Return the part of a leaf, or of its gradient, that vectors of this process hold: all of it."""
         return tensor
 
-    def space(self) -> TorchSpace:
+    def space(self) -> Space:
         """Return the arithmetic of the vectors."""
-        return TorchSpace(self.dim, self.dtype, self.device)
+        return Space(self.dim, self.dtype, self.device)
 
     def matches(self, other: Leaves) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, type and device."""

@@ -21,7 +21,7 @@ from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_deri
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
-from sanc.core.space import TorchSpace
+from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, one_of, shown
 
 
@@ -45,7 +45,7 @@ class AutogradOracle(Oracle):
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
         self.leaves = leaves
-        self.space: TorchSpace = leaves.space()
+        self.space: Space = leaves.space()
         self.meter = meter or Meter()
         self.exact = exact
         self.hvp: str = hvp

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.randomness import StillBuffers
 from sanc.core.oracle import Meter, Operator, difference_step
-from sanc.core.space import TorchSpace
+from sanc.core.space import Space
 from sanc.errors import SecondDerivativeError
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
@@ -27,7 +27,7 @@ class Evaluates(Protocol):
     """What products ask of the oracle they belong to."""
 
     leaves: Leaves
-    space: TorchSpace
+    space: Space
     meter: Meter
 
     def load(self, x: Any) -> None: ...

@@ -86,8 +86,6 @@ class CubicStep:
         −m(u) ≥ (σ/6)‖u‖³, computed without cancellation.
     hard : bool
         Whether the hard case was met: part of u is a free multiple of the left-most eigenvector.
-    bend : float
-        uᵀTu.
     curvature_share : float
         Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none.
     """
@@ -97,7 +95,6 @@ class CubicStep:
     multiplier: float
     decrease: float
     hard: bool
-    bend: float = 0.0
     curvature_share: float = math.nan
 
 
@@ -148,7 +145,7 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     decrease = (0.5 * a * abs(slope) * scale + multiplier * norm * mu / 6.0) * scale
     total = -slope - 0.5 * bend
     share = negative / total if total > 0.0 else math.nan
-    return CubicStep(u, norm, multiplier, decrease, hard, scale * (a * bend) * scale, share)
+    return CubicStep(u, norm, multiplier, decrease, hard, share)
 
 
 def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float) -> float:

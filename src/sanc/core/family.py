@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sanc.core.acceptance import Acceptance, Always, ByRatio, WithMomentum
-from sanc.core.escape import Escape, GradientStep, OnRejection, Stay
-from sanc.core.model import CubicModel, Model, NoModel
+from sanc.core.acceptance import Acceptance, always, by_ratio, with_momentum
+from sanc.core.escape import OnRejection, escape, gradient_step, stay
+from sanc.core.model import Model, cubic_steps, no_steps
 from sanc.core.settings import MinibatchSettings, Settings
 from sanc.errors import ArgumentError, nearest, one_of, shown
 
 
 @dataclass(frozen=True)
 class Method:
-    """A member of the family: how its three objects are made, and the settings in which it differs from the preset.
+    """A member of the family: its three choices, and the settings in which it differs from the preset.
 
     Attributes
     ----------
     name : str
         Its name.
     model : callable
-        Makes the model from the settings and the goal: Krylov space and cubic steps, or no steps.
+        Proposes cubic steps in the Krylov space, or none.
     acceptance : callable
-        Makes from the settings what judges a trial point.
+        Judges a trial point.
     on_rejection : callable
-        Makes from the settings what ends an iteration whose step failed.
+        Ends an iteration whose step failed.
     exact : bool
         Whether it is for one exact objective only.
     defaults : mapping
@@ -34,26 +34,26 @@ class Method:
     """
 
     name: str
-    model: Callable[[Settings, float], Model]
-    acceptance: Callable[[Settings], Acceptance]
-    on_rejection: Callable[[Settings], OnRejection]
+    model: Model
+    acceptance: Acceptance
+    on_rejection: OnRejection
     exact: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_model(self) -> bool:
         """Whether it takes cubic steps."""
-        return self.model is not NoModel
+        return self.model is not no_steps
 
     @property
     def tested(self) -> bool:
         """Whether its steps are judged by the ratio ρ."""
-        return self.acceptance is ByRatio
+        return self.acceptance is by_ratio
 
     @property
     def escapes(self) -> bool:
         """Whether it moves on where its cubic step was rejected."""
-        return self.on_rejection is Escape
+        return self.on_rejection is escape
 
     @property
     def uses_krylov(self) -> bool:
@@ -68,13 +68,13 @@ class Method:
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("sanc", CubicModel, ByRatio, Escape),
-        Method("scr", CubicModel, ByRatio, Stay),
-        Method("arc", CubicModel, ByRatio, Stay, exact=True),
-        Method("cr", CubicModel, Always, Stay, defaults={"sigma0": 5.0}),
-        Method("crm", CubicModel, WithMomentum, Stay, defaults={"sigma0": 5.0}),
-        Method("ncd", NoModel, Always, Escape),
-        Method("sgd", NoModel, Always, GradientStep),
+        Method("sanc", cubic_steps, by_ratio, escape),
+        Method("scr", cubic_steps, by_ratio, stay),
+        Method("arc", cubic_steps, by_ratio, stay, exact=True),
+        Method("cr", cubic_steps, always, stay, defaults={"sigma0": 5.0}),
+        Method("crm", cubic_steps, with_momentum, stay, defaults={"sigma0": 5.0}),
+        Method("ncd", no_steps, always, escape),
+        Method("sgd", no_steps, always, gradient_step),
     )
 }
 """The family by name."""

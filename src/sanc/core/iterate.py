@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sanc.core.judge import Judge
 from sanc.core.krylov import Krylov
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.record import Branch, Record
+from sanc.core.settings import Settings
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 
@@ -24,27 +25,27 @@ class NonFiniteValueError(ArithmeticError):
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The random draws of one iteration: functions of (seed, iteration), so that a resumed run repeats them."""
+class State:
+    """All that is carried from one iteration to the next."""
 
     seed: int
-    iteration: int
+    iteration: int = 0
+    sigma: float = 1.0
+    seconds: float = 0.0
+    reach: float = 0.0  # length of the last step
+    slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
+    length: float = 0.0  # the units of the first point, see `sanc.core.units`
+    cubic: float = 0.0
+    previous: Vector | None = None  # the last cubic point, where momentum needs it
 
-    def generator(self, purpose: int) -> np.random.Generator:
-        """Return a generator of its own for each purpose."""
-        return np.random.default_rng((self.seed, self.iteration, purpose))
 
-    def escape_sign(self) -> float:
-        """Toss the coin z of step 2.6."""
-        return -1.0 if self.generator(1).integers(2) else 1.0
+ESCAPE_SIGN, LANCZOS_START, HARD_CASE_SIGN = 1, 2, 3
+"""What random numbers are drawn for: the coin of 2.6, a start where the gradient vanishes, the hard case's coin."""
 
-    def start(self, space: Space) -> Vector:
-        """Draw the start of Lanczos where the gradient vanishes."""
-        return space.normal(self.generator(2))
 
-    def hard_sign(self) -> float:
-        """Toss the coin of the hard case, in which both signs minimise the model."""
-        return 1.0 if self.generator(3).integers(2) else -1.0
+def generator(state: Any, purpose: int) -> np.random.Generator:
+    """Return a generator for a purpose, a function of (seed, iteration), so that a resumed run repeats its draws."""
+    return np.random.default_rng((state.seed, state.iteration, purpose))
 
 
 @dataclass(slots=True)
@@ -55,23 +56,30 @@ class Iterate:
     oracle: Oracle
     judge: Judge  # holds σ
     record: Record
-    draws: Draws
-    reach: float = 0.0  # length of the last step that was taken
+    state: State  # before this iteration
     start: Vector | None = None  # where to start Lanczos instead of at the gradient
-    previous: Vector | None = None  # the cubic point of the iteration before, where momentum needs it
+    goal: float = 0.0  # ‖g‖ that the caller is content with
     one_sample: bool = False  # whether S_f is S_g
+    ahead: bool = False  # whether the gradient at the next point may be asked for already
     g: Vector = field(init=False)  # on S_g
     operator: Operator | None = None  # B on S_B
     krylov: Krylov | None = None
     spectrum: cubic.Spectrum | None = None  # of the T of that Krylov space
-    slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
-    units: Units = field(default_factory=Units)  # of the first point
-    ahead: bool = False  # whether the gradient at the next point may be asked for already
+    units: Units = field(init=False)  # of the first point
+    previous: Vector | None = field(init=False)  # the last cubic point, where momentum needs it
     longest: float = math.inf  # of the steps that may be tried without a value on the way
     guessed: bool = False  # whether σ says nothing about f yet: it is the first, or that of `longest`
     cubic_norm: float = 0.0  # length of the last cubic step that was tried
     at_rest: bool = False  # whether it stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7)
     _solved: tuple[cubic.Spectrum, float, cubic.CubicStep] | None = None  # the last step, which is asked for twice
+
+    def __post_init__(self) -> None:
+        self.units, self.previous = Units(self.state.length, self.state.cubic), self.state.previous
+
+    @property
+    def settings(self) -> Settings:
+        """The numbers and rules."""
+        return self.judge.settings
 
     @property
     def space(self) -> Space:
@@ -83,11 +91,6 @@ class Iterate:
         self.record.value, self.g = self.oracle.gradient(self.x)
         self.record.grad_norm = self.space.norm(self.g)
 
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient are."""
-        return math.isfinite(self.record.value) and math.isfinite(self.record.grad_norm)
-
     def solve(self, sigma: float) -> cubic.CubicStep:
         """2.3: minimise the model in the Krylov space, globally; in the hard case the settings choose the sign."""
         assert self.krylov is not None
@@ -98,15 +101,16 @@ class Iterate:
         eigen, linear = self.spectrum, self.krylov.linear
         step = cubic.solve(eigen, linear, sigma)
         if step.hard:
-            sign = self.sign(lambda: float(eigen.leftmost_vector @ linear), self.draws.hard_sign)
-            step = cubic.solve(eigen, linear, sigma, sign)
+            slope = float(eigen.leftmost_vector @ linear)
+            step = cubic.solve(eigen, linear, sigma, self.sign(slope, HARD_CASE_SIGN, 1.0))
         self._solved = (eigen, sigma, step)
         return step
 
-    def sign(self, slope: Callable[[], float], coin: Callable[[], float]) -> float:
-        """Choose between v and −v: downhill where the settings ask for that and v has a slope, else by the coin."""
-        along = slope() if self.judge.settings.sign == "descent" else 0.0
-        return coin() if along == 0.0 else -math.copysign(1.0, along)
+    def sign(self, slope: float, purpose: int, heads: float) -> float:
+        """Choose between v and −v: downhill where the settings ask for that and v has a slope, else by a coin."""
+        if self.settings.sign == "descent" and slope != 0.0:
+            return -math.copysign(1.0, slope)
+        return heads if generator(self.state, purpose).integers(2) else -heads
 
     def trial_point(self, step: cubic.CubicStep) -> Vector:
         """Return x + Qu; products are done with for now."""
@@ -148,11 +152,10 @@ class Iterate:
         absurd = unit > 0.0 and before - value > (abs(before) + unit) / self.space.eps**2
         return -math.inf if absurd else value
 
-    def stay(self, note: str = "") -> Vector:
+    def stay(self) -> Vector:
         """End the iteration at x; with samples, d = 0 says something only if g is 0."""
         record = self.record
         record.branch, record.step_norm = Branch.STAYED, 0.0
-        record.note = note or record.note
         decides = self.oracle.exact or record.grad_norm == 0.0
-        self.at_rest = decides and self.cubic_norm <= self.judge.settings.epsilon_s
+        self.at_rest = decides and self.cubic_norm <= self.settings.epsilon_s
         return self.x

@@ -11,35 +11,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sanc.core.family import Method
-from sanc.core.iterate import LOST, Draws, Iterate, NonFiniteValueError
+from sanc.core.iterate import LOST, Iterate, NonFiniteValueError, State
 from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
+from sanc.core.model import build
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
-from sanc.core.saved import require_fields
+from sanc.core.saved import numbers_of, require_fields, require_vector_names, vectors_of
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
-from sanc.core.units import Units
-from sanc.errors import ArgumentError, NonFiniteStartError
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All that is carried from one iteration to the next."""
-
-    seed: int
-    iteration: int = 0
-    sigma: float = 1.0
-    seconds: float = 0.0
-    reach: float = 0.0  # length of the last step
-    slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
-    length: float = 0.0  # the units of the first point, see `sanc.core.units`
-    cubic: float = 0.0
-    previous: Vector | None = None  # the last cubic point, where momentum needs it
+from sanc.errors import NonFiniteStartError
 
 
 class Iteration:
@@ -73,15 +58,10 @@ class Iteration:
         ahead: bool = False,
     ) -> None:
         self.method = method
-        self.settings = settings
-        self.acceptance = method.acceptance(settings)
-        for_model = settings if method.tested else replace(settings, resolves=0, first_radius=None)
-        self.model = method.model(for_model, goal)
-        self.on_rejection = method.on_rejection(settings)
+        self.settings = settings if method.tested else replace(settings, resolves=0, first_radius=None)
         self.state = State(seed=seed, sigma=settings.first_sigma)
         self.at_rest = False
-        self._one_sample = one_sample
-        self._ahead = ahead
+        self._how = (goal, one_sample, ahead)
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
@@ -105,9 +85,7 @@ class Iteration:
         clock, state = time.perf_counter(), self.state
         judge = Judge(self.settings, oracle.space.eps, state.sigma, exact=oracle.exact)
         record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
-        draws = Draws(state.seed, state.iteration)
-        at = Iterate(x, oracle, judge, record, draws, state.reach, start, state.previous, self._one_sample)
-        at.slope, at.units, at.ahead = state.slope, Units(state.length, state.cubic), self._ahead
+        at = Iterate(x, oracle, judge, record, state, start, *self._how)
         oracle.begin(state.iteration, products=self.method.uses_krylov)
         try:
             point = self._advance(at)
@@ -116,31 +94,21 @@ class Iteration:
         self._charge(oracle, record.krylov_dim)
         self.at_rest = at.at_rest
         seconds = state.seconds + time.perf_counter() - clock
-        reach = record.step_norm or state.reach
-        self.state = State(
-            state.seed,
-            state.iteration + 1,
-            judge.sigma,
-            seconds,
-            reach,
-            record.grad_norm,
-            at.units.length,
-            at.units.cubic,
-            at.previous,
-        )
+        carried = (judge.sigma, seconds, record.step_norm or state.reach, record.grad_norm)
+        self.state = State(state.seed, state.iteration + 1, *carried, at.units.length, at.units.cubic, at.previous)
         record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), seconds, oracle.hvp
         return point, record
 
     def _advance(self, at: Iterate) -> Vector:
         """Algorithm 1, with the numbers of the specification."""
         at.measure()  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
-        if not at.finite:
-            what = "gradient" if math.isfinite(at.record.value) else "loss"
-            return self._refuse(at, f"the {what} of the gradient sample is not finite")
+        for what, number in (("loss", at.record.value), ("gradient", at.record.grad_norm)):
+            if not math.isfinite(number):
+                return self._refuse(at, f"the {what} of the gradient sample is not finite")
         try:
             point = self._cubic_step(at)
             if point is None:
-                point = self.on_rejection.point(at, only=not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
+                point = self.method.on_rejection(at, not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
             return point
         except NonFiniteValueError as problem:
             return self._refuse(at, str(problem))
@@ -149,14 +117,14 @@ class Iteration:
         """Return the next point where a cubic step is accepted, or None."""
         try:
             if self.method.uses_krylov:
-                self.model.build(at)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most Ritz pair λ1, v
-            for step in self.model.steps(at):  # 2.3  u minimises the cubic model in the space, globally
+                build(at, solves=self.method.has_model)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1, v
+            for step in self.method.model(at):  # 2.3  u minimises the cubic model in the space, globally
                 if at.vanishes(step):
                     at.judge.forget(at.shortness(step))
                     at.record.note = LOST
                     break
                 trial = at.trial_point(step)  # s = Qu
-                point = self.acceptance.judge(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1
+                point = self.method.acceptance(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1
                 if point is not None:
                     return point
         except NonFiniteProductError as problem:  # there is no cubic step, but the gradient step of 2.6 is still open
@@ -190,21 +158,16 @@ class Iteration:
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return {
-            name: getattr(self.state, name)
-            for name in ("seed", "iteration", "sigma", "seconds", "reach", "slope", "length", "cubic")
-        }
+        return numbers_of(self.state)
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
-        return {} if self.state.previous is None else {"previous": self.state.previous}
+        return vectors_of(self.state)
 
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = (), factors: Any = ()) -> None:
         """Refuse what `numbers` and `vectors` (of which the names are asked) cannot have returned."""
         require_fields(where, numbers, State)
-        for name in vectors:
-            if name != "previous":
-                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+        require_vector_names(where, vectors, State)
 
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Any = ()) -> None:
         """Go on from what `numbers` and `vectors` returned."""

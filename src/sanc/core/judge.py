@@ -55,11 +55,6 @@ def ratio(actual: float, predicted: float, noise: float = 0.0) -> float:
     return (actual + noise) / (predicted + noise)
 
 
-def shown(sigma: float, actual: float, predicted: float, cube: float) -> float:
-    """Return the cubic coefficient κ that f showed along a step s, f(x+s) = q(s) + (κ/3)‖s‖³; `cube` is ‖s‖³."""
-    return sigma + 3.0 * (predicted - actual) / cube
-
-
 @dataclass(frozen=True, slots=True)
 class Ray:
     """The model along a step s that minimises it, and the σ whose minimum on this ray is elsewhere.
@@ -92,11 +87,11 @@ class Ray:
 
 
 def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, noise: float) -> float:
-    """Return the σ that f showed along the step, as far as the length of the next step allows."""
+    """Return the κ that f showed along the step, f(x+s) = q(s) + (κ/3)‖s‖³, as far as the next step's length allows."""
     sigma = ray.sigma
     if not math.isfinite(actual):
         return ray.scaled(SHORTEST)
-    seen = sigma if predicted <= noise else shown(sigma, actual, predicted, ray.cube)
+    seen = sigma if predicted <= noise else sigma + 3.0 * (predicted - actual) / ray.cube
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(seen, ray.scaled(SHORTER)), ray.scaled(SHORTEST))
     if verdict is Verdict.VERY_SUCCESSFUL:
@@ -151,10 +146,9 @@ class Judge:
         self.sigma = sigma
         self.try_step(math.nan, predicted, norm, math.nan)
 
-    def reject(self, times: int = 1) -> None:
+    def reject(self) -> None:
         """Grow σ by γ after anything that is not finite, or a rejection that taught nothing else."""
-        grown = self.sigma * self.settings.gamma**times
-        self.sigma = min(grown, max(self.ceiling, self.settings.first_sigma))
+        self.sigma = min(self.sigma * self.settings.gamma, max(self.ceiling, self.settings.first_sigma))
 
     def forget(self, share: float) -> None:
         """Let a σ fall whose step vanishes in the rounding of x, since nothing was learnt from that.

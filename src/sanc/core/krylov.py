@@ -30,7 +30,6 @@ class Columns(Protocol):
     @property
     def start_norm(self) -> float: ...
     def column(self, j: int) -> Sequence[float]: ...
-    def basis(self, dim: int) -> Any: ...
     def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]: ...
 
 
@@ -142,7 +141,7 @@ class Lanczos:
             if previous is not None:
                 self.space.subtract(r, known.beta[j - 1], previous)
             self.space.subtract(r, alpha, q)
-            if not self.space.finite(r):
+            if not math.isfinite(self.space.norm(r)):
                 raise NonFiniteProductError(f"the repeated Hessian product of iteration {j + 1} is not finite")
             self.space.divide(r, beta, out=r)
             previous, q = q, r
@@ -261,10 +260,6 @@ class Krylov:
         for beta in self.beta:
             bound *= beta / shift
         return bound
-
-    def basis(self) -> Any:
-        """Return Q as one block of rows; only where it is kept."""
-        return self._source.basis(self.dim)
 
     def combine(self, *coefficients: Floats) -> list[Vector]:
         """Q u for each coefficient vector u, as fresh vectors."""

@@ -17,9 +17,6 @@ class Branch(StrEnum):
     GRADIENT = "gradient"
     STAYED = "stayed"
 
-    def __str__(self) -> str:
-        return self.value
-
 
 @dataclass(frozen=True, slots=True)
 class Calls:

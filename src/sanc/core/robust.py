@@ -1,7 +1,7 @@
 """What preset "robust" adds to the paper's iteration, piece by piece; a composition takes them, the loop knows none.
 
 Interpolated σ is `sanc.core.judge.interpolated`, and solving a rejected step again in the same Krylov space is a number
-of tries (`sanc.core.model.CubicModel`). Here are: values that are lost in rounding, longer steps where σ was a guess,
+of tries (`sanc.core.model.cubic_steps`). Here are: values that are lost in rounding, longer steps where σ was a guess,
 what the gradient at the end of a step says of it, and an escape that is checked.
 """
 

@@ -55,6 +55,25 @@ def require_fields(where: str, found: object, kind: Any, more: Collection[str] =
         _require_field(f"{where}[{item.name!r}]", known[item.name], item)
 
 
+def require_vector_names(where: str, vectors: Collection[str], kind: Any, more: Collection[str] = ()) -> None:
+    """Accept the names of vectors of a dataclass, and `more`."""
+    known = {item.name for item in fields(kind) if item.default is None}.union(more)
+    for name in vectors:
+        if name not in known:
+            raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+
+
+def numbers_of(state: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that are plain numbers, not vectors."""
+    return {item.name: getattr(state, item.name) for item in fields(state) if item.default is not None}
+
+
+def vectors_of(state: Any) -> dict[str, Any]:
+    """Return the others, as far as they are there."""
+    found = {item.name: getattr(state, item.name) for item in fields(state) if item.default is None}
+    return {name: vector for name, vector in found.items() if vector is not None}
+
+
 def _require_field(where: str, value: object, item: Field[Any]) -> None:
     default = 0 if item.default is MISSING else item.default
     if isinstance(default, bool):

@@ -6,8 +6,6 @@ makes it wait, so inner products may be left there, *unread*, and be read togeth
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -36,8 +34,13 @@ class Vector(Protocol):
     def __len__(self) -> int: ...
 
 
-class Space(ABC):
-    """Vectors of one length, type and device.
+_PIECE = 2**20
+"""Longer inner products are summed piece by piece, in float64: over 10⁹ entries one float32 sum, as BLAS makes it on a
+CPU, would lose half its digits."""
+
+
+class Space:
+    """Vectors of one length, type and device, held by torch.
 
     Attributes
     ----------
@@ -53,75 +56,98 @@ class Space(ABC):
     eps: float
     total: Callable[[torch.Tensor], torch.Tensor] | None = None
 
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dim = dim
+        self.dtype: Any = dtype
+        self.device = device
+        self.eps, self._most = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
+        self._least = 1e-280 if dtype == torch.float64 else 1e-30  # square of which digits are left
+
     # Numbers.
 
-    @abstractmethod
-    def inner(self, u: Vector, v: Vector) -> Scalar:
+    def inner(self, u: Any, v: Any) -> Scalar:
         """Inner product, unread."""
+        if len(u) <= _PIECE:
+            return torch.dot(u, v)
+        pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
+        return torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64)
 
-    @abstractmethod
-    def length(self, v: Vector) -> Scalar:
+    def length(self, v: Any) -> Scalar:
         """Euclidean norm, unread."""
+        if self.device.type == "cpu":  # where BLAS rounds far less than torch's norm, and nobody waits for a number
+            square = self.inner(v, v)
+            if self._least < float(square) < 1.0 / self._least:
+                return square.sqrt()
+        if len(v) <= _PIECE:
+            return torch.linalg.vector_norm(v)
+        pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])
+        return torch.linalg.vector_norm(pieces.double())
 
-    @abstractmethod
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         """Read numbers, and short vectors of them, together."""
+        parts = [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in numbers]
+        read: list[float] = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist()
+        return read
 
     def dot(self, u: Vector, v: Vector) -> float:
         """Inner product."""
         return float(self.inner(u, v))
 
     def norm(self, v: Vector) -> float:
-        """Euclidean norm."""
+        """Euclidean norm; not finite where an entry is not, or where it overflows."""
         return float(self.length(v))
-
-    def finite(self, v: Vector) -> bool:
-        """Whether every entry is finite; one reduction, so a norm that overflows counts as not finite."""
-        return math.isfinite(self.norm(v))
 
     # Vectors.
 
-    @abstractmethod
-    def tensor(self, v: Vector) -> torch.Tensor:
+    def tensor(self, v: Any) -> torch.Tensor:
         """Return a vector as a tensor on the same memory."""
+        return v  # type: ignore[no-any-return]
 
-    @abstractmethod
     def vector(self, tensor: torch.Tensor) -> Vector:
         """Undo `tensor`."""
+        return tensor
 
-    @abstractmethod
     def zeros(self) -> Vector:
         """Return a new zero vector."""
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
-    @abstractmethod
     def normal(self, rng: np.random.Generator) -> Vector:
         """Draw a vector of independent standard normal entries; the host draws, so every device sees the same."""
+        return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
-    @abstractmethod
-    def subtract(self, v: Vector, factor: Scalar, w: Vector) -> None:
+    def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
         """Subtract ``factor * w`` from `v` in place."""
+        if isinstance(factor, torch.Tensor):
+            v.addcmul_(w, factor.to(self.dtype), value=-1.0)
+        elif abs(factor) <= self._most:
+            v.sub_(w, alpha=factor)
+        else:  # which torch refuses to take as a number of its type
+            v.sub_(w * factor)
 
-    @abstractmethod
-    def divide(self, v: Vector, divisor: Scalar, out: Vector) -> None:
+    def divide(self, v: Any, divisor: Scalar, out: Any) -> None:
         """Write ``v / divisor`` into `out`."""
+        torch.div(v, divisor, out=out)
 
     # Blocks of vectors, as rows.
 
-    @abstractmethod
     def rows(self, count: int) -> Any:
         """Allocate an uninitialised ``(count, dim)`` block."""
+        return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
 
-    @abstractmethod
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
         """Sum of the rows weighted by the coefficients, a fresh vector."""
+        weights = torch.as_tensor(coefficients, dtype=self.dtype).to(self.device)
+        return weights @ rows  # type: ignore[no-any-return]
 
-    @abstractmethod
-    def orthogonalise(self, v: Vector, rows: Any) -> Any:
+    def orthogonalise(self, v: Any, rows: Any) -> Any:
         """Take the parts along orthonormal rows out of `v` in place, and return how long they were, unread."""
+        parts = torch.mv(rows, v)
+        v.addmv_(rows.t(), parts, alpha=-1.0)
+        return parts
 
 
 class NumpySpace(Space):
-    """Vectors held by NumPy."""
+    """Vectors held by NumPy, with which the same operations are faster where they are short."""
 
     def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:
         self.dim = dim
@@ -168,76 +194,4 @@ class NumpySpace(Space):
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         parts = rows.dot(v)
         v -= parts.dot(rows)
-        return parts
-
-
-_PIECE = 2**20
-"""Longer inner products are summed piece by piece, in float64: over 10⁹ entries one float32 sum, as BLAS makes it on a
-CPU, would lose half its digits."""
-
-
-class TorchSpace(Space):
-    """Vectors held by torch, on any device."""
-
-    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dim = dim
-        self.dtype = dtype
-        self.device = device
-        self.eps, self._most = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
-        self._least = 1e-280 if dtype == torch.float64 else 1e-30  # square of which digits are left
-
-    def inner(self, u: Any, v: Any) -> Scalar:
-        if len(u) <= _PIECE:
-            return torch.dot(u, v)
-        pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
-        return torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64)
-
-    def length(self, v: Any) -> Scalar:
-        if self.device.type == "cpu":  # where BLAS rounds far less than torch's norm, and nobody waits for a number
-            square = self.inner(v, v)
-            if self._least < float(square) < 1.0 / self._least:
-                return square.sqrt()
-        if len(v) <= _PIECE:
-            return torch.linalg.vector_norm(v)
-        pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])
-        return torch.linalg.vector_norm(pieces.double())
-
-    def read(self, numbers: Sequence[Scalar]) -> list[float]:
-        parts = [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in numbers]
-        read: list[float] = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist()
-        return read
-
-    def tensor(self, v: Any) -> torch.Tensor:
-        return v  # type: ignore[no-any-return]
-
-    def vector(self, tensor: torch.Tensor) -> Vector:
-        return tensor
-
-    def zeros(self) -> Vector:
-        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-
-    def normal(self, rng: np.random.Generator) -> Vector:
-        return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
-
-    def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
-        if isinstance(factor, torch.Tensor):
-            v.addcmul_(w, factor.to(self.dtype), value=-1.0)
-        elif abs(factor) <= self._most:
-            v.sub_(w, alpha=factor)
-        else:  # which torch refuses to take as a number of its type
-            v.sub_(w * factor)
-
-    def divide(self, v: Any, divisor: Scalar, out: Any) -> None:
-        torch.div(v, divisor, out=out)
-
-    def rows(self, count: int) -> Any:
-        return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
-
-    def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        weights = torch.as_tensor(coefficients, dtype=self.dtype).to(self.device)
-        return weights @ rows  # type: ignore[no-any-return]
-
-    def orthogonalise(self, v: Any, rows: Any) -> Any:
-        parts = torch.mv(rows, v)
-        v.addmv_(rows.t(), parts, alpha=-1.0)
         return parts

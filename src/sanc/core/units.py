@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _PART = 0.1
 """Share of ‖x‖ that is a length where the gradient is zero."""
-_FIRST = 1e-4
+FIRST = 1e-4
 """The first σ, in its unit: the first step is Newton's unless that is some hundred times longer than Cauchy's."""
 
 
@@ -24,19 +24,9 @@ class Units:
     cubic: float = 0.0
 
     @property
-    def known(self) -> bool:
-        """Whether there was a first point."""
-        return self.length > 0.0
-
-    @property
     def value(self) -> float:
         """A change of f that is neither large nor small."""
         return self.cubic * self.length * self.length * self.length
-
-    @property
-    def sigma(self) -> float:
-        """Return a first σ."""
-        return _FIRST * self.cubic
 
 
 def measured(value: float, grad_norm: float, curvature: float, size: float) -> Units:

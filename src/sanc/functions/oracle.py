@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
 from sanc.core.saved import refuse
-from sanc.core.space import NumpySpace, Space, TorchSpace, Vector
+from sanc.core.space import NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 
@@ -43,7 +43,7 @@ class CallableOracle(Oracle):
         self.noise: float | None = None  # relative error of gradients, where it is above the precision
         self.space: Space
         if isinstance(x0, Tensor):
-            self.space = TorchSpace(x0.numel(), x0.dtype, x0.device)
+            self.space = Space(x0.numel(), x0.dtype, x0.device)
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
         self._values: Recent[float] = Recent()
@@ -55,11 +55,10 @@ class CallableOracle(Oracle):
         flat: Vector
         try:
             _refuse_complex(answer)
-            if isinstance(self.space, TorchSpace):
+            if not isinstance(self.space, NumpySpace):
                 tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
                 flat = tensor.detach().reshape(-1).clone()
             else:
-                assert isinstance(self.space, NumpySpace)
                 answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
                 flat = np.array(answer, self.space.dtype).reshape(-1)
         except (TypeError, ValueError, RuntimeError):
@@ -150,7 +149,7 @@ class _CallableOperator(Operator):
             _refuse_complex(matrix)
         except TypeError:
             raise ArgumentTypeError(f"hess returned {shown(matrix)}: return a matrix of real numbers.") from None
-        if isinstance(o.space, TorchSpace):
+        if not isinstance(o.space, NumpySpace):
             matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
         shape = tuple(getattr(matrix, "shape", ()))
         if math.prod(shape) != dim * dim or not shape:

@@ -21,7 +21,7 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import Buffers, own_randomness
 from sanc.core.krylov import Columns, Krylov, Lanczos
 from sanc.core.oracle import Meter, Operator
-from sanc.core.space import Floats, TorchSpace, Vector
+from sanc.core.space import Floats, Space, Vector
 from sanc.graphs.recording import (
     Inputs,
     NotNowError,
@@ -276,7 +276,7 @@ class CapturedOracle(AutogradOracle):
 class Replayed:
     """The columns of T that a recording made at once; the rows are the recording's own memory."""
 
-    def __init__(self, numbers: Sequence[float], rows: Tensor, space: TorchSpace) -> None:
+    def __init__(self, numbers: Sequence[float], rows: Tensor, space: Space) -> None:
         self.space, self.limit = space, len(rows)
         self.start_norm, *self._columns = numbers
         self._rows = rows
@@ -284,10 +284,6 @@ class Replayed:
     def column(self, j: int) -> Sequence[float]:
         """Return α_j and β_j."""
         return self._columns[2 * j : 2 * j + 2]
-
-    def basis(self, dim: int) -> Any:
-        """Return Q as a block of rows that the next replay does not change."""
-        return self._rows[:dim].clone()
 
     def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
         """Q u for each coefficient vector u, as fresh vectors."""

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from sanc.core.family import Method
-from sanc.core.iterate import Draws
+from sanc.core.iterate import LANCZOS_START, generator
 from sanc.core.iteration import Iteration
 from sanc.core.judge import Judge
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
-from sanc.core.saved import refuse, require_fields
+from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -37,7 +37,7 @@ from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
 from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, typical_weight, unit_of_length, weight
-from sanc.minibatch.state import VECTORS, State
+from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
 """Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
@@ -186,7 +186,7 @@ class MinibatchIteration:
         for_curvature = state.looks % 2 == 0
         if for_curvature and not (still and self.method.escapes):
             return None
-        start = Draws(state.seed, state.iteration).start(oracle.space) if for_curvature else None
+        start = oracle.space.normal(generator(state, LANCZOS_START)) if for_curvature else None
         point, record = self._judged_step(x, oracle, start)
         if for_curvature and point is not x and record.curvature_share > 0.5:
             record.note = "the loss stood still: a step along negative curvature"
@@ -376,13 +376,13 @@ class MinibatchIteration:
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         floors = self._floors if self._work is None else self._work[0].metric.floors()
-        return self.state.numbers() | {"judged": self.judged.numbers(), "floors": list(floors)}
+        return numbers_of(self.state) | {"judged": self.judged.numbers(), "floors": list(floors)}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state, and the metric's second moments."""
         if self._work is not None:
             self._squares = self._space.vector(self._work[0].metric.squares())
-        return self.state.vectors() | ({} if self._squares is None else {"squares": self._squares})
+        return vectors_of(self.state) | ({} if self._squares is None else {"squares": self._squares})
 
     def factors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the rest of the metric: for every parameter the tensors that turn its basis."""
@@ -402,9 +402,7 @@ class MinibatchIteration:
         """
         require_fields(where, numbers, State, ("judged", "floors"))
         self.judged.check(f"{where}['judged']", numbers["judged"], ())
-        for name in vectors:
-            if name not in (*VECTORS, "squares"):
-                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+        require_vector_names(where, vectors, State, {"squares"})
         known = "squares" in vectors
         if numbers["steps"] and not known:
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
@@ -420,7 +418,7 @@ class MinibatchIteration:
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
     ) -> None:
         """Go on from what `numbers`, `vectors` and `factors` returned."""
-        self.state = State.of(numbers, vectors)
+        self.state = State(**{name: held for name, held in {**numbers, **vectors}.items() if name in State.__slots__})
         self.judged.restore(numbers["judged"], {})
         self._work, self._floors = None, numbers["floors"]
         self._squares, self._factors = vectors.get("squares"), factors

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from sanc.core.space import Vector
-
-VECTORS = ("held", "offset", "safe", "start", "drift")
 
 
 @dataclass(slots=True)
@@ -52,16 +48,3 @@ class State:
     safe: Vector | None = None  # a point to go back to
     start: Vector | None = None  # where averaging began
     drift: Vector | None = None  # weighted sum of the directions
-
-    def numbers(self) -> dict[str, Any]:
-        """Return the part that is plain numbers."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in VECTORS}
-
-    def vectors(self) -> dict[str, Any]:
-        """Return the vectors."""
-        return {name: getattr(self, name) for name in VECTORS if getattr(self, name) is not None}
-
-    @classmethod
-    def of(cls, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> State:
-        """Put together what `numbers` and `vectors` returned."""
-        return cls(**{name: value for name, value in {**numbers, **vectors}.items() if name in cls.__slots__})

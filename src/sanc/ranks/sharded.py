@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sanc.autograd.leaves import Grads, Leaves
-from sanc.core.space import TorchSpace
+from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.ranks.group import Ranks
 from sanc.ranks.oracle import AveragingOracle
@@ -49,7 +49,7 @@ def rows_of(length: int, rank: int, size: int) -> tuple[int, int]:
     return min(length, rank * part), min(length, (rank + 1) * part)
 
 
-class ShardedSpace(TorchSpace):
+class ShardedSpace(Space):
     """Vectors of which each rank holds a part."""
 
     def __init__(self, leaves: ShardedLeaves) -> None:
@@ -95,7 +95,7 @@ class ShardedLeaves(Leaves):
         assert isinstance(tensor, DTensor)
         return tensor.to_local()
 
-    def space(self) -> TorchSpace:
+    def space(self) -> Space:
         return ShardedSpace(self)
 
     def part_of(self, whole: Tensor) -> Tensor:
