@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -15,6 +16,21 @@ KrylovStop = Literal["paper", "forcing"]
 Lanczos = Literal["store", "regenerate"]
 Sampling = Literal["uniform", "buffered"]
 
+_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("sigma0 first_radius L1 L2 epsilon lr scale", lambda v: 0 < v < math.inf, "pass a positive finite number"),
+    (
+        "epsilon_g epsilon_s sigma_floor distance weighting noise",
+        lambda v: 0 <= v < math.inf,
+        "pass a finite number ≥ 0",
+    ),
+    ("eta1", lambda v: 0 < v < 1, "pass a number between 0 and 1"),
+    ("momentum memory averaging", lambda v: 0 <= v < 1, "pass a number in [0, 1)"),
+    ("gamma", lambda v: 1 < v < math.inf, "pass a finite number above 1"),
+    ("resolves warm_up slow_down largest_side", lambda v: v >= 0, "pass an integer ≥ 0"),
+    ("krylov_dim renew", lambda v: v >= 1, "pass an integer ≥ 1"),
+    ("gradient_tolerance_power", lambda v: v in (1, 2), "pass 1 or 2"),
+)
+"""What fields of these names may be, where they are not None."""
 
 AUTHORS_FLOAT32_FLOOR = 1e-20
 """The authors' program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""
@@ -70,14 +86,6 @@ class MinibatchSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("memory", "averaging"):
-            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "pass a number in [0, 1)")
-        require(0 < self.scale < math.inf, "scale", self.scale, "pass a positive finite number")
-        for name in ("distance", "weighting", "noise"):
-            require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "pass a finite number ≥ 0")
-        for name in ("warm_up", "slow_down", "largest_side"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "pass an integer ≥ 0")
-        require(self.renew >= 1, "renew", self.renew, "pass an integer ≥ 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,26 +194,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        positive = ("L1", "L2", "epsilon", "lr")
-        for name in positive:
-            require(getattr(self, name) > 0 and math.isfinite(getattr(self, name)), name, getattr(self, name),
-                     "pass a positive finite number")  # fmt: skip
-        require(self.sigma0 is None or 0 < self.sigma0 < math.inf, "sigma0", self.sigma0,
-                 "pass a positive finite number, or None")  # fmt: skip
-        require(self.first_radius is None or 0 < self.first_radius < math.inf, "first_radius", self.first_radius,
-                 "pass a positive finite number, or None")  # fmt: skip
-        for name in ("epsilon_g", "epsilon_s", "sigma_floor"):
-            given = getattr(self, name)
-            require(given is None or 0 <= given < math.inf, name, given, "pass a number ≥ 0")
-        require(0 < self.eta1 < 1, "eta1", self.eta1, "pass a number between 0 and 1")
         require(self.eta1 < self.eta2 < 1, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
-        require(1 < self.gamma < math.inf, "gamma", self.gamma, "pass a finite number above 1")
-        require(self.resolves >= 0, "resolves", self.resolves, "pass an integer ≥ 0")
-        require(self.krylov_dim is None or self.krylov_dim >= 1, "krylov_dim", self.krylov_dim,
-                 "pass an integer ≥ 1")  # fmt: skip
-        require(self.gradient_tolerance_power in (1, 2), "gradient_tolerance_power", self.gradient_tolerance_power,
-                 "pass 1 or 2")  # fmt: skip
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "pass a number in [0, 1)")
         require(not (self.reorthogonalise and self.lanczos == "regenerate"), "reorthogonalise", True,
                  'use lanczos="store", since a basis that is not kept cannot be orthogonalised against')  # fmt: skip
         floor = self.sigma_floor or 0.0
@@ -229,7 +218,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def check_fields(settings: Any) -> None:
-    """Reject a value of the wrong kind by name, before a comparison fails somewhere else."""
+    """Reject a value of the wrong kind, or out of its range, by name."""
     kind: Any = type(settings)
     for name, hint in _hints(kind).items():
         value, parts = getattr(settings, name), get_args(hint)
@@ -243,3 +232,7 @@ def check_fields(settings: Any) -> None:
         elif value is not None or type(None) not in parts:
             kind, called = (Integral, "an integer") if hint is int or int in parts else (Real, "a number")
             require(is_number(value, kind), name, value, f"pass {called}")
+    for names, holds, remedy in _RANGES:
+        for name in names.split():
+            value = getattr(settings, name, None)
+            require(value is None or holds(value), name, value, remedy)
