@@ -177,6 +177,8 @@ def test_trees_of_arrays_with_derivatives():
     res = sanc.minimize(fun, x0, jac=jac, hessp=hessp)
     assert res.success and res.x["a"] == pytest.approx(np.ones(2)) and res.x["b"].shape == (2, 1)
     assert sanc.minimize(lambda p: (fun(p), jac(p)), x0, jac=True).success
+    turned = sanc.minimize(fun, x0, jac=lambda p: dict(reversed(jac(p).items())), hessp=hessp)
+    assert turned.nit == res.nit and np.array_equal(turned.x["b"], res.x["b"])  # the order of keys says nothing
     assert sanc.minimize(fun, x0, jac="3-point").success
     whole = sanc.minimize(fun, x0, jac=jac, hess=lambda p: scipy.optimize.rosen_hess(np.append(p["a"], p["b"])))
     assert whole.success

@@ -146,7 +146,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
     def build():
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)).double()
-        return model, cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=11)
+        return model, cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=np.int64(11))
 
     data = torch.utils.data.TensorDataset(*make()[1:])
 
@@ -162,7 +162,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
             opt.step(loss_of(model, *g), **others)
 
     model, opt = build()
-    samples = sanc.ThreeSamples(data, 16, seed=5)
+    samples = sanc.ThreeSamples(data, 16, seed=np.int64(5))
     train(model, opt, samples)
     buffer = io.BytesIO()
     torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "samples": samples.state_dict()}, buffer)

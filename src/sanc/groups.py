@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require, require_not_negative, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -25,7 +26,9 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         if name not in known | _OF_OTHERS:
             raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
     for name in ("weight_decay", "lr"):
-        require_not_negative(name, group.get(name, defaults[name]))
+        value = group.get(name, defaults[name])
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        require(fits, name, value, "pass a finite number ≥ 0")
     frozen = group.get("frozen", False)
     require(isinstance(frozen, bool), "frozen", frozen, "pass True or False")
 

@@ -154,7 +154,7 @@ class CubicOptimizer(Optimizer):
                 "unless a scheduler starts there.",
                 stacklevel=3,
             )
-        leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(seed)
+        leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(None if seed is None else int(seed))
         how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         mode.begin(self.param_groups, {"method": self.method, "settings": settings} | how)
         self._driver = Driver(method, settings, leaves, mode=mode, **how)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sanc.errors import require, require_not_negative
+from sanc.errors import require
 
 __all__ = [
     "ComplexityBound",
@@ -33,7 +33,7 @@ def _positive(**arguments: float) -> None:
 
 def _not_negative(**arguments: float) -> None:
     for name, value in arguments.items():
-        require_not_negative(name, value)
+        require(0 <= value < math.inf, name, value, "pass a finite number ≥ 0")
 
 
 def _probability(delta: float) -> None:

@@ -83,9 +83,10 @@ class Tree:
             shape, wanted = tuple(np.shape(leaf)), self._shapes[place]
             if shape != wanted:
                 raise ArgumentError(f"{name} returned shape {shape} for {place}: return {wanted}.")
-        if any(isinstance(leaf, Tensor) for leaf in given.values()):
-            return torch.cat([torch.as_tensor(leaf).reshape(-1) for leaf in given.values()])
-        return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in given.values()])
+        leaves = [given[place] for place in self._shapes]  # a mapping may come back in another order
+        if any(isinstance(leaf, Tensor) for leaf in leaves):
+            return torch.cat([torch.as_tensor(leaf).reshape(-1) for leaf in leaves])
+        return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves])
 
 
 def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sanc.core.acceptance import always, by_ratio, with_momentum
 from sanc.core.escape import escape, gradient_step, stay
 from sanc.core.family import METHODS, PRESETS, make_settings
 from sanc.core.model import cubic_steps, no_steps
+from sanc.core.settings import _KINDS, _RANGES
 
 
 def test_a_method_is_three_objects():
@@ -53,6 +56,11 @@ def test_settings_for_a_method():
     assert sanc.settings_for("CR", "paper", krylov_dim=3) == make_settings(METHODS["cr"], "paper", {"krylov_dim": 3})
     with pytest.raises(sanc.ArgumentError, match="method = 'sank'"):
         sanc.settings_for("sank")
+
+
+def test_every_range_is_one_of_a_setting():
+    names = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
+    assert set(_RANGES) <= names and len(_RANGES) == sum(len(kind[0].split()) for kind in _KINDS)
 
 
 def test_options_beside_a_preset_object_win():

@@ -19,7 +19,7 @@ import made_runs
 import sanc
 from sanc.lab import cli, directory, runs, study, traces
 from sanc.lab.experiments import Panel, RunSpec
-from sanc.lab.readers import READERS, DataError, unpack
+from sanc.lab.readers import READERS, DataError, Source, unpack
 
 SPEC = RunSpec(Panel("own-logistic", "own", "logistic", "iris", ("sanc",), {"sigma0": 1.0}, calls=4000), "sanc", 0)
 SPEC = replace(SPEC, panel=replace(SPEC.panel, problem="softmax"))
@@ -140,7 +140,7 @@ def test_npy_headers_that_make_no_sense(tmp_path, header):
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(7)
     (tmp_path / "X.npy").write_bytes(content)
     np.save(tmp_path / "y.npy", np.zeros(3))
-    files = [(tmp_path / name, tmp_path / name) for name in ("X.npy", "y.npy")]
+    files = [(Source(tmp_path / name), tmp_path / name) for name in ("X.npy", "y.npy")]
     with pytest.raises(DataError, match=r"X\.npy.*fetch it again"):
         list(READERS["npy"](files, None, np.dtype(float)))
 
@@ -155,15 +155,17 @@ def test_archives_that_mean_harm(tmp_path):
         member = tarfile.TarInfo("good")
         member.size = 5
         archive.addfile(member, io.BytesIO(b"12345"))
-    with pytest.raises(DataError, match="empty"):
-        unpack(path, out, text=False)
+    for name in ("link", "hard", "folder", "none"):
+        with pytest.raises(DataError, match="no such member, or it is no plain file"):
+            unpack(Source(path, name), out, text=False)
+    assert unpack(Source(path, "good"), out, text=False).read_bytes() == b"12345"
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 1 << 30
     with gzip.open(path, "wb") as stream:
         stream.write(header.tobuf())
         stream.write(bytes(1024))
-    with pytest.raises(DataError, match=r"a\.tar\.gz"):
-        unpack(path, out, text=False)
+    with pytest.raises(DataError, match=r"a\.tar\.gz .*(piece of 1,073,741,824 bytes|no such member)"):
+        unpack(Source(path, "good"), out, text=False)
 
 
 @pytest.mark.parametrize(

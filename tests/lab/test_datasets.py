@@ -293,7 +293,7 @@ def test_faults_of_cifar_files(folder: Path, rng: np.random.Generator) -> None:
     with pytest.raises(datasets.DataError, match=r"cifar-10-binary\.tar\.gz"):
         datasets.load_set(dataset, folder)
     archive.write_bytes(tar({"cifar-10-batches-bin/data_batch_1.bin": files["data_batch_1.bin"]}))
-    with pytest.raises(datasets.DataError, match="ends after 4 rows instead of 20"):
+    with pytest.raises(datasets.DataError, match="no such member"):
         datasets.load_set(dataset, folder)
 
 

@@ -91,8 +91,8 @@ class Batch:
         """Weights and closures whose weighted sum is the mean loss over all rows."""
         if microbatch is None or microbatch >= len(self):
             return [(1.0, self)]
-        cut = zip(*(torch.split(tensor, microbatch) for tensor in self.tensors), strict=True)
-        parts = [Batch(self.loss, *tensors, weight=self.weight) for tensors in cut]
+        cuts = [slice(begin, begin + microbatch) for begin in range(0, len(self), microbatch)]
+        parts = [Batch(self.loss, *(tensor[cut] for tensor in self.tensors), weight=self.weight) for cut in cuts]
         self._refuse_ignored_targets("in different shares of the micro-batches", parts)
         sizes = self._sizes(parts)
         return [(size / sum(sizes), part) for size, part in zip(sizes, parts, strict=True) if size > 0.0]
@@ -104,7 +104,8 @@ class Batch:
     def _refuse_ignored_targets(self, why: str, parts: Sequence[Batch] = ()) -> None:
         """Refuse to weigh by rows where targets are ignored, unless as many are in each part."""
         for position, tensor in enumerate(self.tensors):
-            if self.weight is not None or tensor.is_floating_point() or not bool((tensor == _IGNORED).any()):
+            real = tensor.is_floating_point() or tensor.is_complex()
+            if self.weight is not None or real or not bool((tensor == _IGNORED).any()):
                 continue
             shares = {float((part.tensors[position] == _IGNORED).double().mean()) for part in parts}
             if len(shares) != 1:
@@ -170,7 +171,7 @@ class ThreeSamples:
         require_integer("seed", seed, 0, none=False)
         self.dataset = dataset
         self.sizes = sizes
-        self.seed = seed
+        self.seed = int(seed)
         self.draws = 0
         self._n = n
         self._collate = collate_fn or default_collate

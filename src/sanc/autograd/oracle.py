@@ -21,8 +21,9 @@ from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_deri
 from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
+from sanc.core.saved import refuse
 from sanc.core.space import Space
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, one_of, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 
 
 class AutogradOracle(Oracle):
@@ -98,7 +99,8 @@ class AutogradOracle(Oracle):
         return {"hvp": self.hvp}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        one_of("hvp", numbers["hvp"], HVP_MODES)
+        if not isinstance(numbers["hvp"], str) or numbers["hvp"] not in HVP_MODES:
+            raise refuse("resume['oracle']['hvp']", numbers["hvp"], f"one of {HVP_MODES}")
         if self.hvp == "auto":
             self.hvp = numbers["hvp"]
 

@@ -16,7 +16,7 @@ KrylovStop = Literal["paper", "forcing"]
 Lanczos = Literal["store", "regenerate"]
 Sampling = Literal["uniform", "buffered"]
 
-_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+_KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("sigma0 first_radius L1 L2 epsilon lr scale", lambda v: 0 < v < math.inf, "pass a positive finite number"),
     (
         "epsilon_g epsilon_s sigma_floor distance weighting noise",
@@ -30,6 +30,7 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("krylov_dim renew", lambda v: v >= 1, "pass an integer ≥ 1"),
     ("gradient_tolerance_power", lambda v: v in (1, 2), "pass 1 or 2"),
 )
+_RANGES = {name: (holds, remedy) for names, holds, remedy in _KINDS for name in names.split()}
 """What fields of these names may be, where they are not None."""
 
 AUTHORS_FLOAT32_FLOOR = 1e-20
@@ -232,7 +233,6 @@ def check_fields(settings: Any) -> None:
         elif value is not None or type(None) not in parts:
             kind, called = (Integral, "an integer") if hint is int or int in parts else (Real, "a number")
             require(is_number(value, kind), name, value, f"pass {called}")
-    for names, holds, remedy in _RANGES:
-        for name in names.split():
-            value = getattr(settings, name, None)
-            require(value is None or holds(value), name, value, remedy)
+            if name in _RANGES:
+                holds, remedy = _RANGES[name]
+                require(holds(value), name, value, remedy + (", or None" if type(None) in parts else ""))

@@ -21,12 +21,13 @@ class RemoteFile:
 class Layout:
     """One of the forms in which a set may lie in the data folder.
 
-    `files` are names without the suffix of a compression, "a|b" stands for either. `scaled` says that the publishers
-    have scaled it, `subset` that it has some of the rows only.
+    `files` are names without the suffix of a compression, "a|b" stands for either; `members` are what to read from the
+    one file, an archive. `scaled` says that the publishers have scaled it, `subset` that it has some of the rows only.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
     files: tuple[str, ...]
+    members: tuple[str, ...] = ()
     scaled: bool = False
     subset: bool = False
 
@@ -121,7 +122,8 @@ _SETS = (
         "cifar10", 50_000, 3_072,
         (RemoteFile("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", 170_052_171,
                     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
-        (Layout("cifar", _BATCHES), Layout("cifar", ("cifar-10-binary.tar.gz",))),
+        (Layout("cifar", _BATCHES),
+         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _BATCHES))),
         tuple(range(10)), folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import ttest_rel
 
-from sanc.lab.curves import best_loss, earnings, number
+from sanc.lab.curves import best_loss, earnings
 from sanc.lab.traces import RunTrace, by_method, by_panel, grouped
 
 
@@ -48,13 +48,18 @@ def calls_to(trace: RunTrace, level: float) -> float:
     return float(trace.columns["paper_calls"][reached[0]]) if len(reached) else float("inf")
 
 
+def _number(value: float) -> str:
+    """Write a number as a person would."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def _median_calls(values: Sequence[float]) -> str:
     reached = sum(np.isfinite(values))
-    return number(float(np.median(values))) if reached == len(values) else f"{reached} of {len(values)} runs got there"
+    return _number(float(np.median(values))) if reached == len(values) else f"{reached} of {len(values)} runs got there"
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:
-    span = " to ".join(dict.fromkeys((number(np.min(values)), number(np.max(values)))))
+    span = " to ".join(dict.fromkeys((_number(np.min(values)), _number(np.max(values)))))
     return f"{span}{unit} over {len(values)} run{'s' * (len(values) > 1)}"
 
 

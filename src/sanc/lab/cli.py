@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -285,3 +286,7 @@ def demo(
     shown = console if console.is_terminal else Console(highlight=False, width=110)
     how = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
     _leave(lambda: module.run(out, shown, **how))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

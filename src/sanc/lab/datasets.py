@@ -25,7 +25,7 @@ from sanc.errors import one_of
 from sanc.lab import parsed
 from sanc.lab.catalogue import CATALOGUE, DataSet, Layout
 from sanc.lab.download import download
-from sanc.lab.readers import DataError
+from sanc.lab.readers import DataError, Source
 
 __all__ = ["BUNDLED", "CATALOGUE", "DataError", "Loaded", "available", "data_folder", "fetch", "load", "load_set"]
 
@@ -73,16 +73,18 @@ def _cache_folder(folder: Path) -> Path:
     return beside if os.access(place, os.W_OK) and place.stat().st_mode & 0o222 else _user_cache() / "parsed"
 
 
-def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Path]] | None:
+def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Source]] | None:
     """Return the first layout of which every file is there, and its sources."""
     for layout in dataset.layouts:
+        suffixes = ("",) if layout.reader == "npy" or layout.members else _SUFFIXES
         paths = []
         for names in layout.files:
-            places = product(("", dataset.name, *dataset.folders), names.split("|"), _SUFFIXES)
+            places = product(("", dataset.name, *dataset.folders), names.split("|"), suffixes)
             candidates = (folder / inner / f"{name}{suffix}" for inner, name, suffix in places)
             paths += [path for path in candidates if path.is_file()][:1]
         if len(paths) == len(layout.files):
-            return layout, paths
+            members = [Source(paths[0], member) for member in layout.members]
+            return layout, members or [Source(path) for path in paths]
     return None
 
 
@@ -138,7 +140,8 @@ def available(data_dir: Folder = None) -> list[dict[str, Any]]:
         sizes = [file.size for file in dataset.files if file.size]
         where, note = dataset.files[0].url, dataset.note
         if found is not None:
-            layout, paths = found
+            layout, sources = found
+            paths = list(dict.fromkeys(source.path for source in sources))
             where = str(paths[0] if len(paths) == 1 else paths[0].parent)
             note = "a subset" if layout.subset else _note(dataset, layout, 0) or note
         row = {key: getattr(dataset, key) for key in ("name", "rows", "features", "classes")}

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import scipy.sparse
 
 from sanc.lab.catalogue import DataSet, Layout
-from sanc.lab.readers import READERS, Array, DataError, checked, fault, unpack
+from sanc.lab.readers import READERS, Array, DataError, Source, checked, unpack
 
 FORMAT = 3
 """Version of the parsed form; another one is parsed anew."""
@@ -29,10 +30,10 @@ _verified: set[tuple[str, int, int]] = set()
 
 
 def load(
-    dataset: DataSet, layout: Layout, sources: Sequence[Path], cache: Path, dtype: np.dtype[Any]
+    dataset: DataSet, layout: Layout, sources: Sequence[Source], cache: Path, dtype: np.dtype[Any]
 ) -> tuple[Any, Array]:
     """Return X and y of these very files, after parsing them if need be."""
-    state = [_stamp(source.resolve()) for source in sources]
+    state = [_stamp(source.path.resolve()) for source in sources]
     paths, key = (
         hashlib.sha256(repr(content).encode()).hexdigest()[:12]
         for content in ([path for path, _, _ in state], (FORMAT, dataset, layout, state))
@@ -58,7 +59,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), path.stat().st_size, path.stat().st_mtime_ns
 
 
-def _write(dataset: DataSet, layout: Layout, sources: Sequence[Path], entry: Path, dtype: np.dtype[Any]) -> None:
+def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files into a hidden folder and move it to where it belongs; what a kill left goes after a day."""
     for old in entry.parent.glob(".*-*"):
         with suppress(OSError):
@@ -75,7 +76,7 @@ def _write(dataset: DataSet, layout: Layout, sources: Sequence[Path], entry: Pat
             os.rename(scratch, entry)
 
 
-def _build(dataset: DataSet, layout: Layout, sources: Sequence[Path], folder: Path, dtype: np.dtype[Any]) -> None:
+def _build(dataset: DataSet, layout: Layout, sources: Sequence[Source], folder: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files and write X and y."""
     text, last = layout.reader in ("libsvm", "statlog"), sources[-1]
     rows = None if layout.subset else dataset.rows
@@ -87,22 +88,22 @@ def _build(dataset: DataSet, layout: Layout, sources: Sequence[Path], folder: Pa
         X = np.lib.format.open_memmap(folder / "X.npy", "w+", dtype, (rows, dataset.features))
     for part, raw in READERS[layout.reader](files, dataset, dtype):
         if rows is not None and done + len(raw) > rows:
-            raise fault(last, f"{dataset.name} has more than its {rows} rows")
+            raise last.error(f"{dataset.name} has more than its {rows} rows")
         try:
             ys.append(checked(part, raw, dataset))
         except ValueError as problem:
-            raise fault(last, str(problem)) from problem
+            raise last.error(str(problem)) from problem
         if X is None:
             pieces.append(part)
         else:
             X[done : done + len(raw)] = part.toarray() if scipy.sparse.issparse(part) else part
         done += len(raw)
     if rows is not None and done != rows:
-        raise fault(last, f"{dataset.name} ends after {done} rows instead of {rows}")
+        raise last.error(f"{dataset.name} ends after {done} rows instead of {rows}")
     y = np.concatenate(ys)
     counts = np.bincount(y, minlength=dataset.classes).tolist()
     if 0 in counts:
-        raise fault(last, f"the classes of {dataset.name} have {counts} rows instead of at least one of each")
+        raise last.error(f"the classes of {dataset.name} have {counts} rows instead of at least one of each")
     if dataset.sparse:
         scipy.sparse.save_npz(folder / "X.npz", scipy.sparse.vstack(pieces, format="csr"), compressed=False)
     elif X is None:
@@ -149,6 +150,6 @@ def _open(entry: Path, dataset: DataSet) -> tuple[Any, Array]:
         if X.shape != (len(y), dataset.features) or not 0 <= y.min() <= y.max() < dataset.classes:
             raise ValueError(f"{X.shape} numbers and labels from {y.min()} to {y.max()} do not fit")
         return X, y
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as problem:
         what = f"the parsed form of {dataset.name} is damaged ({type(problem).__name__}: {problem})"
         raise DataError(f"{entry}: {what}: remove that folder.") from problem

@@ -14,7 +14,8 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ from sanc import ArgumentError
 from sanc.lab.catalogue import DataSet
 
 Array: TypeAlias = npt.NDArray[Any]
-Files: TypeAlias = Sequence[tuple[Path, Path]]
+Files: TypeAlias = Sequence[tuple["Source", Path]]
 Chunks: TypeAlias = Iterator[tuple[Any, Array]]
 
 BLOCK = 32 << 20
@@ -40,42 +41,69 @@ class DataError(ArgumentError):
     """A data file is missing, damaged or not what its name says."""
 
 
-def fault(path: Path, what: str, line: int | None = None) -> DataError:
-    """Return the error that says what is wrong with a file, where, and what to do."""
-    place = f"{path}, line {line}" if line else str(path)
-    return DataError(f"{place}: {what}. The file may be damaged or be another one: remove it and fetch it again.")
+@dataclass(frozen=True)
+class Source:
+    """A file to read, compressed or not, or a member of a tar archive."""
+
+    path: Path
+    member: str = ""
+
+    def error(self, what: str, line: int | None = None) -> DataError:
+        """Return the error that says what is wrong, where, and what to do."""
+        place = f"{self.path} ({self.member})" if self.member else str(self.path)
+        place += f", line {line}" if line else ""
+        remedy = "The file may be damaged or be another one: remove it and fetch it again."
+        return DataError(f"{place}: {what}. {remedy}")
 
 
-def unpack(path: Path, target: Path, *, text: bool) -> Path:
+def unpack(source: Source, target: Path, *, text: bool) -> Path:
     """Return the content as a plain file, at `target` where it had to be decompressed."""
-    plain = path
-    if path.suffix in _OPENERS:
+    plain = source.path
+    if source.path.suffix in _OPENERS:
         plain = target
         try:
-            with target.open("wb") as output, ExitStack() as stack:
-                for stream in _streams(path, stack):
-                    shutil.copyfileobj(stream, output)
+            with _content(source) as stream, target.open("wb") as output:
+                shutil.copyfileobj(stream, output)
         except _BROKEN as problem:
             if isinstance(problem, OSError) and problem.errno is not None:
                 raise
-            raise fault(path, f"the compressed stream is cut, corrupt or of another kind ({problem})") from problem
+            raise source.error(f"the compressed stream is cut, corrupt or of another kind ({problem})") from problem
     if plain.stat().st_size == 0:
-        raise fault(path, "the file is empty")
+        raise source.error("the file is empty")
     if text:  # nothing else could tell whether the last number is whole
         with plain.open("rb") as file:
             file.seek(-1, io.SEEK_END)
             if file.read(1) != b"\n":
-                raise fault(path, "the last line has no line end, so it may be cut")
+                raise source.error("the last line has no line end, so it may be cut")
     return plain
 
 
-def _streams(path: Path, stack: ExitStack) -> list[Any]:
-    """Open a file, decompressed, or the batches of CIFAR's archive."""
-    if not path.name.endswith(".tar.gz"):
-        return [stack.enter_context(_OPENERS[path.suffix](path, "rb"))]
-    archive = stack.enter_context(tarfile.open(path))  # noqa: SIM115
-    batches = [member for member in archive if member.isreg() and "data_batch_" in member.name]
-    return [archive.extractfile(member) for member in sorted(batches, key=lambda member: member.name)]
+@contextmanager
+def _content(source: Source) -> Iterator[Any]:
+    """Open a file, decompressed, or a member of an archive."""
+    if not source.member:
+        with _OPENERS[source.path.suffix](source.path, "rb") as stream:
+            yield stream
+        return
+    opened = _OPENERS[source.path.suffix](source.path, "rb")
+    with opened as stream, tarfile.TarFile(fileobj=_Bounded(stream)) as archive:
+        found = [member for member in archive if member.name == source.member]
+        if not found or not found[-1].isreg():
+            raise source.error("the archive has no such member, or it is no plain file")
+        yield archive.extractfile(found[-1])
+
+
+class _Bounded(io.RawIOBase):
+    """A stream for tarfile, which reads as much at a time as the headers of an archive tell it to."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.seek, self.tell = stream, stream.seek, stream.tell  # type: ignore[method-assign]
+
+    def read(self, size: int = -1) -> bytes:
+        """Read a piece, unless that is far more than the headers of our archives are long."""
+        if not 0 <= size <= BLOCK:
+            raise tarfile.ReadError(f"a piece of {size:,} bytes")
+        return bytes(self.stream.read(size))
 
 
 def checked(X: Any, labels: Array, dataset: DataSet) -> Array:
@@ -120,7 +148,7 @@ def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
                 begin = end
 
 
-def _located(source: Path, file: Any, begin: int, problem: ValueError, *rest: Any) -> DataError:
+def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: Any) -> DataError:
     """Find the first faulty line of the range that begins at a byte."""
     file.seek(place := 0)
     for number, line in enumerate(file, 1):
@@ -128,9 +156,9 @@ def _located(source: Path, file: Any, begin: int, problem: ValueError, *rest: An
         if place > begin:
             try:
                 _parse(io.BytesIO(line), *rest)
-            except ValueError as first:
-                return fault(source, str(first).rstrip("."), number)
-    return fault(source, str(problem).rstrip("."))
+            except ValueError as fault:
+                return source.error(str(fault).rstrip("."), number)
+    return source.error(str(problem).rstrip("."))
 
 
 def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
@@ -139,7 +167,7 @@ def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
         try:
             table = np.loadtxt(path, ndmin=2)
         except ValueError as problem:
-            raise fault(source, f"not a table of numbers ({problem})") from problem
+            raise source.error(f"not a table of numbers ({problem})") from problem
         yield table[:, :-1].astype(dtype), table[:, -1]
 
 
@@ -151,13 +179,13 @@ def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
         found, *shape = np.fromfile(path, ">u4", axes + 1).tolist() or [0]
         content = np.fromfile(path, np.uint8)[4 * axes + 4 :]
         if found != magic:
-            raise fault(source, f"an idx file of this kind begins with the magic number {magic}, not {found}")
+            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {found}")
         if len(shape) < axes or len(content) != np.prod(shape):
-            raise fault(source, "the file is not as long as its header announces")
+            raise source.error("the file is not as long as its header announces")
         arrays.append(content.reshape(shape))
     images, labels = arrays
     if len(labels) != len(images):
-        raise fault(files[1][0], f"{len(labels)} labels for {len(images)} images")
+        raise files[1][0].error(f"{len(labels)} labels for {len(images)} images")
     yield np.divide(images.reshape(len(images), -1), 255, dtype=dtype), labels
 
 
@@ -166,7 +194,7 @@ def _cifar(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     for source, path in files:
         content, width = np.fromfile(path, dtype=np.uint8), dataset.features + 1
         if len(content) % width:
-            raise fault(source, f"{len(content)} bytes are not a whole number of records of {width} bytes")
+            raise source.error(f"{len(content)} bytes are not a whole number of records of {width} bytes")
         records = content.reshape(-1, width)
         yield np.divide(records[:, 1:], 255, dtype=dtype), records[:, 0]
 
@@ -179,9 +207,9 @@ def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
             if X.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
                 raise ValueError(f"of {X.dtype} and {y.dtype} instead of numbers")
         except Exception as problem:  # a header is parsed as Python, and may fail in as many ways
-            raise fault(source, f"it or {labels.name} is not a readable .npy file ({problem})") from problem
+            raise source.error(f"it or {labels.name} is not a readable .npy file ({problem})") from problem
         if X.ndim != 2 or y.shape != X.shape[:1]:
-            raise fault(source, f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")
+            raise source.error(f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")
         yield X.astype(dtype), y
 
 

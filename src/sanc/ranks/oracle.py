@@ -60,8 +60,8 @@ def average(
     if reduced == "perhaps" and own is not None:
         marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(own).tolist()]
     say = [float(problem is not None), weight, float(rows), *marks, *numbers, *[0.0] * (2 - len(numbers))]
-    together = own is not None and reduced == "no"
-    told, total = ranks.exchange(say, what, own * abs(weight) if own is not None and together else None)
+    sent = own if reduced == "no" else None
+    told, total = ranks.exchange(say, what, sent if sent is None or abs(weight) == 1.0 else sent * abs(weight))
     if problem is not None:
         raise problem
     for rank, row in enumerate(told):

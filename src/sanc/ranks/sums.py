@@ -30,7 +30,8 @@ class SharedSum(FiniteSum):
 
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._own: FiniteSum | None = problem
+        self._own: FiniteSum | None = problem  # None: no row of a sample
+        self._whole = True
         self.dim, self.dtype = problem.dim, problem.dtype
         weighted = False
         kind: dict[str, Any] = {"type": type(problem).__name__, "variables": problem.dim, "dtype": str(problem.dtype)}
@@ -48,11 +49,12 @@ class SharedSum(FiniteSum):
         self.n, self._first, self._held = sum(rows), sum(rows[: ranks.rank]), problem.n
 
     def subset(self, rows: Array) -> FiniteSum:
-        """Return a sample, which is not sampled again."""
+        if not self._whole:
+            raise NotImplementedError("a sample of a sum on several ranks is not sampled again")
         rows, part = np.asarray(rows), copy(self)
         here = rows[(rows >= self._first) & (rows < self._first + self._held)] - self._first
         part._own = self._own.subset(here) if self._own is not None and here.size else None
-        part.n, part._held = len(rows), here.size
+        part.n, part._held, part._whole = len(rows), here.size, False
         return part
 
     def value(self, w: Array) -> float:
@@ -75,7 +77,7 @@ class SharedSum(FiniteSum):
             if self._own is None:
                 return [], none
             value, found = ask(self._own)
-            return [value], torch.from_numpy(np.ascontiguousarray(found)).to(self.ranks.device) if vector else None
+            return [value], torch.tensor(found, device=self.ranks.device) if vector else None
 
         (means, total), _ = average(self.ranks, answer, what, like=none, terms=float(self._held))
         return means[0], None if total is None else total.cpu().numpy()
