@@ -71,6 +71,7 @@ class Iterate:
     guessed: bool = False  # whether σ says nothing about f yet: it is the first, or that of `longest`
     cubic_norm: float = 0.0  # length of the last cubic step that was tried
     at_rest: bool = False  # whether it stays with d = 0 and ‖s‖ ≤ ε_s: the paper's ending (2.7)
+    _size: float | None = None
     _solved: tuple[cubic.Spectrum, float, cubic.CubicStep] | None = None  # the last step, which is asked for twice
 
     def __post_init__(self) -> None:
@@ -85,6 +86,13 @@ class Iterate:
     def space(self) -> Space:
         """The vectors' arithmetic."""
         return self.oracle.space
+
+    @property
+    def size(self) -> float:
+        """‖x‖, which is asked for often."""
+        if self._size is None:
+            self._size = self.space.norm(self.x)
+        return self._size
 
     def measure(self) -> None:
         """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
@@ -121,13 +129,13 @@ class Iterate:
 
     def vanishes(self, step: cubic.CubicStep) -> bool:
         """Whether a step is lost in the rounding of x."""
-        return step.norm <= self.space.eps * self.space.norm(self.x) < math.inf
+        return step.norm <= self.space.eps * self.size < math.inf
 
     def shortness(self, step: cubic.CubicStep) -> float:
         """Return how long a step is beside √eps‖x‖ where a σ decides on it with which nothing was tried, else 1."""
         assert self.spectrum is not None
         untried = self.record.trials == 0 and step.multiplier > self.spectrum.size
-        return step.norm / (math.sqrt(self.space.eps) * self.space.norm(self.x)) if untried else 1.0
+        return step.norm / (math.sqrt(self.space.eps) * self.size) if untried else 1.0
 
     def release(self) -> None:
         """Let go of what products need."""

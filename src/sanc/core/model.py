@@ -102,7 +102,7 @@ def _measure(at: Iterate, krylov: Krylov) -> None:
     s = at.settings
     if not at.units.length:
         curvature = math.hypot(krylov.alpha[0], krylov.residual)
-        size, slope = at.space.norm(at.x), at.record.grad_norm
+        size, slope = at.size, at.record.grad_norm
         if not krylov.from_gradient or slope <= at.space.eps * curvature * size:
             slope = 0.0  # a stationary point, whose gradient says nothing
         at.units = units.measured(at.record.value, slope, curvature, size)
@@ -115,7 +115,7 @@ def _measure(at: Iterate, krylov: Krylov) -> None:
 
 def _length(at: Iterate) -> float:
     """Return a length that is neither large nor small here."""
-    return max(at.units.length, 0.1 * at.space.norm(at.x))
+    return max(at.units.length, 0.1 * at.size)
 
 
 def _bounded(at: Iterate) -> cubic.CubicStep:

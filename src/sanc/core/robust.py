@@ -42,7 +42,7 @@ def allow_rounding(at: Iterate, actual: float, predicted: float, trial: Vector) 
 
 def _terms(at: Iterate) -> float:
     """Guess how large the terms are of which f is the sum: what the curvature makes of lengths as those of x."""
-    length = max(at.units.length, at.space.norm(at.x))
+    length = max(at.units.length, at.size)
     return 0.0 if at.spectrum is None else at.spectrum.size * length * length
 
 
@@ -98,6 +98,6 @@ def halved_until_lower(at: Iterate, d: Vector, norm: float) -> tuple[Vector, flo
                 return trial, value, norm
             at.record.note = NO_GRADIENT
         d, norm = d * 0.5, norm * 0.5
-        if norm <= at.space.eps * max(at.space.norm(at.x), 1e-300):
+        if norm <= at.space.eps * max(at.size, 1e-300):
             return None
     return None
