@@ -61,6 +61,8 @@ class Iterate:
     goal: float = 0.0  # ‖g‖ that the caller is content with
     one_sample: bool = False  # whether S_f is S_g
     ahead: bool = False  # whether the gradient at the next point may be asked for already
+    space: Space = field(init=False)
+    settings: Settings = field(init=False)
     g: Vector = field(init=False)  # on S_g
     operator: Operator | None = None  # B on S_B
     krylov: Krylov | None = None
@@ -75,17 +77,8 @@ class Iterate:
     _solved: tuple[cubic.Spectrum, float, cubic.CubicStep] | None = None  # the last step, which is asked for twice
 
     def __post_init__(self) -> None:
+        self.space, self.settings = self.oracle.space, self.judge.settings
         self.units, self.previous = Units(self.state.length, self.state.cubic), self.state.previous
-
-    @property
-    def settings(self) -> Settings:
-        """The numbers and rules."""
-        return self.judge.settings
-
-    @property
-    def space(self) -> Space:
-        """The vectors' arithmetic."""
-        return self.oracle.space
 
     @property
     def size(self) -> float:
