@@ -842,6 +842,29 @@ def test_several_longer_steps_from_one_space(lanczos):
     assert res.success and res.history[0].trials >= 3 and res.history[0].krylov_dim >= 2
 
 
+@pytest.mark.parametrize("broken", range(1, 14))
+def test_a_product_that_is_not_finite_in_a_second_pass_costs_a_step_only(broken):
+    """The fourth iteration makes five products, repeats four for its cubic step and four for its escape."""
+    A = np.diag([3.0, -2.0, 1.0, -0.5, 4.0])
+    made = []  # products of each iteration
+
+    def hessp(x, v):
+        made[-1] += 1
+        bad = len(made) == 4 and made[-1] == broken
+        return (A @ v + 3 * x**2 * v) * (math.nan if bad else 1.0)
+
+    made.append(0)
+    res = sanc.minimize(
+        lambda x: 0.5 * x @ A @ x + 0.25 * (x**4).sum(), [1.0, 0.1, 0.5, 0.2, 0.7], jac=lambda x: A @ x + x**3,
+        hessp=hessp, preset="paper", lanczos="regenerate", sigma0=1e-3, max_iter=12, certify=False,
+        callback=lambda x: made.append(0),
+    )  # fmt: skip
+    record = res.history[3]
+    assert made[3] >= broken and "Hessian product" in record.note and res.nit == 12
+    assert record.branch is (sanc.Branch.GRADIENT if broken < 10 else sanc.Branch.STAYED)
+    assert np.isfinite(res.x).all() and res.fun < res.history[0].value
+
+
 def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
     """The scores of its point were made from others, and are those of the trials no longer."""
     rng = np.random.default_rng(1)

@@ -235,7 +235,7 @@ class Driver:
             if self.check:
                 check_closure(oracle, x, first=first)
             if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
-                operator = oracle.hessian(x)  # the first Krylov space comes after a few steps only
+                operator = oracle.hessian(x)  # what has no second derivative shows here, not halfway through a step
                 operator(torch.ones_like(x))
                 operator.release()
         finally:

@@ -16,8 +16,8 @@ from sanc.core.settings import Settings
 from sanc.core.space import Vector
 
 OnRejection: TypeAlias = Callable[[Iterate, bool], Vector]
-"""Ends an iteration whose cubic step failed, or that had none: in a method without a model this step is all there is,
-not its way out, so that it may not stay, and σ measures nothing but how often a step was not finite."""
+"""Ends an iteration whose cubic step failed, or that had none. Its second argument, `only`, says that the method has no
+model, so that this is its step, not its way out: it may not stay, and σ tells only how often a step was not finite."""
 
 
 def choose(
@@ -54,7 +54,8 @@ def escape(at: Iterate, only: bool) -> Vector:
     L1, L2 = s.L1, s.L2
     if s.estimate_constants and at.spectrum is not None:  # as the Krylov space and the last trial show them
         L1, L2 = at.spectrum.size or L1, 2.0 * at.judge.sigma
-    branch, length = choose(record.ritz_value, record.grad_norm, L1, L2, s, may_stay=not only)
+    ritz_value = math.nan if at.spectrum is None else record.ritz_value  # without the space it belongs to, of no use
+    branch, length = choose(ritz_value, record.grad_norm, L1, L2, s, may_stay=not only)
     if branch is Branch.CURVATURE:
         assert at.krylov is not None
         assert at.spectrum is not None

@@ -1,4 +1,4 @@
-"""The family: a method is three objects, a preset a set of numbers and rules. No other file knows a preset by name."""
+"""The family: a method is three objects, a preset a set of numbers and rules."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class State:
     iteration: int = 0
     sigma: float = 1.0
     seconds: float = 0.0
-    reach: float = 0.0  # length of the last step
+    reach: float = 0.0  # length of the last step that led anywhere
     slope: float = 0.0  # ‖g‖ one iteration ago; 0: none
     length: float = 0.0  # the units of the first point, see `sanc.core.units`
     cubic: float = 0.0

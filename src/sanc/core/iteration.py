@@ -45,6 +45,7 @@ class Iteration:
     ----------
     at_rest : bool
         Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending (2.7).
+        With samples only where the gradient was zero.
     """
 
     def __init__(
@@ -110,14 +111,14 @@ class Iteration:
             if point is None:
                 point = self.method.on_rejection(at, not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
             return point
-        except NonFiniteValueError as problem:
+        except (NonFiniteValueError, NonFiniteProductError) as problem:
             return self._refuse(at, str(problem))
 
     def _cubic_step(self, at: Iterate) -> Vector | None:
         """Return the next point where a cubic step is accepted, or None."""
         try:
             if self.method.uses_krylov:
-                build(at, solves=self.method.has_model)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1, v
+                build(at, solves=self.method.has_model)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             for step in self.method.model(at):  # 2.3  u minimises the cubic model in the space, globally
                 if at.vanishes(step):
                     at.judge.forget(at.shortness(step))

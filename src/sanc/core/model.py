@@ -143,7 +143,7 @@ def no_steps(at: Iterate) -> Iterator[cubic.CubicStep]:
 def cubic_steps(at: Iterate) -> Iterator[cubic.CubicStep]:
     """2.3: minimise m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, globally, for the σ of the judge.
 
-    When that rejected the minimiser, it is in the same space that of its new σ.
+    Where the judge rejected the step, the next one is the minimiser of its new σ, in the same space.
     """
     for _ in range(1 + at.settings.resolves):
         step = at.solve(at.judge.sigma)

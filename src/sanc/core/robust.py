@@ -1,8 +1,8 @@
-"""What preset "robust" adds to the paper's iteration, piece by piece; a composition takes them, the loop knows none.
+"""What preset "robust" adds to the paper's iteration, piece by piece; acceptance and escape take them, the loop none.
 
-Interpolated σ is `sanc.core.judge.interpolated`, and solving a rejected step again in the same Krylov space is a number
-of tries (`sanc.core.model.cubic_steps`). Here are: values that are lost in rounding, longer steps where σ was a guess,
-what the gradient at the end of a step says of it, and an escape that is checked.
+Interpolated σ is `sanc.core.judge.interpolated`; the first radius, the rule that ends a Krylov space, and further tries
+of a rejected step in the same space are in `sanc.core.model`. Here are: values that are lost in rounding, longer steps
+where σ was a guess, what the gradient at the end of a step says of it, and an escape that is checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _terms(at: Iterate) -> float:
 def farther(at: Iterate, point: Vector, tries: int) -> Vector:
     """Go on to steps of smaller σ in the same space while f falls by more than the model says.
 
-    It is asked where σ was a guess: the first of all, or raised to keep a step of negative curvature short.
+    It is asked where σ was a guess: the first of all, or raised to keep a step short.
     """
     record, judge = at.record, at.judge
     while record.rho > _BETTER and judge.sigma < record.sigma and record.trials < tries:
