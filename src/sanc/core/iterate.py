@@ -84,13 +84,13 @@ class Iterate:
     def size(self) -> float:
         """‖x‖, which is asked for often."""
         if self._size is None:
-            self._size = self.space.norm(self.x)
+            self._size = self.oracle.norm(self.x)
         return self._size
 
     def measure(self) -> None:
         """2.1: g = ∇f on S_g at x, and γ0 = ‖g‖."""
         self.record.value, self.g = self.oracle.gradient(self.x)
-        self.record.grad_norm = self.space.norm(self.g)
+        self.record.grad_norm = self.oracle.norm(self.g)
 
     def solve(self, sigma: float) -> cubic.CubicStep:
         """2.3: minimise the model in the Krylov space, globally; in the hard case the settings choose the sign."""
@@ -147,7 +147,7 @@ class Iterate:
         """F at a trial point on S_f; not finite where the point is not, or where it is lower than can be believed."""
         value = self.oracle.trial(point) if self.one_sample else self.oracle.value(point)
         self.record.trials += 1
-        if not math.isfinite(self.space.norm(point)):
+        if not math.isfinite(self.oracle.norm(point)):
             return math.nan
         before, unit = self.record.value, self.units.value
         absurd = unit > 0.0 and before - value > (abs(before) + unit) / self.space.eps**2

@@ -130,6 +130,10 @@ class Oracle(ABC):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
 
+    def norm(self, v: Vector) -> float:
+        """‖v‖ of a point that it was asked at, or a gradient that it answered; who read it along spares a wait."""
+        return self.space.norm(v)
+
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""

@@ -78,7 +78,7 @@ def look_back(at: Iterate, point: Vector, verdict: Verdict) -> Vector | None:
     """
     record, judge = at.record, at.judge
     _, g = at.oracle.gradient(point)
-    if not math.isfinite(at.space.norm(g)):
+    if not math.isfinite(at.oracle.norm(g)):
         record.branch, record.step_norm, record.note = Branch.STAYED, 0.0, NO_GRADIENT
         judge.retreat(record.sigma, record.model_decrease, at.cubic_norm)
         return None
@@ -94,7 +94,7 @@ def halved_until_lower(at: Iterate, d: Vector, norm: float) -> tuple[Vector, flo
         trial = at.x + d
         value = at.try_value(trial)
         if -math.inf < value < before:
-            if not at.ahead or math.isfinite(at.space.norm(at.oracle.gradient(trial)[1])):
+            if not at.ahead or math.isfinite(at.oracle.norm(at.oracle.gradient(trial)[1])):
                 return trial, value, norm
             at.record.note = NO_GRADIENT
         d, norm = d * 0.5, norm * 0.5

@@ -123,27 +123,31 @@ class CapturedOracle(AutogradOracle):
             self._lanczos_recording = record(self._lanczos_body)
 
     def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
-        """Return f, g, and the loss without decay."""
+        """Return f, ‖x‖ and ‖g‖ side by side, g, and the loss without decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
         self._trained = inner.training  # in the memory of the recording
         assert inner.raw_loss is not None
-        return [value, g, inner.raw_loss]
+        norms = torch.stack([inner.space.length(self._point), inner.space.length(g)])
+        return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
+
+    def _joint_body(self) -> list[Tensor]:
+        """Return the same with the columns of T after ‖g‖, and the rows of Q; they share one graph."""
+        read, g, raw = self._gradient_body(products=True)
+        rows, numbers = self._columns(g)
+        return [torch.cat([read, numbers[1:]]), g, raw, rows]
 
     def _value_body(self, sample: Sample) -> list[Tensor]:
+        """Return f and ‖x‖ side by side."""
         self.leaves.write(self._point)
-        return [self.leaves.penalised(self._inner.forward(sample), self._point)]
+        value = self.leaves.penalised(self._inner.forward(sample), self._point)
+        return [torch.stack([value, self.space.length(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
         self._inner.bind(*self._inputs.samples)
         return self._columns(self._first)
-
-    def _joint_body(self) -> list[Tensor]:
-        """Return the gradient's and, from one graph, those of Lanczos that starts there."""
-        found = self._gradient_body(products=True)
-        return found + self._columns(found[1])
 
     def _columns(self, start: Tensor) -> list[Tensor]:
         """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
@@ -158,7 +162,8 @@ class CapturedOracle(AutogradOracle):
 
     def _check_gradient(self) -> None:
         """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
-        value, g, *_ = (tensor.clone() for tensor in self._gradient_recording.replay())
+        read, g, *_ = self._gradient_recording.replay()
+        value, g = read[0].clone(), g.clone()
         eager, slope = self._inner.unread_gradient(self._point)
         off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
         tolerance = _TOLERANCE[self.leaves.dtype]
@@ -181,7 +186,8 @@ class CapturedOracle(AutogradOracle):
 
     def unbind(self) -> None:
         super().unbind()
-        self._answered: Any = None  # the last gradient
+        self._answered: tuple[Any, list[float]] = (None, [])  # the last gradient, and what was read with it
+        self._norms: list[tuple[Any, float]] = []  # of the points and the gradient of this step
 
     def _at(self, x: Any) -> None:
         """Let the recordings speak of x; each of them writes it into the leaves."""
@@ -194,34 +200,48 @@ class CapturedOracle(AutogradOracle):
         if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
             return super().unread_gradient(x)
         self._at(x)
-        value, g, self.raw_loss = (tensor.clone() for tensor in self._gradient_recording.replay()[:3])
-        self.training, self._answered = self._trained, g
+        read, g, raw, *_ = self._gradient_recording.replay()
+        self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
+        g = g.clone()
+        value, x_norm, *numbers = read.tolist()
+        self._answered = (g, numbers)
+        self._norms += [(x, x_norm), (g, numbers[0])]
         return value, g
+
+    def norm(self, v: Vector) -> float:
+        for known, norm in self._norms:
+            if known is v:
+                return norm
+        return super().norm(v)
 
     def evaluate(self, x: Any, sample: Any, *, graph: bool = False) -> float:
         recording = self._value_recordings.get(sample)
         if recording is None:
             return super().evaluate(x, sample, graph=graph)
         self._at(x)
-        (value,) = recording.replay()
+        (read,) = recording.replay()
+        value, norm = read.tolist()
+        self._norms.append((x, norm))
         self.meter.count_value(sample.size)
         return float(value)
 
     def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
         plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
         usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        if not usual or (self._joint and start is not self._answered):
+        known, numbers = self._answered
+        if not usual or (self._joint and known is not start):
             return super().lanczos(operator, start, **how)
         if self._joint:
-            rows, numbers = self._gradient_recording.outputs[3:]
+            rows = self._gradient_recording.outputs[3]
         else:
             self._at(operator.x)  # type: ignore[attr-defined]
             self._first.copy_(start)  # type: ignore[arg-type]
-            rows, numbers = self._lanczos_recording.replay()
+            rows, unread = self._lanczos_recording.replay()
+            numbers = unread.tolist()
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
-        return Replayed(numbers.tolist(), rows, self.space)
+        return Replayed(numbers, rows, self.space)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
         if offset is None or self.training is not None:

@@ -217,7 +217,7 @@ class MinibatchIteration:
             rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
             if self._worse_than_before(x, oracle, record, rise):
                 record.value, g = oracle.gradient(self.gradient_point(x))
-                record.grad_norm = oracle.space.norm(g)
+                record.grad_norm = oracle.norm(g)
                 state.shrink *= 0.5
                 record.note = "the loss rose"
                 return self._go_back(x, oracle, record)
@@ -233,7 +233,7 @@ class MinibatchIteration:
             metric.restore(space.tensor(self._squares), self._factors, self._floors)
         else:
             record.value, g = oracle.gradient(x)
-            record.grad_norm = oracle.space.norm(g)
+            record.grad_norm = oracle.norm(g)
             if not math.isfinite(record.grad_norm + (record.value if oracle.values else 0.0)):
                 return False
             state.unit = record.grad_norm or 1.0
