@@ -36,7 +36,7 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, typical_weight, unit_of_length, weight
+from sanc.minibatch.scale import learn_distance, scale, shrink, typical_weight, unit_of_length, weight
 from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
@@ -45,7 +45,7 @@ KRYLOV_DIM = 5
 _LEARN = 5
 """Steps, after the first ones, of which one teaches the factors of the metric and the distance."""
 _FIRST_LOOK = 100
-"""The averaged step at which it is first looked whether judged steps pay again; each look is twice as late."""
+"""The averaged step at which it is first looked for negative curvature; each look is twice as late."""
 _OUTLIER = 5.0
 """A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
 _SAME = 1e-5
@@ -113,23 +113,12 @@ class MinibatchIteration:
         return point, record
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Make a step that is judged, averaged (`noisy`), or undoes or confirms one on trial (`held` is where from)."""
+        """Make a step that is judged or, from where batches differ by more than steps gain (`noisy`), averaged."""
         state = self.state
         state.noisy = state.noisy or not oracle.values
-        tried = state.held is not None
-        looks_now = state.noisy and not tried and oracle.values and self.own.curvature
-        looks_now = looks_now and state.steps >= _FIRST_LOOK << state.looks
-        oracle.begin(state.iteration, products=looks_now or tried or not state.noisy)
+        oracle.begin(state.iteration, products=not state.noisy)
         if state.length == 0.0:
             self._find_unit(x, oracle)
-        if looks_now:
-            found = self._look(x, oracle)
-            if found is not None:
-                return found
-        if state.held is not None:  # on trial: this batch decides
-            state.noisy = oracle.gradient(x)[0] > watch.PAYS * state.entry
-            x, state.held = state.held if state.noisy else x, None
-            state.offset = state.offset if state.noisy else None
         if not state.noisy:
             value, _ = oracle.gradient(x)
             if watch.judged_on(state, x, value, self.own, oracle.space.eps):
@@ -141,6 +130,8 @@ class MinibatchIteration:
                 point, record = self._averaged_step(began, oracle)
                 record.note = record.note or "judged steps had fitted other batches: back to where they began"
                 return point, record
+        elif (found := self._look(x, oracle)) is not None:
+            return found
         return self._averaged_step(x, oracle)
 
     def _find_unit(self, x: Vector, oracle: Oracle) -> None:
@@ -163,7 +154,6 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
-        state.far = record.step_norm > natural_length(state, self.own, oracle.space.dim)
         return point, record
 
     def _unmisled(self, x: Vector, value: float, oracle: Oracle) -> Vector:
@@ -175,28 +165,21 @@ class MinibatchIteration:
         return state.safe if before < value or (math.isfinite(before) and not math.isfinite(value)) else x
 
     def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Try a judged step now and then, and keep it where it pays.
+        """Now and then, where the loss stands still, follow negative curvature if a random start of Lanczos shows it.
 
-        In turns: one from the gradient, which pays where it halves the loss, and that of the next batch too; and where
-        the loss stands still one from a random start of Lanczos, which pays where it follows negative curvature.
+        A judged step is made from that start, and kept where it owes to curvature most of what it promised.
         """
         state, before = self.state, self.judged.state
-        state.looks += 1
-        still = watch.stands_still(state)
-        for_curvature = state.looks % 2 == 0
-        if for_curvature and not (still and self.method.escapes):
+        looks = oracle.values and self.own.curvature and self.method.escapes
+        if not looks or state.steps < _FIRST_LOOK << state.looks:
             return None
-        start = oracle.space.normal(generator(state, LANCZOS_START)) if for_curvature else None
-        point, record = self._judged_step(x, oracle, start)
-        if for_curvature and point is not x and record.curvature_share > 0.5:
+        state.looks += 1
+        if not watch.stands_still(state):
+            return None
+        point, record = self._judged_step(x, oracle, oracle.space.normal(generator(state, LANCZOS_START)))
+        if point is not x and record.curvature_share > 0.5:
             record.note = "the loss stood still: a step along negative curvature"
             state.offset = None
-            return point, record
-        halved = state.reached < watch.PAYS * record.value
-        if not for_curvature and halved and state.variance < state.mean * state.mean:
-            record.note = "a judged step was tried"
-            watch.begin_judged(state, x, record.value)
-            state.held = x
             return point, record
         self.judged.state = before
         return None

@@ -22,7 +22,6 @@ class State:
     entry: float = math.nan  # the loss where judged steps began
     gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
-    far: bool = False  # whether it led farther than an averaged step would have
     steps: int = 0  # averaged steps
     learnt: int = 0  # those that taught the factors of the metric
     renewed: int = 0  # the one after which the eigenbases were renewed
@@ -43,7 +42,6 @@ class State:
     square: float = math.nan  # ‖x‖² where the last averaged step ended: another says that somebody moved the parameters
     looked: float = math.nan  # the mean when progress was last looked at …
     looks: int = 0  # … and how often it was
-    held: Vector | None = None  # where a judged step was tried from, until the next batch confirms it
     offset: Vector | None = None  # z − x: from the average to where steps are made
     safe: Vector | None = None  # a point to go back to
     start: Vector | None = None  # where averaging began

@@ -11,7 +11,7 @@ from sanc.minibatch.state import State
 PAYS = 0.5
 """Share of the loss to which judged steps have to bring it to be worth their products …"""
 _IDLE = 4
-"""… within so many steps, or twice as many where a step leads farther than an averaged one."""
+"""… within so many steps."""
 PATIENCE = 2
 """Batches in a row that must disagree before noise has taken over …"""
 _GROSS = 10.0
@@ -41,7 +41,7 @@ def judged_on(state: State, x: Vector, value: float, own: MinibatchSettings, eps
     state.idle = 0 if value < PAYS * state.level else state.idle + 1
     state.level = value if state.idle == 0 else state.level
     agrees = state.misses < PATIENCE and off <= _GROSS * own.noise * state.gained
-    return off <= 0.0 or (agrees and state.idle < (2 * _IDLE if state.far else _IDLE))
+    return off <= 0.0 or (agrees and state.idle < _IDLE)
 
 
 def begin_judged(state: State, x: Vector, value: float) -> None:
