@@ -554,3 +554,26 @@ def killed_while_saving(folder):
 
         FileSystemWriter.write_data = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     return attempt(lambda: sanc.save_checkpoint(folder, model, opt))
+
+
+def raises_beside_a_wrapper():
+    """Rank 1 raises in a closure whose backward pass is averaged by the wrapper; what each rank is told."""
+    rank, _ = place()
+    model = DistributedDataParallel(network())
+    opt = sanc.SANC(model.parameters(), seed=0)
+
+    def closure(fails=False):
+        if fails and rank == 1:
+            raise ValueError("a bad row")
+        opt.zero_grad()
+        value = model(torch.ones(4, 4).double()).square().mean()
+        value.backward()
+        return value
+
+    for _ in range(3):
+        opt.step(closure)
+    before = flat(model).clone()
+    try:
+        opt.step(lambda: closure(True))
+    except Exception as problem:
+        return type(problem).__name__, bool(torch.equal(flat(model), before))

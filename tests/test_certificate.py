@@ -207,6 +207,7 @@ def test_curvature_that_is_not_finite_certifies_nothing():
     ("given", "word"),
     [
         ({"eps": 0.0}, "eps = 0.0"),
+        ({"eps": None}, "eps = None"),
         ({"confidence": 1.0}, r"confidence = 1\.0"),
         ({"max_products": 0}, "max_products = 0"),
         ({"max_products": "a"}, "max_products = 'a'"),
@@ -218,3 +219,25 @@ def test_curvature_that_is_not_finite_certifies_nothing():
 def test_bad_input_is_named(given, word):
     with pytest.raises(sanc.ArgumentError, match=word):
         sanc.certificate(**({"fun": lambda x: (x**2).sum(), "x": np.ones(2)} | given))
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+def test_differences_that_rounding_leaves_nothing_of_certify_nothing(scheme):
+    """Both differences of a saddle on top of 1e9 are exactly 0, which says nothing; λ_min is −2."""
+    cert = sanc.certificate(lambda x: 1e9 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme)
+    assert not cert.second_order and cert.lower_bound <= -2.0
+    near = sanc.certificate(lambda x: 1.0 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme, eps=1e-3)
+    assert near.saddle and near.lambda_min == pytest.approx(-2.0, abs=1e-2)
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e6, 1e7])
+def test_bounds_of_differences_hold_beside_a_large_constant(offset, rng):
+    for _ in range(40):
+        matrix = rng.standard_normal((3, 3))
+        matrix = matrix + matrix.T
+        cert = sanc.certificate(lambda x, matrix=matrix: offset + 0.5 * x @ matrix @ x, np.zeros(3), jac="2-point")
+        assert cert.lower_bound <= np.linalg.eigvalsh(matrix)[0] + 1e-12
+
+
+def test_a_product_that_is_not_finite_is_said():
+    assert "not finite" in str(sanc.certificate(lambda x: (x.abs() ** 1.5).sum(), torch.zeros(2).double()))

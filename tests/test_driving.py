@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -644,3 +645,37 @@ def test_a_record_has_numbers_for_a_logger():
     left = {field.name for field in fields(opt.record)} - set(numbers)
     assert left == {"branch", "calls", "note", "hvp", "style"}
     assert numbers["sigma"] == opt.record.sigma and numbers["calls.gradient"] == opt.record.calls.gradient
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_a_pickled_optimiser_goes_on_as_it_would_have(style):
+    """Parts of the metric that share memory do so afterwards, too: the bases are renewed several times here."""
+    given = batches(60)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    drive(style, model, opt, given[:20])
+    twin, other = pickle.loads(pickle.dumps((model, opt)))
+    drive(style, model, opt, given[20:])
+    drive(style, twin, other, given[20:])
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_what_is_frozen_between_steps_stays_at_the_average():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("gradients", model, opt, batches(40))
+    opt.eval()
+    average = model[0].weight.detach().clone()
+    opt.train()
+    assert not torch.equal(model[0].weight, average)
+    model[0].requires_grad_(False)
+    drive("gradients", model, opt, batches(1))
+    opt.eval()
+    assert torch.allclose(model[0].weight, average, rtol=0, atol=1e-14)
+
+
+def test_every_gradient_without_a_closure_is_counted_once():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("gradients", model, opt, batches(5))
+    assert opt.record.calls == sanc.Calls(gradient=5, paper_calls=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import OrderedDict, namedtuple
 from dataclasses import asdict
 from itertools import groupby, pairwise
 
@@ -243,7 +244,7 @@ def test_certificates_get_the_time_that_is_left(monkeypatch):
     weights = np.linspace(0.0, 100.0, 500)
     given = {"jac": lambda x: weights * x, "hessp": hessp, "tol": 1e-6}
     res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.zeros(500), max_time=5.5, **given)
-    assert res.certificate.products == 6 and res.status is sanc.Status.TIME_LIMIT and not res.success
+    assert res.certificate.products == 5 and res.status is sanc.Status.TIME_LIMIT and not res.success
     seconds = 0.0
     res = sanc.minimize(lambda x: 0.5 * weights @ x**2, np.ones(500), max_time=0.5, **given)
     assert res.certificate.products == 1 and res.status is sanc.Status.TIME_LIMIT
@@ -929,3 +930,152 @@ def test_autocast_around_a_call_is_for_the_function_alone():
         again = sanc.certificate(fun, at)
     assert all(seen) and torch.equal(plain.x, cast.x) and plain.nit == cast.nit
     assert again.lambda_min == bound.lambda_min and again.error_bound == bound.error_bound
+
+
+@pytest.mark.parametrize(("scheme", "offset"), [("2-point", 1e10), ("2-point", 1e8), ("3-point", 1e8)])
+def test_a_gradient_lost_in_the_rounding_of_values_is_no_success(scheme, offset):
+    res = sanc.minimize(lambda x: offset + (x[0] ** 2 - 1) ** 2 + x[1] ** 2, [0.3, 0.4], jac=scheme)
+    assert (
+        res.status is Status.STALLED and "rounding alone makes" in res.message and "subtract a constant" in res.message
+    )
+
+
+@pytest.mark.parametrize("fun", [lambda x: np.sum(np.abs(x - 1) ** 2), lambda x: float(np.sum(np.real(x - 1) ** 2))])
+def test_the_complex_step_needs_a_function_of_complex_numbers(fun):
+    with pytest.raises(sanc.ArgumentError, match=r'at a complex point.*Pass jac = "3-point"'):
+        sanc.minimize(fun, [3.0, 2.0], jac="cs")
+    assert sanc.minimize(lambda x: (x - 1) ** 2, [3.0], jac="cs").x == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("at", [[3.0, 2.0], [1e3, -4.0]])
+def test_a_gradient_that_was_never_filled_in_is_no_minimum(at):
+    res = sanc.minimize(rosen, at, jac=np.zeros_like)
+    assert res.status is Status.INCONSISTENT and res.nit == 0 and "does not fit the values" in res.message
+    for fun in (lambda x: float(np.sum(x**3)), lambda x: float(np.sum(x**4)) + 1e6, lambda x: 7.0):
+        assert sanc.minimize(fun, np.zeros(2), jac=np.zeros_like).status is not Status.INCONSISTENT
+
+
+@pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)])
+def test_every_true_of_a_callback_ends_the_run(true):
+    res = sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: true)
+    assert res.status is Status.CALLBACK and res.nit == 1
+    for other in (np.False_, torch.tensor(False), 1.0, np.ones(2), "yes"):
+        assert sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x, other=other: other).success
+
+
+@pytest.mark.parametrize("start", [[0.0, 0.0], [1e-10, 0.0]])
+def test_a_start_at_the_saddle_of_a_small_function_is_left(start):
+    """λ_min is −4e-20, and the tolerance of curvature is relative to what f is here."""
+
+    def fun(x):
+        return 1e-20 * ((x[0] ** 2 - 1) ** 2 + x[0] * x[1] + x[1] ** 2)
+
+    res = sanc.minimize(fun, torch.tensor(start, dtype=torch.float64), tol=1e-28)
+    assert res.success and res.fun == pytest.approx(-2.656e-21, rel=1e-3)
+
+
+def test_a_function_may_minimise_another():
+    def outer(x):
+        inner = sanc.minimize(lambda y: ((y - 1) ** 2).sum(), torch.zeros(2, dtype=torch.float64))
+        return ((x - inner.x) ** 2).sum()
+
+    assert torch.allclose(sanc.minimize(outer, torch.full((2,), 3.0).double()).x, torch.ones(2).double())
+    with torch.no_grad():
+        assert sanc.minimize(rosen_torch, torch.tensor(X0, dtype=torch.float64)).success
+
+
+HESSIANS = {
+    "sparse": lambda x: scipy.sparse.csr_array(rosen_hess(x)),
+    "operator": lambda x: scipy.sparse.linalg.aslinearoperator(rosen_hess(x)),
+    "list": lambda x: rosen_hess(x).tolist(),
+    "tensor": lambda x: torch.from_numpy(rosen_hess(x)),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", HESSIANS)
+@pytest.mark.parametrize("make", [np.array, lambda x: torch.tensor(x, dtype=torch.float64)])
+def test_a_hessian_comes_in_many_forms(kind, make):
+    def given(function):
+        return lambda x: function(np.asarray(x))
+
+    plain = sanc.minimize(rosen, X0, jac=rosen_der, hess=rosen_hess)
+    res = sanc.minimize(given(rosen), make(X0), jac=given(rosen_der), hess=given(HESSIANS[kind]))
+    assert res.success and res.nit == plain.nit and np.allclose(np.asarray(res.x), plain.x)
+
+
+def test_the_hessian_of_one_variable_may_be_a_number():
+    res = sanc.minimize(lambda x: float(x[0] ** 2), [3.0], jac=lambda x: 2 * x, hess=lambda x: 2.0)
+    assert res.success and res.x == pytest.approx([0.0], abs=1e-8)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_saved_state_is_a_copy(problem, sampled):
+    def spoil(intermediate_result):
+        state = intermediate_result.state
+        for vector in (state["x"], *state["vectors"].values()):
+            vector.fill(7.0)
+
+    given = {"batch_size": 20, "max_iter": 40} if sampled else {}
+    ends = [sanc.minimize(problem, np.ones(6), callback=callback, **given) for callback in (None, spoil)]
+    assert np.array_equal(ends[0].x, ends[1].x)
+
+
+def test_points_come_back_as_they_were_given(problem):
+    Pair = namedtuple("Pair", "a b")
+    found = sanc.minimize(lambda p: float((p.a**2).sum() + (p.b - 1) ** 2), Pair(np.ones(2), 3.0), jac="3-point").x
+    assert type(found) is Pair and np.allclose(found.a, 0, atol=1e-5) and found.b == pytest.approx(1, abs=1e-5)
+    tree = OrderedDict(a=torch.ones(2), b=torch.tensor(3.0))
+    found = sanc.minimize(lambda p: (p["a"] ** 2).sum() + (p["b"] - 1) ** 2, tree).x
+    assert type(found) is OrderedDict and torch.equal(tree["a"], torch.ones(2))
+    assert isinstance(sanc.minimize(problem, torch.ones(6)).x, torch.Tensor)
+
+
+class OwnSum(sanc.problems.FiniteSum):
+    """½‖w‖², with entries replaced."""
+
+    n, dim, dtype = 4, 3, np.dtype(float)
+
+    def __init__(self, **entries):
+        self.__dict__.update(entries)
+
+    def subset(self, rows):
+        return self
+
+    def value(self, w):
+        return 0.5 * w @ w
+
+    def value_and_gradient(self, w):
+        return 0.5 * w @ w, self.__dict__.get("g", w * 1.0)
+
+    def hessian(self, w):
+        return self.__dict__.get("product", lambda v: v * 1.0)
+
+
+@pytest.mark.parametrize(("entries", "words"), [
+    ({"n": None}, r"OwnSum\.n = None"),
+    ({"dim": 2.5}, r"OwnSum\.dim = 2\.5"),
+    ({"dtype": np.dtype(int)}, r"OwnSum\.dtype"),
+    ({"g": np.ones(2)}, r"value_and_gradient returned .* shape \(3,\)"),
+    ({"g": [1.0, 2.0, 3.0]}, "value_and_gradient returned"),
+    ({"product": np.eye(3)}, "hessian returned .* return a function of v"),
+    ({"product": lambda v: v[:2]}, r"the function that hessian returned returned .* shape \(3,\)"),
+])  # fmt: skip
+def test_mistakes_in_a_sum_of_ones_own_are_named(entries, words):
+    assert sanc.minimize(OwnSum(), np.ones(3)).success
+    with pytest.raises(sanc.SancError, match=words):
+        sanc.minimize(OwnSum(**entries), np.ones(3))
+
+
+def test_scipy_passes_on_what_it_was_given():
+    given = {"fun": rosen, "x0": X0, "method": sanc.scipy_method}
+    with pytest.raises(sanc.ArgumentError, match="jac is missing although hess"):
+        scipy.optimize.minimize(**given, hess=rosen_hess)
+    with pytest.raises(sanc.ArgumentTypeError, match="hess = 3"):
+        scipy.optimize.minimize(**given, jac=rosen_der, hess=3)
+    assert scipy.optimize.minimize(**given, jac=rosen_der, hess=scipy.optimize.BFGS()).success
+
+
+def test_errors_of_second_derivatives_travel_between_processes():
+    error = pickle.loads(pickle.dumps(sanc.SecondDerivativeError("no second derivative", "flash")))
+    assert (str(error), error.operator) == ("no second derivative", "flash")

@@ -878,3 +878,75 @@ def test_hooks_of_parameters_see_ordinary_tensors():
     for _ in range(3):
         opt.step(lambda: torch.tanh(model(x)).square().mean())
     assert len(seen) > 6 and not any(seen)
+
+
+@pytest.mark.parametrize("cls", [sanc.SANC, sanc.ARC, sanc.CR, sanc.NCD])
+def test_a_state_saved_after_a_broken_batch_is_loaded(cls):
+    """The gradient that was not finite is not remembered: the run goes on from the state as it does without."""
+    ends = []
+    for saves in (True, False):
+        model, x, y = make()
+        opt = cls(model.parameters(), preset="paper", L1=2.0, L2=2.0, seed=0)
+        good = loss_of(model, x, y)
+        opt.step(good)
+        opt.step(lambda: good() * math.nan)
+        assert opt.record.branch is Branch.STAYED
+        if saves:
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        for _ in range(3):
+            opt.step(good)
+        ends.append(flat(model))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name, value", [("lr", math.nan), ("lr", -1.0), ("weight_decay", "a"), ("frozen", "no")])
+def test_what_a_scheduler_writes_into_a_group_is_checked(name, value):
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(loss_of(model, x, y))
+    before, state = flat(model), copy.deepcopy(opt.state_dict())
+    opt.param_groups[0][name], kept = value, opt.param_groups[0][name]
+    with pytest.raises(sanc.ArgumentError, match=name):
+        opt.step(loss_of(model, x, y))
+    opt.param_groups[0][name] = kept
+    assert torch.equal(flat(model), before) and str(opt.state_dict()) == str(state)
+    opt.step(loss_of(model, x, y))
+
+
+def test_a_step_inside_its_own_closure_is_an_error():
+    model, x, y = make()
+    opt, good = sanc.SANC(model.parameters(), seed=0), loss_of(model, x, y)
+    before = flat(model)
+    with pytest.raises(sanc.ArgumentError, match=r"calls step\(\)"):
+        opt.step(lambda: opt.step(good))
+    assert torch.equal(flat(model), before)
+    opt.step(good)
+
+
+def test_a_parameter_may_change_its_shape():
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    for _ in range(3):
+        opt.step(loss_of(model, x, y))
+    model[2].weight.data, model[2].bias.data = torch.zeros(4, 8).double(), torch.zeros(4).double()
+    first = [float(opt.step(loss_of(model, x, y))) for _ in range(10)]
+    assert first[-1] < first[0]
+
+
+def test_parameters_that_cannot_move_are_named():
+    with pytest.raises(sanc.ArgumentError, match="nothing to optimise: all are frozen, empty"):
+        sanc.SANC([nn.Parameter(torch.zeros(0))])
+    with pytest.raises(sanc.ArgumentTypeError, match=r"params\[0\] has entries that share memory"):
+        sanc.SANC([nn.Parameter(torch.zeros(1).expand(4))])
+
+
+def test_the_default_device_is_of_no_importance():
+    ends = []
+    for device in ("cpu", "meta"):
+        model, x, y = make()
+        opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
+        with torch.device(device):
+            for _ in range(3):
+                opt.step(loss_of(model, x, y))
+        ends.append(flat(model))
+    assert torch.equal(*ends)

@@ -8,7 +8,7 @@ from typing import Any
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.curvature import Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
-from sanc.objective import build_oracle, own_precision
+from sanc.objective import build_oracle, own_modes
 
 __all__ = ["Certificate", "certificate"]
 
@@ -64,6 +64,7 @@ def certificate(
     >>> print(sanc.certificate(lambda x: x[0] ** 2 - x[1] ** 2, torch.zeros(2)).saddle)
     True
     """
+    require(eps is not None, "eps", eps, "pass a positive number")
     require_number("eps", eps)
     require_number("eps_curvature", eps_curvature)
     fits = is_number(confidence) and 0 < confidence < 1
@@ -72,7 +73,7 @@ def certificate(
     require_integer("seed", seed, 0, none=False)
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
-    with own_precision(oracle):
+    with own_modes(oracle):
         found, *_ = probe(
             oracle,
             point,

@@ -117,6 +117,8 @@ class Driver:
             raise ArgumentError(
                 "closure cannot be used: the steps before had none. Construct another optimiser to change that."
             )
+        if self.oracle.bound:
+            raise ArgumentError("closure calls step() of the optimiser that called it: let it only compute the loss.")
         samples = self._samples(given)
         first = self.iterates.state.iteration == 0
         self._refuse_what_would_be_lost(given[0], leaves)
@@ -290,6 +292,7 @@ class Driver:
         if self.by_gradients and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
         if self.known is None or not self.known.matches(leaves):
+            self.move(at_average=True)  # whatever is frozen from now on stays there
             iterates.forget()
         first = iterates.state.iteration == 0
         y = leaves.read()

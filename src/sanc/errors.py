@@ -38,7 +38,7 @@ class SecondDerivativeError(SancError, RuntimeError):
         The name of the operator as the automatic differentiation reports it.
     """
 
-    def __init__(self, message: str, operator: str) -> None:
+    def __init__(self, message: str, operator: str = "") -> None:
         super().__init__(message)
         self.operator = operator
 

@@ -25,16 +25,22 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     for name, value in group.items():
         if name not in known | _OF_OTHERS:
             raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
+    check_numbers(dict(defaults) | dict(group))
+
+
+def check_numbers(group: Mapping[str, Any]) -> None:
+    """Reject a group with a value that cannot be used; schedulers write there, too."""
     for name in ("weight_decay", "lr"):
-        value = group.get(name, defaults[name])
+        value = group[name]
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         require(fits, name, value, "pass a finite number ≥ 0")
-    frozen = group.get("frozen", False)
-    require(isinstance(frozen, bool), "frozen", frozen, "pass True or False")
+    require(isinstance(group["frozen"], bool), "frozen", group["frozen"], "pass True or False")
 
 
 def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
     """Gather the parameters that take part now: not frozen, and asking for a gradient."""
+    for group in groups:
+        check_numbers(group)
     chosen = [
         (p, group["weight_decay"], float(group["lr"]))
         for group in groups
@@ -42,16 +48,17 @@ def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
         for p in group["params"]
         if p.requires_grad
     ]
+    nothing = "params has nothing to optimise: all are frozen, empty or have requires_grad=False; free at least one."
     if not chosen:
-        raise ArgumentError(
-            "params has nothing to optimise: all are frozen or have requires_grad=False; free at least one."
-        )
+        raise ArgumentError(nothing)
     leaves, decays, rates = zip(*chosen, strict=True)
     first = leaves[0]
     for p in leaves:
         trouble = _trouble(p, first)
         if trouble:
             raise ArgumentTypeError(f"params[{called(groups, p)}] {trouble}.")
+    if not any(p.numel() for p in leaves):
+        raise ArgumentError(nothing)
     if max(decays) > torch.finfo(first.dtype).max:
         raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {first.dtype}: pass a smaller one.")
     return lay_out(leaves, decays, rates)
@@ -69,6 +76,8 @@ def _trouble(p: Tensor, first: Tensor) -> str:
         return f"is of {p.dtype}: keep parameters in float32 or float64, and use torch.autocast for lower precision"
     if p.layout != torch.strided:
         return f"has the layout {p.layout}: pass dense parameters"
+    if any(stride == 0 and side > 1 for stride, side in zip(p.stride(), p.shape, strict=True)):
+        return "has entries that share memory, as after expand(): pass a parameter of a contiguous tensor"
     if p.dtype != first.dtype or p.device != first.device:
         return (
             f"is of {p.dtype} on {p.device}, and the first one of {first.dtype} on {first.device}: put all that are "

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, OptimizeResult
+from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -21,13 +21,13 @@ from sanc.core.run import Limits, Run, Status
 from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.objective import Restore, build_oracle, own_precision
+from sanc.objective import Restore, build_oracle, own_modes
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import find_ranks
 from sanc.ranks.sums import SharedSum
 from sanc.result import Result
 from sanc.sums.linear import FiniteSum
-from sanc.sums.oracle import SumOracle
+from sanc.sums.oracle import SumOracle, require_sum
 
 __all__ = ["Status", "minimize", "scipy_method"]
 
@@ -166,6 +166,8 @@ def minimize(
     chosen = find_method("sanc" if method is None else method)
     tuned = make_settings(chosen, preset, settings, _arguments())
     one_of("hvp", hvp, HVP_MODES)
+    for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
+        require(isinstance(flag, bool | np.bool_), name, flag, "pass True or False")
     require_integer("seed", seed, 0, none=False)
     ranks = find_ranks(process_group)
     if ranks is not None:
@@ -221,7 +223,7 @@ def minimize(
     report, clock = _reporter(callback, restore, disp), time.perf_counter
     if ranks is not None:  # time and callbacks are each rank's own, and what follows from them is not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
-    with own_precision(oracle):
+    with own_modes(oracle):
         status = run.go(report, clock)
     result = _result(run, status, restore, fun)
     if disp:
@@ -237,14 +239,15 @@ def _arguments() -> dict[str, Any]:
 
 def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Join SciPy's options with the arguments beside them, by our names; what stands twice is an error."""
-    require(isinstance(options, Mapping), "options", options, "pass a mapping of names to values")
+    fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    require(fits, "options", options, "pass a mapping of names to values")
     own = {name: default for name, default in _arguments().items() if name not in ("fun", "x0", "options")}
     merged = {name: given[name] for name in own}
     for name, value in [*given["settings"].items(), *options.items()]:
         ours = SCIPY_NAMES.get(name, name)
         if ours != name and value is None:
             continue  # SciPy's way to ask for the default
-        if ours in merged and (ours not in own or merged[ours] is not own[ours]):
+        if ours in ("fun", "x0", "options") or (ours in merged and (ours not in own or merged[ours] is not own[ours])):
             place = "in options and beside it" if name in options else f"beside {ours!r}"
             raise ArgumentError(f"{name!r} stands {place}: pass it once.")
         merged[ours] = value
@@ -260,7 +263,7 @@ def _require_free(bounds: Any, constraints: Any) -> None:
             high = [math.inf if bound is None else float(bound) for bound in np.atleast_1d(upper)]
         except (TypeError, ValueError):
             raise ArgumentTypeError(f"bounds = {shown(bounds)} are no pairs of numbers: leave bounds out.") from None
-        if max(low) > -math.inf or min(high) < math.inf:
+        if set(low) != {-math.inf} or set(high) != {math.inf}:
             raise ArgumentError(
                 f"bounds = {shown(bounds)} cannot be used: sanc minimises without constraints; leave bounds out, or "
                 "substitute variables."
@@ -276,6 +279,8 @@ def _sizes(
     given = {name: size for name, size in named.items() if size is not None}
     if grow and (method.name != "scr" or batch is None):
         raise ArgumentError('grow_samples = True goes with method="scr" and a batch_size to start from.')
+    if isinstance(fun, FiniteSum):
+        require_sum(fun)
     for name, size in given.items():
         if not isinstance(fun, FiniteSum):
             raise ArgumentError(f"{name} = {size!r} needs a finite sum to sample from: pass a sanc.problems.FiniteSum.")
@@ -295,7 +300,10 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
     """Print a line and call the caller back; true means stop."""
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
-    by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
+    try:
+        by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
+    except ValueError:  # some functions of C have none
+        by_name = False
 
     def report(run: Run) -> bool:
         record = run.history[-1]
@@ -313,13 +321,19 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                     known = math.nan  # the objective sample was not asked
                 result = Result(x=restore(run.x), fun=known, nit=run.iteration, record=record, state=run.state())
                 with callers_precision():
-                    return callback(intermediate_result=result) is True
+                    return _says_stop(callback(intermediate_result=result))
             with callers_precision():
-                return callback(restore(run.x)) is True
+                return _says_stop(callback(restore(run.x)))
         except StopIteration:
             return True
 
     return report
+
+
+def _says_stop(answer: Any) -> bool:
+    """Whether a callback returned True: Python's, NumPy's or torch's. Other values, such as a loss, mean nothing."""
+    kind = str(getattr(answer, "dtype", type(answer).__name__))
+    return kind in ("bool", "torch.bool") and bool(answer)
 
 
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
@@ -371,7 +385,8 @@ def scipy_method(
     >>> res.success
     True
     """
-    jac = "3-point" if jac is None or jac is False else jac
-    hess = hess if callable(hess) else None
+    if (jac is None or jac is False) and hess is None and hessp is None:
+        jac = "3-point"
+    hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # the products are exact, or differences
     free = {"bounds": bounds, "constraints": constraints}
     return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **free, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from sanc.core.settings import Sampling
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
-from sanc.functions.oracle import CallableOracle
+from sanc.functions.oracle import CallableOracle, pair
 from sanc.sums.linear import FiniteSum
-from sanc.sums.oracle import SumOracle
+from sanc.sums.oracle import SumOracle, require_sum
 from sanc.trees import Tree, is_tree
 
 SCHEMES = ("2-point", "3-point", "cs")
@@ -65,14 +66,18 @@ def build_oracle(
 
     def restore(v: Any) -> Any:
         if isinstance(v, np.ndarray):
-            return v.reshape(start.shape).copy()
+            copy = v.reshape(start.shape).copy()
+            return torch.from_numpy(copy).to(start.device) if is_tensor else copy
         copy = v.detach().reshape(start.shape).clone()
         return copy if is_tensor else copy.cpu().numpy()
 
     if isinstance(fun, FiniteSum):
+        require_sum(fun)
         for label, given in (("jac", jac), ("hess", hess), ("hessp", hessp)):
             if given is not None:
                 raise ArgumentError(f"{label} is given although {type(fun).__name__} knows its own: leave it out.")
+        if args:
+            raise ArgumentError(f"args = {shown(args)} cannot be used with {type(fun).__name__}: leave it out.")
         values = start.detach().cpu().numpy() if is_tensor else start
         if values.size != fun.dim:
             raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
@@ -102,9 +107,17 @@ def build_oracle(
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
 
 
-def own_precision(oracle: Oracle) -> AbstractContextManager[object]:
-    """Return a context in which autocast around the call is for a torch function alone, not for what is made of it."""
-    return full_precision(oracle.leaves.device) if isinstance(oracle, AutogradOracle) else nullcontext()
+@contextmanager
+def own_modes(oracle: Oracle) -> Iterator[None]:
+    """Let autocast around the call be for a torch function alone, not for what is made of it, and no_grad for nobody.
+
+    A function may itself be minimising another one, where a value is asked for without a graph.
+    """
+    if not isinstance(oracle, AutogradOracle):
+        yield
+        return
+    with full_precision(oracle.leaves.device), torch.enable_grad():
+        yield
 
 
 def _scheme(name: str, given: str) -> Any:
@@ -118,7 +131,10 @@ def _on_trees(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator
 
     def value(x: Any, *args: Any) -> Any:
         answer = fun(tree.build(x), *args)
-        return (answer[0], tree.lay(answer[1], "fun")) if jac is True else answer
+        if jac is True:
+            number, g = pair(answer)
+            return number, tree.lay(g, "fun")
+        return answer
 
     def slope(x: Any, *args: Any) -> Any:
         return tree.lay(jac(tree.build(x), *args), "jac")
@@ -150,7 +166,8 @@ def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:
         try:
             answer = fun(x, *args)
         except (RuntimeError, TypeError) as problem:
-            if "numpy" in str(problem).lower():
+            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+            if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
             raise
         if not isinstance(answer, Tensor):
@@ -168,13 +185,18 @@ def _point(x0: Any, name: str) -> Any:
             if x0.is_complex() or x0.is_floating_point():
                 raise ArgumentTypeError(f"{name} is of {x0.dtype}: pass float32 or float64.")
             x0 = x0.double()
+        if x0.layout != torch.strided or x0.device.type == "meta":
+            raise ArgumentTypeError(f"{name} is a tensor of {x0.layout} on {x0.device}: pass a dense one with numbers.")
         finite, size = bool(torch.isfinite(x0).all()), x0.numel()
     else:
         try:
-            x0 = np.asarray(x0)
-            if x0.dtype != np.float32:
-                x0 = x0.astype(np.float64, casting="same_kind" if x0.dtype.kind in "fc" else "unsafe")
-        except (TypeError, ValueError):
+            array = np.asarray(x0)
+            if array.dtype == object:
+                array = np.array([float(entry) for entry in array.flat]).reshape(array.shape)
+            if array.dtype.kind not in "fiub" or np.ma.is_masked(x0):
+                raise TypeError("no real numbers, or some of them are missing")
+            x0 = array if array.dtype == np.float32 else array.astype(np.float64)
+        except (TypeError, ValueError, OverflowError):
             raise ArgumentTypeError(f"{name} = {shown(x0)} is no array of real numbers: pass one.") from None
         finite, size = bool(np.isfinite(x0).all()), x0.size
     if size == 0:

@@ -41,6 +41,12 @@ def test_a_rank_killed_while_saving_leaves_the_last_checkpoint(tmp_path):
     assert sanc.load_checkpoint(tmp_path, model, sanc.SANC(model.parameters())) == 2
 
 
+def test_a_rank_that_raises_beside_a_wrapper_does_not_meet_its_exchange():
+    """Its own error comes at once; the others, which wait for its gradients, end when it does."""
+    first, second = together(2, rank_jobs.raises_beside_a_wrapper, timeout=TIMEOUT, patience=40.0)
+    assert second == ("ValueError", True) and first is not None and first[1]
+
+
 def test_one_rank_alone_needs_no_group():
     (found,) = all_well(together(1, alone))
     assert found == "OneProcess"

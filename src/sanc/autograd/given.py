@@ -21,6 +21,7 @@ class GivenGradient(Oracle):
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         self.space = leaves.space()
         self.meter = meter
+        meter.count_gradient(1)
         self._shapes = leaves.shapes
         self.slope = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
 
@@ -29,7 +30,6 @@ class GivenGradient(Oracle):
         return self._shapes
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
-        self.meter.count_gradient(1)
         return math.nan, self.slope
 
     def value(self, x: Vector) -> NoReturn:

@@ -50,8 +50,8 @@ class Leaves:
         return Space(self.dim, self.dtype, self.device)
 
     def matches(self, other: Leaves) -> bool:
-        """Whether vectors of one are vectors of the other: the same leaves, type and device."""
-        same = len(self.tensors) == len(other.tensors) and (self.dtype, self.device) == (other.dtype, other.device)
+        """Whether vectors of one are vectors of the other: the same leaves, shapes, type and device."""
+        same = self.shapes == other.shapes and (self.dtype, self.device) == (other.dtype, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
     def flatten(self, tensors: Grads) -> Tensor:

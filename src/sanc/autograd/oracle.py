@@ -78,6 +78,11 @@ class AutogradOracle(Oracle):
         self.training: Buffers | None = None
 
     @property
+    def bound(self) -> bool:
+        """Whether it answers now."""
+        return self._samples is not None
+
+    @property
     def samples(self) -> tuple[Sample, Sample, Sample]:
         """Those of the gradient, the Hessian and the objective."""
         assert self._samples is not None
@@ -334,9 +339,9 @@ class AutogradOracle(Oracle):
         if not loss.is_floating_point():
             raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
         if graph and not loss.requires_grad:
+            what = "x: compute it from x" if name == "fun" else "the parameters: compute it from the model inside it"
             raise ArgumentError(
-                f"{name} returned a loss that does not depend on the parameters: compute it from the model inside the "
-                "closure, without torch.no_grad(), detach() or .data."
+                f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
             )
         return loss.reshape(())
 

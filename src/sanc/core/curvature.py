@@ -99,6 +99,8 @@ class Certificate:
             verdict = "not a second-order point: negative curvature was found"
         elif not self.stationary:
             verdict = "not a stationary point"
+        elif math.isnan(self.lambda_min):
+            verdict = "undecided: a Hessian product is not finite"
         elif self.inconsistent:
             verdict = f"undecided: the Hessian is not symmetric, by {self.asymmetry:.1e}; check hess or hessp"
         elif self.residual == 0.0:

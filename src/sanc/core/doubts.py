@@ -17,6 +17,8 @@ from sanc.core.space import Vector
 
 _MISFIT = 0.1
 """Relative error of a slope, or of the symmetry of a product, that is no rounding."""
+_COARSE = 10.0
+"""Error of a gradient, in units of the tolerance, from which its being small says nothing."""
 _NOISY, GROSS = 1e2, 1e6
 """Noise of f in units of its rounding error from which it is called that, and from which nothing else need be tried."""
 
@@ -47,12 +49,41 @@ def slope_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]
 
 def gradient(oracle: Oracle, x: Vector, length: float) -> str:
     """Say what is wrong with the gradient at x where values contradict it."""
+    if oracle.gradient_error(x) > _MISFIT * oracle.space.norm(oracle.gradient(x)[1]):
+        return ""  # its differences say no more than the values
     ratio, error = slope_ratio(oracle, x, length)
     if not abs(ratio - 1.0) > _MISFIT + 10.0 * error:
         return ""
     if abs(ratio + 1.0) <= _MISFIT + 10.0 * error:
         return "The sign of the gradient is wrong: along it the values fall."
     return f"The gradient does not fit the values: along it they change {ratio:.3g} times as fast as it says."
+
+
+def missing_slope(oracle: Oracle, x: Vector, length: float) -> str:
+    """Say whether the values have a slope at x, where the gradient is small: along a random direction, by two steps."""
+    space, (_, g) = oracle.space, oracle.gradient(x)
+    d = space.normal(np.random.default_rng(0))
+    slopes, rounding = [], 0.0
+    for step in (max(length, space.norm(x)) * part / space.norm(d) for part in (1e-4, 1e-3)):
+        ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
+        slopes.append((0.5 * ahead - 0.5 * behind) / step)
+        rounding = max(rounding, 10.0 * space.eps * max(abs(ahead), abs(behind)) / step)
+    says, misses = space.dot(g, d), abs(slopes[0] - slopes[1])
+    if not misses <= _MISFIT * abs(slopes[0]) or not abs(slopes[0] - says) > 10.0 * (abs(says) + misses + rounding):
+        return ""
+    slope = slopes[0] / space.norm(d)
+    return f"The gradient does not fit the values: it is {space.norm(g):.1g} where they change by {slope:.3g} a unit."
+
+
+def coarse(oracle: Oracle, x: Vector, tol: float) -> str:
+    """Say whether a gradient that is made of differences is lost in the rounding of f."""
+    error = oracle.gradient_error(x)
+    if not error > _COARSE * tol:
+        return ""
+    return (
+        f"The gradient is made of differences of values, and their rounding alone makes ±{error:.1g} of it: subtract a "
+        "constant from f, pass its gradient as jac, or a larger tol."
+    )
 
 
 def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:

@@ -95,7 +95,8 @@ class Iteration:
         self._charge(oracle, record.krylov_dim)
         self.at_rest = at.at_rest
         seconds = state.seconds + time.perf_counter() - clock
-        carried = (judge.sigma, seconds, record.step_norm or state.reach, record.grad_norm)
+        slope = record.grad_norm if math.isfinite(record.grad_norm) else state.slope
+        carried = (judge.sigma, seconds, record.step_norm or state.reach, slope)
         self.state = State(state.seed, state.iteration + 1, *carried, at.units.length, at.units.cubic, at.previous)
         record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), seconds, oracle.hvp
         return point, record

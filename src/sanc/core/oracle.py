@@ -130,6 +130,10 @@ class Oracle(ABC):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         """f(x) and ∇f(x) on the gradient sample."""
 
+    def gradient_error(self, x: Vector) -> float:
+        """How far ∇f(x) may be off where it is made of differences, because of the rounding of values; else 0."""
+        return 0.0
+
     def norm(self, v: Vector) -> float:
         """‖v‖ of a point that it was asked at, or a gradient that it answered; who read it along spares a wait."""
         return self.space.norm(v)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from itertools import takewhile
 from typing import Any, Protocol
+
+import numpy as np
 
 from sanc.core import doubts
 from sanc.core.curvature import Certificate, probe
 from sanc.core.family import Method
 from sanc.core.iterate import LOST
+from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.robust import NO_GRADIENT
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.settings import Settings
 from sanc.core.space import Vector
-from sanc.core.units import Units
+from sanc.core.units import Units, measured
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _PATIENCE = 10
@@ -137,7 +140,7 @@ class Run:
                 if self.first_value - value > (abs(self.first_value) + self._units.value) / self.oracle.space.eps**2:
                     return Status.UNBOUNDED
                 if norm <= self.limits.tol:
-                    ending, direction = self._second_order_test()
+                    ending, direction = self._small_gradient_test() or self._second_order_test()
                     if ending is not None:
                         return ending
                 if self.stalled >= _PATIENCE:
@@ -174,9 +177,9 @@ class Run:
         """Return all that `resume` needs to go on as if nothing had happened: plain numbers, and vectors."""
         return {
             "method": self.iterates.method.name,
-            "x": self.x,
+            "x": self.x * 1.0,  # copies: whatever is done to them, the run does not notice
             "numbers": self.iterates.numbers(),
-            "vectors": self.iterates.vectors(),
+            "vectors": {name: vector * 1.0 for name, vector in self.iterates.vectors().items()},
             "meter": asdict(self.oracle.meter),
             "knows": self.oracle.knows(self.x),
             "stalled": self.stalled,
@@ -267,7 +270,8 @@ class Run:
         stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
         if any(record.note == NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
-        self.cause = doubts.cause(self.oracle, self.x, self._units.length or 1.0)
+        self.cause = doubts.coarse(self.oracle, self.x, self.limits.tol)
+        self.cause = self.cause or doubts.cause(self.oracle, self.x, self._units.length or 1.0)
         return Status.STALLED
 
     def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
@@ -310,10 +314,33 @@ class Run:
         """Return the certificate of the current point, and the direction of its least curvature."""
         eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε), as far as L2 is known
-            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
+            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._cubic(oracle)))
         return probe(
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
         )
+
+    def _cubic(self, oracle: Oracle) -> float:
+        """Return L2 as the first iteration saw it or, before that, as a product shows it; 1 where nobody knows."""
+        if self._units.cubic or self.iteration:
+            return self._units.cubic or 1.0
+        space, meter, operator = oracle.space, replace(oracle.meter), oracle.hessian(self.x)
+        v = space.normal(np.random.default_rng(self.seed))
+        try:
+            curvature = space.norm(operator(v)) / space.norm(v)
+        except NonFiniteProductError:
+            return 1.0
+        finally:
+            operator.release()
+            oracle.meter = meter
+        return measured(oracle.value(self.x), 0.0, curvature, space.norm(self.x)).cubic
+
+    def _small_gradient_test(self) -> tuple[Status, None] | None:
+        """End the run where a small gradient says nothing: it is lost in rounding, or not that of the values."""
+        self.cause = doubts.coarse(self.oracle, self.x, self.limits.tol)
+        if self.cause:
+            return Status.STALLED, None
+        self.cause = "" if self.iteration else doubts.missing_slope(self.oracle, self.x, self._units.length or 1.0)
+        return (Status.INCONSISTENT, None) if self.cause else None
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from sanc.core.space import Vector
-from sanc.errors import ArgumentError
+from sanc.errors import ArgumentError, shown
 from sanc.functions.oracle import CallableOracle
 
 Scheme = Literal["2-point", "3-point", "cs"]
@@ -48,13 +49,26 @@ class DifferenceOracle(CallableOracle):
             moved = x.astype(np.result_type(x.dtype, np.complex64))
             moved[k] += 1j * _COMPLEX_STEP * size
             self.meter.count_value(1)
-            return float(np.imag(self.fun(moved.reshape(self.shape), *self.args))) / (_COMPLEX_STEP * size)
+            answer = self.fun(moved.reshape(self.shape), *self.args)
+            if not np.iscomplexobj(answer) or np.size(answer) != 1:
+                raise ArgumentError(
+                    f'fun returned {shown(answer)} at a complex point: with jac = "cs" it has to compute with complex '
+                    'numbers, and return one. Pass jac = "3-point" where it cannot.'
+                )
+            return float(np.imag(answer).reshape(())) / (_COMPLEX_STEP * size)
         h = self.space.eps ** _POWERS[self.scheme] * size
         above = self._moved(x, k, h)
         if self.scheme == "2-point":
             return (self._evaluate(above) - self.value(x)) / float(above[k] - x[k])
         below = self._moved(x, k, -h)
         return (self._evaluate(above) - self._evaluate(below)) / float(above[k] - below[k])
+
+    def gradient_error(self, x: Any) -> float:
+        if self.scheme == "cs":
+            return 0.0
+        step = self.space.eps ** _POWERS[self.scheme]
+        sizes = (max(1.0, abs(size)) for size in x.tolist())
+        return self.space.eps * abs(self.value(x)) / float(step) * math.sqrt(sum(1.0 / (size * size) for size in sizes))
 
     @staticmethod
     def _moved(x: Any, k: int, h: float) -> Any:

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
@@ -52,22 +54,22 @@ class CallableOracle(Oracle):
 
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
-        flat: Vector
-        try:
-            _refuse_complex(answer)
-            if not isinstance(self.space, NumpySpace):
-                tensor = torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device)
-                flat = tensor.detach().reshape(-1).clone()
-            else:
-                answer = answer.detach().cpu() if isinstance(answer, Tensor) else answer
-                flat = np.array(answer, self.space.dtype).reshape(-1)
-        except (TypeError, ValueError, RuntimeError):
-            raise ArgumentTypeError(f"{name} returned {shown(answer)}: return an array of real numbers.") from None
+        flat: Vector = self.array(answer, name).reshape(-1) * 1.0
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
             )
         return flat
+
+    def array(self, answer: Any, name: str) -> Any:
+        """Turn what a callable returned into an array or a tensor, as the points are."""
+        try:
+            _refuse_complex(answer)
+            if not isinstance(self.space, NumpySpace):
+                return torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device).detach()
+            return np.asarray(answer.detach().cpu() if isinstance(answer, Tensor) else answer, self.space.dtype)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ArgumentTypeError(f"{name} returned {shown(answer)}: return an array of real numbers.") from None
 
     def given(self, x: Any) -> Any:
         """Return a copy of a point in the caller's shape: whatever a callable does to it, the run does not notice."""
@@ -80,9 +82,7 @@ class CallableOracle(Oracle):
     def _evaluate(self, x: Vector) -> float:
         answer = self.fun(self.given(x), *self.args)
         if self.jac is True:
-            if not isinstance(answer, Sequence) or len(answer) != 2:
-                raise ArgumentTypeError(f"fun returned {shown(answer)}: with jac = True return the pair (f, g).")
-            answer, g = answer
+            answer, g = pair(answer)
             self._gradients.put(x, self.vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
@@ -137,7 +137,8 @@ class _CallableOperator(Operator):
         if o.hessp is not None:
             return o.vector(o.hessp(o.given(self.x), o.given(v), *o.args), "hessp")
         if o.hess is not None:
-            return o.vector(self._matrix @ v, "hess")
+            foreign = is_operator(self._matrix) and isinstance(v, Tensor)
+            return o.vector(self._matrix @ (v.cpu().numpy() if foreign else v), "hess")  # type: ignore[attr-defined]
         return self._difference(v, 1.0)
 
     @cached_property
@@ -145,14 +146,9 @@ class _CallableOperator(Operator):
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
         matrix = o.hess(o.given(self.x), *o.args)
-        try:
-            _refuse_complex(matrix)
-        except TypeError:
-            raise ArgumentTypeError(f"hess returned {shown(matrix)}: return a matrix of real numbers.") from None
-        if not isinstance(o.space, NumpySpace):
-            matrix = torch.as_tensor(matrix, dtype=o.space.dtype, device=o.space.device)
-        shape = tuple(getattr(matrix, "shape", ()))
-        if math.prod(shape) != dim * dim or not shape:
+        matrix = matrix if is_operator(matrix) else o.array(matrix, "hess")
+        shape = tuple(matrix.shape)
+        if math.prod(shape) != dim * dim:
             raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
         return matrix if shape == (dim, dim) else matrix.reshape(dim, dim)
 
@@ -161,22 +157,39 @@ class _CallableOperator(Operator):
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        h = stretch * difference_step(o.space, self.x, o.least_size(self.x), o.noise) / norm
+        h = stretch * self._step() / norm
         return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
+
+    def _step(self) -> float:
+        return difference_step(self.oracle.space, self.x, self.oracle.least_size(self.x), self.oracle.noise)
 
     def error(self, v: Vector, product: Vector) -> float:
         if self.oracle.hessp is not None or self.oracle.hess is not None:
             return 0.0
-        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
-        return self.oracle.space.norm(self._difference(v, 2.0) - product)
+        # The error of a central difference grows with h²: twice the step shows three times what one step hides. What
+        # rounding leaves nothing of differs by nothing, so that its error is added.
+        rounding = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self._step()
+        return self.oracle.space.norm(self._difference(v, 2.0) - product) + rounding
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0
 
 
+def is_operator(matrix: Any) -> bool:
+    """Whether this is a sparse matrix or linear operator of SciPy's."""
+    return scipy.sparse.issparse(matrix) or isinstance(matrix, LinearOperator)
+
+
+def pair(answer: Any) -> Any:
+    """Return the pair (f, g) that a function returns with `jac` = True."""
+    if not isinstance(answer, Sequence) or len(answer) != 2:
+        raise ArgumentTypeError(f"fun returned {shown(answer)}: with jac = True return the pair (f, g).")
+    return answer
+
+
 def _refuse_complex(answer: Any) -> None:
-    if answer.is_complex() if isinstance(answer, Tensor) else np.iscomplexobj(answer):
-        raise TypeError("complex")
+    if answer is None or (answer.is_complex() if isinstance(answer, Tensor) else np.iscomplexobj(answer)):
+        raise TypeError("no real numbers")
 
 
 def _scalar(answer: Any) -> float:
@@ -188,5 +201,5 @@ def _scalar(answer: Any) -> float:
     try:
         _refuse_complex(answer)
         return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentTypeError(f"fun returned {shown(answer)}: return a real number.") from None

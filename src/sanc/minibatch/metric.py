@@ -62,14 +62,10 @@ class Metric:
         # V lies as it is worked on: the matrices of one shape after those of another, then what is not turned.
         self._order = [place for matrices in self._matrices for place in matrices.places] + self._unturned
         self._lengths = [len(m.places) * math.prod(m.shape) for m in self._matrices]
+        self._lengths.append(sum(self._sizes) - sum(self._lengths))
         self._square = like.new_zeros(sum(self._sizes))
-        *blocks, self._rest = torch.split_with_sizes(
-            self._square, [*self._lengths, sum(self._sizes) - sum(self._lengths)]
-        )
-        for matrices, block in zip(self._matrices, blocks, strict=True):
-            matrices.square = block.view(len(matrices.places), *matrices.shape)
         self._alike = [math.prod(m.shape) for m in self._matrices for _ in m.places]  # coordinates of one ε
-        self._alike += [len(self._rest)] if len(self._rest) else []
+        self._alike += [self._lengths[-1]] if self._lengths[-1] else []
         self._floors = like.new_zeros(len(self._alike))
 
     def begin(self, g: Tensor) -> None:
@@ -90,7 +86,7 @@ class Metric:
         self._square.lerp_(square.mean().expand_as(square) if self._scalar else square, weight)
         floor = torch.cat([one.expand(many) for one, many in zip(self._floors.unbind(), self._alike, strict=True)])
         h = h / (self._square.sqrt() + floor)
-        *blocks, rest = torch.split_with_sizes(h, [*self._lengths, len(self._rest)])
+        *blocks, rest = torch.split_with_sizes(h, self._lengths)
         parts: list[Tensor] = []
         for matrices, block in zip(self._matrices, blocks, strict=True):
             back = matrices.turn_back(block.view(-1, *matrices.shape))
@@ -105,11 +101,13 @@ class Metric:
     def renew(self) -> None:
         """Bring the eigenbases up to date with the factors, and ε with the second moments."""
         largest = []
-        for matrices in self._matrices:
-            matrices.renew()
-            largest.append(matrices.square.amax(dim=(1, 2)))
-        if len(self._rest):
-            largest.append(self._rest.amax().reshape(1))
+        *blocks, rest = torch.split_with_sizes(self._square, self._lengths)
+        for matrices, block in zip(self._matrices, blocks, strict=True):
+            square = block.view(-1, *matrices.shape)
+            matrices.renew(square)
+            largest.append(square.amax(dim=(1, 2)))
+        if len(rest):
+            largest.append(rest.amax().reshape(1))
         self._floors.copy_(floor(torch.cat(largest)))
 
     def turned(self) -> list[int]:
@@ -165,12 +163,7 @@ class Metric:
 
 
 class _Matrices:
-    """The metric of all matrices of one shape; a side that is not turned has a basis of no columns.
-
-    `square` are their second moments, a part of the metric's.
-    """
-
-    square: Tensor
+    """Factors and bases of all matrices of one shape; a side that is not turned has a basis of no columns."""
 
     def __init__(self, shape: tuple[int, int], places: Sequence[int], like: Tensor, largest_side: int) -> None:
         self.shape, self.places = shape, places
@@ -206,11 +199,11 @@ class _Matrices:
         block = torch.bmm(self._bases[0], block) if self._left else block
         return torch.bmm(block, self._bases[1].mT) if self._right else block
 
-    def renew(self) -> None:
+    def renew(self, square: Tensor) -> None:
         """Make one step of the power method, Q ← the orthonormal factor of (F + δI)Q.
 
-        δ keeps what the factor F says nothing about as it is, so that no basis depends on rounding. V is carried over:
-        what was diagonal in the old basis has, with U = Q_newᵀQ_old, the diagonal (U∘U)V in the new.
+        δ keeps what the factor F says nothing about as it is, so that no basis depends on rounding. V, `square`, is
+        carried over: what was diagonal in the old basis has, with U = Q_newᵀQ_old, the diagonal (U∘U)V in the new.
         """
         for side, (factor, basis) in enumerate(zip(self._factors, self._bases, strict=True)):
             if not basis.numel():
@@ -219,7 +212,7 @@ class _Matrices:
             new, fine = orthonormal(factor @ basis + ridge * basis)
             new = torch.where(fine[:, None, None], new, basis)
             change = (new.mT @ basis).square()
-            self.square.copy_(change @ self.square if side == 0 else self.square @ change.mT)
+            square.copy_(change @ square if side == 0 else square @ change.mT)
             basis.copy_(new)
 
 

@@ -38,7 +38,7 @@ def compare_start(ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: d
     described = [str((name, p.dtype, p.requires_grad)) for name, p in zip(names, tensors, strict=True)]
     marks = [digest(settings | _options(groups)), digest({"number": len(names)}), digest(dict(enumerate(described)))]  # type: ignore[arg-type]
     kinds = ("one of the settings (seed, preset, options, lr, weight_decay …)", "the number of parameters",
-             "name, shape or type of a parameter")  # fmt: skip
+             "name, shape, type or requires_grad of a parameter")  # fmt: skip
     ranks.compare(torch.cat(marks).to(device), kinds, "the settings", _START)
     if whole:
         ranks.compare(_marks(tensors), names, "the parameters", _START)

@@ -12,6 +12,7 @@ from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.saved import refuse
 from sanc.core.settings import Sampling
 from sanc.core.space import NumpySpace
+from sanc.errors import ArgumentTypeError, require, require_integer, shown
 from sanc.sums.linear import FiniteSum
 from sanc.theory import growing_sample_sizes
 
@@ -65,6 +66,22 @@ def buffered_order(n: int, size: int, rng: np.random.Generator) -> Rows:
             buffer[place] = buffer[-1]
             buffer.pop()
     return np.array(order, np.intp)
+
+
+def require_sum(problem: FiniteSum) -> None:
+    """Refuse a sum of the caller's own without its numbers."""
+    kind = type(problem).__name__
+    for name in ("n", "dim"):
+        require_integer(f"{kind}.{name}", getattr(problem, name, None), 1, none=False)
+    dtype = getattr(problem, "dtype", None)
+    require(dtype in (np.float32, np.float64), f"{kind}.dtype", dtype, "make it np.dtype of float32 or float64")
+
+
+def _like(v: Any, answer: Any, what: str) -> Any:
+    """Return what a method of a sum answered, if it is a vector like v."""
+    if not isinstance(answer, np.ndarray) or answer.shape != v.shape:
+        raise ArgumentTypeError(f"{what} returned {shown(answer)}: return an array of shape {v.shape}.")
+    return answer
 
 
 class SumOracle(Oracle):
@@ -157,6 +174,7 @@ class SumOracle(Oracle):
     def _gradient(self, x: Any) -> tuple[float, Any]:
         sample = self.sample(GRADIENT)
         value, g = sample.value_and_gradient(x)
+        _like(x, g, "value_and_gradient")
         self.meter.count_gradient(sample.n)
         if self.wanted[GRADIENT] is None and self.wanted[OBJECTIVE] is None:
             self._values.put(x, value)
@@ -175,10 +193,12 @@ class _SampleHessian(Operator):
         self._oracle, self._x = oracle, x
         self._sample = oracle.sample(HESSIAN)
         self._product = self._sample.hessian(x)
+        if not callable(self._product):
+            raise ArgumentTypeError(f"hessian returned {shown(self._product)}: return a function of v, v ↦ ∇²f(w) v.")
 
     def __call__(self, v: Any) -> Any:
         self._oracle.meter.count_product(self._sample.n)
-        return self._product(v)
+        return _like(v, self._product(v), "the function that hessian returned")
 
     def gradient(self) -> Any:
         self._oracle.meter.count_gradient(self._sample.n)
