@@ -136,7 +136,7 @@ class Space:
 
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
         """Sum of the rows weighted by the coefficients, a fresh vector."""
-        weights = torch.as_tensor(coefficients, dtype=self.dtype, device=self.device)
+        weights = torch.as_tensor(coefficients, dtype=self.dtype, device="cpu").to(self.device)
         return weights @ rows  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
