@@ -23,10 +23,11 @@ from distributed import Client
 from rich.console import Console
 from typer.testing import CliRunner
 
+import made_runs
 import sanc
 from sanc.lab import claims, cli, cluster, datasets, experiments, models, runs
 from sanc.lab.directory import BusyError, claim, finished
-from sanc.lab.experiments import FIGURES, Panel, RunSpec
+from sanc.lab.experiments import FIGURES, Panel, RunSpec, Variant
 from sanc.lab.traces import read
 
 OWN = Panel("own-logistic", "own", "logistic", "breast_cancer", ("sanc", "scr", "cr", "ncd", "sgd"), {"sigma0": 1.0})
@@ -272,7 +273,7 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp
     assert (folder / "trace.jsonl").stat().st_mtime_ns == stamp
     (folder / "done.json").unlink()
     changed = RunSpec(replace(OWN, options={"sigma0": 0.5}), "sanc", 0)
-    with pytest.raises(sanc.ArgumentError, match=r"holds a run with (options|subtitle)"):
+    with pytest.raises(sanc.ArgumentError, match="holds a run with options"):
         runs.execute(changed, tmp_path)
 
 
@@ -515,7 +516,7 @@ def test_the_command_says_what_it_does_and_where_the_result_is(tmp_path, schedul
     assert "| SANC | 2 |" in summary and f"torch {torch.__version__}" in summary
     assert len(read(tmp_path)) == 4
     assert CliRunner().invoke(cli.app, ["report", str(tmp_path)]).exit_code == 0
-    for more, word in ((["--preset", "authors"], "preset|batch_size"), (["--set", "sigma0=0.5"], "subtitle|options")):
+    for more, word in ((["--preset", "authors"], "preset|batch_size"), (["--set", "sigma0=0.5"], "options")):
         with pytest.raises(sanc.ArgumentError, match=rf"holds a run with ({word})"):
             CliRunner().invoke(cli.app, [*short, *more], catch_exceptions=False)
 
@@ -699,3 +700,91 @@ def test_a_missing_extra_is_named():
     with command(sys.executable, "-c", code) as process:
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "needs typer: install the extra lab" in text
+
+
+# ---------------------------------------------------------------------------------------------- what strangers tried
+
+SMALL = ["run", "--data", "breast_cancer", "--runs", "1", "--budget", "3000", "--workers", "1"]
+
+
+def test_runs_that_cannot_stand_in_one_table_are_refused(tmp_path, scheduler, capsys):
+    where = ["--out", str(tmp_path), "--scheduler", scheduler]
+    assert cli.main([*SMALL, "--methods", "sanc", *where]) == 0
+    for more, word in ((["--strength", "0.01"], "strength"), (["--batch", "100"], "batch_size"),
+                       (["--preset", "paper"], "preset"), (["--problem", "svm", "--name", "own-logistic-breast_cancer"],
+                                                           "problem")):  # fmt: skip
+        assert cli.main([*SMALL, "--methods", "scr", *more, *where]) == 2
+        assert f"holds a run with {word}" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--methods", "scr", *where]) == 0
+    assert len(read(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("more", "words"), [([], ""), (["--preset", "paper"], ", σ0 = 1"),
+                                             (["--set", "sigma0=null"], ""),
+                                             (["--set", "sigma0=0.3"], ", σ0 = 0.3")])  # fmt: skip
+def test_the_sigma_that_is_shown_is_the_one_that_was_set(tmp_path, scheduler, more, words):
+    arguments = [*SMALL, "--methods", "sanc", "--out", str(tmp_path), "--scheduler", scheduler, *more]
+    assert cli.main(arguments) == 0
+    (config,) = (json.loads(path.read_text()) for path in tmp_path.rglob("config.json"))
+    assert config["subtitle"] == f"logistic regression{words} (n = 569, d = 30)"
+
+
+def test_a_table_counts_the_runs_that_are_finished(tmp_path):
+    rows = [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9, branch="stayed")]
+    for seed in range(3):
+        made_runs.write_run(tmp_path, "own", "sanc", seed, rows, done=seed == 0, figure="own")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "| SANC | 1 of 3 |" in (tmp_path / "summary.md").read_text()
+    assert ">1 of 3<" in (tmp_path / "report.html").read_text()
+
+
+def test_methods_with_different_seeds_are_not_compared(tmp_path):
+    for method, seed in (("sanc", 0), ("sgd", 1)):
+        rows = [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9, branch="gradient")]
+        made_runs.write_run(tmp_path, "fig2b-segment", method, seed, rows, figure="fig2b", problem="mlp")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "claims.json").read_text()) == {"claims": []}
+
+
+def test_a_damaged_list_of_what_was_left_out_costs_no_results(tmp_path, capsys):
+    rows = [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9, branch="gradient")]
+    made_runs.write_run(tmp_path, "own", "sgd", 0, rows, figure="own")
+    (tmp_path / "skipped.json").write_text('{"a":')
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "Remove that file" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_folder_may_have_brackets_in_its_name(tmp_path, scheduler, capsys):
+    out = tmp_path / "out[/]x[a]"
+    assert cli.main([*SMALL, "--methods", "sgd", "--out", str(out), "--scheduler", scheduler]) == 0
+    assert str(out / "report.html") in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("address", ["foo", "", "ftp://x:1"])
+def test_what_is_no_address_is_said_at_once(tmp_path, address, capsys):
+    assert cli.main([*SMALL, "--methods", "sgd", "--out", str(tmp_path), "--scheduler", address]) == 2
+    assert "is no address" in capsys.readouterr().err
+
+
+def test_a_sum_counts_and_chooses_as_its_panel_says(tmp_path):
+    """A variant is run as it is described, and "calls" are all evaluations."""
+    variants = {"mine": Variant("scr", "paper", {"sigma0": 0.5})}
+    panel = replace(OWN, name="counted", methods=("mine",), variants=variants, calls=3000, unit="calls", options={})
+    folder = runs.execute(RunSpec(panel, "mine", 0, "robust"), tmp_path)
+    *_, before, last = lines(folder)
+    spent = [sum(line[name] for name in ("value", "gradient", "product")) for line in (before, last)]
+    assert spent[0] < 3000 <= spent[1] and json.loads((folder / "done.json").read_text())["status"] == "call limit"
+    assert lines(folder)[1]["sigma"] == 0.5 and json.loads((folder / "config.json").read_text())["preset"] == "paper"
+    for changes, word in (({"problem": "foo"}, "problem = 'foo'"), ({"unit": "foo"}, "unit = 'foo'")):
+        with pytest.raises(sanc.ArgumentError, match=word):
+            runs.execute(RunSpec(replace(panel, name=word[:4], **changes), "mine", 0), tmp_path)
+
+
+def test_options_and_batches_that_cannot_be_used_are_named(tmp_path, capsys):
+    (tmp_path / "few.csv").write_text("".join(f"{k},{k % 2}\n" for k in range(12)))
+    for arguments, words in (
+        (["run", str(tmp_path / "few.csv"), "--preset", "authors"], "--batch = 0"),
+        ([*SMALL, "--problem", "mlp", "--set", "sampling=buffered"], "'sampling' has no effect on mlp"),
+    ):
+        assert cli.main([*arguments, "--out", str(tmp_path / "out")]) == 2
+        assert words in capsys.readouterr().err

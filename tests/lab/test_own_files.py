@@ -69,21 +69,46 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
         ("bad.csv", "1,2,a\n1,3,a\n", "1 different labels"),
         ("bad.csv", "1,2,0.1\n1,3,0.2\n1,4,0.3\n2,4,0.4\n", "4 different labels"),
         ("bad.csv", "1,nan,a\n1,3,b\n", "not finite"),
+        ("bad.csv", ",1,2,0\n1,2,3,1\n", "line 1: could not convert"),
+        ("bad.csv", "1,2,a\n1,3,\n", "line 2: the label is empty"),
+        ("bad.csv", "a,b,label\n", "0 rows of 2 features"),
+        ("bad.csv", "1;2;0\n1;3;1\n", "separate the cells by commas"),
+        ("bad.csv", "é,b\n".encode("latin-1"), "no table in UTF-8"),
+        ("bad.csv.gz", "1,2,0\n", "no LIBSVM file"),
         ("bad.svm", "1 1:x\n", "no LIBSVM file"),
+        ("bad.svm", "1 3000000000:1\n0 1:1\n", "no LIBSVM file"),
         ("bad.npz", "text", "np.savez"),
+        ("bad.npz", "", "np.savez"),
+        ("bad.npz", b"PK\x03\x04 cut", "np.savez"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, name, content, words):
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=words):
         own_files.load(str(tmp_path / name))
 
 
 def test_arrays_that_do_not_fit(tmp_path):
-    np.savez(tmp_path / "bad.npz", X=np.ones(3), y=np.ones(3))
-    with pytest.raises(DataError, match="not rows"):
+    for X, y, words in (
+        (np.ones(3), np.ones(3), "not rows"),
+        (np.ones((3, 2)) + 1j, np.arange(3), "complex128.*not rows"),
+        (np.ones((3, 2)), np.array([0, 1, np.nan]), "labels that are not finite"),
+    ):
+        np.savez(tmp_path / "bad.npz", X=X, y=y)
+        with pytest.raises(DataError, match=words):
+            own_files.load(str(tmp_path / "bad.npz"))
+    np.save(tmp_path / "array.npy", np.ones((3, 2)))
+    (tmp_path / "bad.npz").write_bytes((tmp_path / "array.npy").read_bytes())
+    with pytest.raises(DataError, match=r"np\.savez"):
         own_files.load(str(tmp_path / "bad.npz"))
+
+
+def test_columns_may_have_numbers_for_names_and_labels_are_sorted_as_numbers(tmp_path):
+    rows = [f"{k},{k % 7},{label}" for k, label in enumerate([9, 10, 10, 9, 10, 9])]
+    (tmp_path / "mine.csv").write_text("\n".join(["0,1,label", *rows]))
+    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    assert loaded.X[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and loaded.y.tolist() == [0, 1, 1, 0, 1, 0]
 
 
 def test_the_command_runs_a_file(tmp_path, data, monkeypatch):

@@ -332,7 +332,7 @@ class Run:
         finally:
             operator.release()
             oracle.meter = meter
-        return measured(oracle.value(self.x), 0.0, curvature, space.norm(self.x)).cubic
+        return measured(oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x)).cubic
 
     def _small_gradient_test(self) -> tuple[Status, None] | None:
         """End the run where a small gradient says nothing: it is lost in rounding, or not that of the values."""

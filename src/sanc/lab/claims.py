@@ -38,7 +38,8 @@ def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
                 claims.append(_indefinite_start(name, methods["sanc"]))
             claims.append(_curvature(name, methods["sanc"], wanted=small or config["problem"] != "logistic"))
         if "sanc" in methods and config["problem"] in ("mlp", "cnn"):
-            claims += [_ahead(name, methods, other) for other in sorted(methods) if other != "sanc"]
+            others = [other for other in sorted(methods) if other != "sanc" and _pairs(methods, other)]
+            claims += [_ahead(name, methods, other) for other in others]
     return claims
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -71,7 +72,7 @@ def run_all(
     waiting = [spec for spec in specs if not finished(out / "runs" / spec.path)]
     outcome = Outcome(known=len(specs) - len(waiting))
     if waiting:
-        with _client(min(workers, len(waiting)), scheduler) as client:
+        with _client(min(workers, len(waiting)), scheduler, console) as client:
             _follow(client, waiting, (out, data_dir, checkpoint_every), outcome, console)
     return outcome
 
@@ -84,15 +85,20 @@ def threads(workers: int) -> dict[str, str]:
 
 
 @contextmanager
-def _client(workers: int, scheduler: str | None) -> Iterator[Client]:
+def _client(workers: int, scheduler: str | None, console: Console) -> Iterator[Client]:
     """Connect to a scheduler, or start a cluster on this machine for the time of the block."""
     if scheduler is not None:
+        hint = "pass the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+        if not re.fullmatch(r"(tcp|tls|ucx|ws|wss|inproc)://.+|[^/]+:\d+", scheduler):
+            raise ArgumentError(f"--scheduler {scheduler!r} is no address: {hint}.")
         try:
             client = Client(scheduler, timeout=TIMEOUT, set_as_default=False)
         except (OSError, ValueError) as problem:
-            hint = "pass the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
             raise ArgumentError(f"--scheduler {scheduler!r} does not answer ({problem}): {hint}.") from None
         with client:
+            if not client.nthreads():
+                words = f"No worker is with {scheduler} yet: start some by `dask worker {scheduler}`."
+                console.print(words, markup=False, soft_wrap=True)
             yield client
         return
     settings = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None,

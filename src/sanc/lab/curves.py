@@ -71,6 +71,11 @@ class Result:
     steps: float
 
     @property
+    def counted(self) -> str:
+        """How many runs there are, and how many of them the final loss is the mean of."""
+        return str(self.runs) if self.finished == self.runs else f"{self.finished} of {self.runs}"
+
+    @property
     def final(self) -> tuple[str, str]:
         """The mean final loss in words, and "± deviation" or nothing: the same on the page and in the summary."""
         return number(self.mean, 5), f"± {number(self.deviation, 2)}" if math.isfinite(self.deviation) else ""

@@ -7,7 +7,6 @@ drawing the samples and stepping; measuring the loss is left out.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,15 +130,13 @@ def run(
 ) -> int:  # fmt: skip
     """Make the runs, print the table and write the picture; return the exit code.
 
-    A demonstration that was interrupted goes on where it stopped, one that was finished is made anew.
+    A demonstration that was interrupted goes on where it stopped, and one that was finished is shown again.
     """
     shown = panel(budget, batch)
     runs.describe(shown, runs.load_data("digits", None, "float32"), "robust")
     specs = [RunSpec(shown, method, seed, "robust") for method in shown.methods]
-    folders = [out / "runs" / spec.path for spec in specs]
-    if all(map(finished, folders)):
-        for folder in folders:
-            shutil.rmtree(folder)
+    if all(finished(out / "runs" / spec.path) for spec in specs):
+        console.print(f"These runs were finished before; remove {out} to make them again.", markup=False)
     cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
     found = [trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done]
     if len(found) < len(specs):
@@ -147,5 +144,5 @@ def run(
         return 1
     console.print(table(found))
     for path in figures.save(draw(found), out, "demo"):
-        console.print(f"Picture: {path}", soft_wrap=True)
+        console.print(f"Picture: {path}", soft_wrap=True, markup=False)
     return 0

@@ -16,7 +16,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -120,8 +120,8 @@ def _commit() -> dict[str, str]:
         return {}
 
 
-def compare(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a directory that holds a run of another configuration."""
+def compare(folder: Path, config: Mapping[str, Any], keys: Iterable[str] | None = None) -> None:
+    """Refuse a directory that holds a run of another configuration, as far as these keys tell, by default all."""
     path = folder / "config.json"
     wanted = json.loads(json.dumps(config))
     try:
@@ -130,7 +130,8 @@ def compare(folder: Path, config: Mapping[str, Any]) -> None:
             raise ValueError(f"{sorted(strange)} are not known")
     except (ValueError, TypeError) as problem:
         raise ArgumentError(f"{path} is damaged ({problem}): remove {folder} to make its run again.") from problem
-    for key, value in wanted.items():
+    for key in [key for key in keys or wanted if key not in ("title", "subtitle")]:  # which are made of the others
+        value = wanted[key]
         if known.get(key, value) != value:
             raise ArgumentError(
                 f"{folder} holds a run with {key} = {known[key]!r}, not {value!r}: choose another --out, or remove "

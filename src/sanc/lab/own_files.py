@@ -15,6 +15,7 @@ import csv
 import hashlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def is_file(name: str) -> bool:
 
 def _kind(name: str) -> str:
     path = Path(name.lower())
-    return Path(path.stem).suffix if path.suffix in (".bz2", ".gz") else path.suffix
+    inner = Path(path.stem).suffix
+    return inner if path.suffix in (".bz2", ".gz") and inner not in (".csv", ".npz") else path.suffix
 
 
 def load(name: str, dtype: str = "float64") -> Loaded:
@@ -46,7 +48,10 @@ def load(name: str, dtype: str = "float64") -> Loaded:
     read = {".csv": _csv, ".npz": _npz}.get(_kind(name), _libsvm)
     X, labels = read(path)
     if X.shape[0] < 2 or X.shape[1] == 0:
-        raise DataError(f"{path} has {X.shape[0]} rows of {X.shape[1]} features: pass at least two rows.")
+        what = f"{path} has {X.shape[0]} rows of {X.shape[1]} features"
+        raise DataError(f"{what}: pass at least two rows, and in a CSV separate the cells by commas.")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise DataError(f"{path} holds labels that are not finite: remove those rows.")
     values = X.data if hasattr(X, "tocsr") else X
     if not np.isfinite(values).all():
         raise DataError(f"{path} holds values that are not finite: remove or impute them.")
@@ -65,19 +70,24 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
 
     try:
         X, y = load_svmlight_file(str(path))
-    except (ValueError, OSError, EOFError) as problem:
+    except (ValueError, OSError, EOFError, OverflowError) as problem:
         raise DataError(f"{path} is no LIBSVM file ({problem}): write `label index:value …` lines.") from None
     return X, y
 
 
 def _csv(path: Path) -> tuple[Any, Any]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(cell.strip() for cell in row)]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            numbered = enumerate(csv.reader(file), 1)
+            rows = [(number, row) for number, row in numbered if any(cell.strip() for cell in row)]
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise DataError(f"{path} is no table in UTF-8 ({problem}): save it as CSV in that encoding.") from None
     if not rows:
         raise DataError(f"{path} is empty: write one row a line.")
     head = [cell.strip().lower() for cell in rows[0][1]]
-    place = next((head.index(name) for name in LABELS if name in head), len(head) - 1)
-    if not all(_is_number(cell) for k, cell in enumerate(head) if k != place):
+    named = [head.index(name) for name in LABELS if name in head]
+    place = named[0] if named else len(head) - 1
+    if named or not any(_is_number(cell) for k, cell in enumerate(head) if k != place):  # a header
         rows = rows[1:]
     features, labels = [], []
     for number, row in rows:
@@ -85,11 +95,14 @@ def _csv(path: Path) -> tuple[Any, Any]:
             what = f"{len(row)} cells instead of {len(head)}"
             raise DataError(f"{path}, line {number}: {what}. Separate the cells by commas.")
         labels.append(row[place].strip())
+        if not labels[-1]:
+            raise DataError(f"{path}, line {number}: the label is empty. Write one, or leave the row out.")
         try:
             features.append([float(cell) for k, cell in enumerate(row) if k != place])
         except ValueError as problem:
             raise DataError(f"{path}, line {number}: {problem}. Encode features as numbers.") from None
-    return np.array(features).reshape(len(features), -1), np.array(labels)
+    classes = np.array(labels, float if all(map(_is_number, labels)) else str)
+    return np.array(features).reshape(len(features), len(head) - 1), classes
 
 
 def _is_number(cell: str) -> bool:
@@ -104,8 +117,9 @@ def _npz(path: Path) -> tuple[Any, Any]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             X, y = archive["X"], archive["y"]
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as problem:
         raise DataError(f"{path} is no archive with arrays X and y ({problem}): np.savez(path, X=X, y=y).") from None
     if X.ndim != 2 or y.shape != X.shape[:1] or X.dtype.kind not in "fiub":
-        raise DataError(f"{path}: X of shape {X.shape} and y of shape {y.shape} are not rows and their labels.")
+        what = f"X of shape {X.shape} and type {X.dtype}, and y of shape {y.shape},"
+        raise DataError(f"{path}: {what} are not rows of real numbers and their labels.")
     return X, y

@@ -29,13 +29,15 @@ _KINDS = {"logistic": "logistic regression", "svm": "nonconvex SVM", "softmax": 
 def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     """Return the full configuration of a run."""
     panel, variant = spec.panel, spec.variant
+    sanc.errors.one_of("unit", panel.unit, ("paper_calls", "calls"))
+    sigma0 = panel.options.get("sigma0", sanc.PRESETS[spec.preset].sigma0)
     kind = _KINDS.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
     config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
     return config | {
         "panel": panel.name,
         "title": Path(panel.data).name,
-        "subtitle": f"{kind}, σ0 = {panel.options.get('sigma0', 1.0):g} (n = {n:,}, d = {dim:,})",
+        "subtitle": f"{kind}{'' if sigma0 is None else f', σ0 = {sigma0:g}'} (n = {n:,}, d = {dim:,})",
         "activation": panel.activation if panel.network else None,
         "widths": panel.widths if panel.problem == "mlp" else None,
         "data_note": note,
@@ -60,7 +62,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
     """
     rows, features = loaded.X.shape
     n = rows - int(panel.held_out * rows)
-    for name, count in (("--batch", panel.batch), ("--budget", panel.calls)):
+    for name, count in (("--batch", panel.batch_size(n, preset)), ("--budget", panel.calls)):
         sanc.errors.require_integer(name, count, 1)
     if panel.batch is not None and panel.batch > n:
         raise ArgumentError(f"--batch {panel.batch} does not fit the {n} rows of {panel.data}: pass at most {n}.")
@@ -94,6 +96,7 @@ def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
 
 
 def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
+    sanc.errors.one_of("problem", panel.problem, _KINDS)
     if panel.problem == "logistic":
         return sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=panel.strength)
     if panel.problem == "svm":
@@ -136,26 +139,29 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     start = np.ones(problem.dim, problem.dtype)
     if journal.saved is None:
         journal.start(problem.value(start))
-    judged = sanc.METHODS[spec.method].tested and not spec.on_samples  # on all rows
+    variant = spec.variant
+    judged = sanc.METHODS[sanc.errors.one_of("method", variant.method, sanc.METHODS)].tested and not spec.on_samples
 
-    def watch(intermediate_result: Any) -> None:
+    def watch(intermediate_result: Any) -> bool:
         record, loss = intermediate_result.record, None
-        if judged:  # ρ is measured on all rows, so the loss is known; without a trial it is the one before
+        if judged:  # on all rows, so the loss is known; without a trial it is the one before
             loss = journal.loss if math.isnan(intermediate_result.fun) else float(intermediate_result.fun)
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
         tick(journal.share, journal.loss, str(record.branch), record.sigma)
         state = intermediate_result.state
         journal.offer(lambda: {"state": _converted(state, np.ndarray, lambda array: torch.from_numpy(array.copy()))})
+        return bool(journal.spent >= journal.budget)
 
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
-        problem, start, method=spec.method, preset=spec.preset, seed=spec.seed,
+        problem, start, method=variant.method, preset=variant.preset, seed=spec.seed,
         batch_size=batch, objective_batch_size=None if judged or spec.on_samples else batch,
-        max_calls=config["budget"], max_iter=10**9, callback=watch, certify=False,
+        max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
-        **spec.variant.options,
+        **variant.options,
     )  # fmt: skip
-    journal.finish(result.status.name.lower().replace("_", " "), result.fun)
+    status = "call limit" if journal.spent >= journal.budget else result.status.name.lower().replace("_", " ")
+    journal.finish(status, result.fun)
 
 
 def _converted(content: Any, kind: type, change: Callable[[Any], Any]) -> Any:

@@ -21,6 +21,10 @@ from sanc.lab.curves import results
 from sanc.lab.directory import compare, finished, write_json
 from sanc.lab.experiments import Panel
 
+_OF_A_PANEL = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
+               "held_out", "activation", "widths", "preset")  # fmt: skip
+"""What all runs of a panel have in common, so that they can stand in one table."""
+
 PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
 
 
@@ -42,6 +46,8 @@ def own_panel(given: dict[str, Any]) -> Panel:
         if not users & set(methods):
             raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
     network, activation = problem in ("mlp", "cnn"), given["activation"]
+    if network and "sampling" in options:
+        raise sanc.ArgumentError(f"option 'sampling' has no effect on {problem}: leave it out.")
     if activation is not None and not network:
         raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: leave it out.")
     called = re.sub(r"[^A-Za-z0-9._-]", "-", Path(data).name)
@@ -125,7 +131,10 @@ class Study:
             present.append(panel)
             n, dim = runs.describe(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):
-                compare(self.out / "runs" / spec.path, runs.configuration(spec, n, dim, loaded.note))
+                config = runs.configuration(spec, n, dim, loaded.note)
+                compare(self.out / "runs" / spec.path, config)
+            for other in (self.out / "runs" / panel.name).glob("*/*/config.json"):
+                compare(other.parent, config, _OF_A_PANEL)
         write_json(self.out / "skipped.json", skipped)
         return present
 
@@ -139,7 +148,7 @@ class Study:
         guess = f": about {minutes} min, if this machine is like ours" if left else ""
         panel = f"{len(panels)} panel{'s' * (len(panels) > 1)} ({names})"
         words = f"{len(wanted)} run{'s' * (len(wanted) > 1)} in {panel}, {len(left)} still to make {where}{guess}."
-        self.console.print(f"{words} Results go to [bold]{self.out}[/].", soft_wrap=True)
+        self.console.print(f"{words} Results go to [bold]{escape(str(self.out))}[/].", soft_wrap=True)
 
 
 def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None = None) -> None:
@@ -165,8 +174,9 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
         table = Table("method", "runs", "final loss", "evaluations", "seconds", title=name, title_justify="left")
         for result in results(own):
             final, spent = " ".join(filter(None, result.final)), result.ends
-            cells = str(result.runs), final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
+            cells = result.counted, final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
             table.add_row(result.method.upper(), *cells)
         console.print(table)
     places_shown = {"Report": path, "Pictures": out / "figures", "Tables": out / "summary.md"}
-    console.print("   ".join(f"{name}: [bold]{place}[/]" for name, place in places_shown.items()), soft_wrap=True)
+    words = (f"{name}: [bold]{escape(str(place))}[/]" for name, place in places_shown.items())
+    console.print("   ".join(words), soft_wrap=True)

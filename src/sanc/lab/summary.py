@@ -45,6 +45,6 @@ def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
     for found in results(runs):
         final = " ".join(part for part in found.final if part)
         yield (
-            f"| {found.method.upper()} | {found.runs} | {number(found.start, 5)} | {final} | {number(found.best, 5)} "
-            f"| {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
+            f"| {found.method.upper()} | {found.counted} | {number(found.start, 5)} | {final} "
+            f"| {number(found.best, 5)} | {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
         )

@@ -79,8 +79,8 @@ _WORDS = dict.fromkeys(("figure", "panel", "title", "subtitle", "problem", "data
 _CONFIG: dict[str, type] = _WORDS | _NUMBERS | {"options": dict}
 
 
-def _load(path: Path, kinds: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """Read a JSON object, the entries of which are of the kinds that are named."""
+def _load(path: Path, kinds: Mapping[str, type] | None = None, remedy: str | None = None) -> dict[str, Any]:
+    """Read a JSON object, the entries of which are of the kinds that are named; else say what to do."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -90,7 +90,8 @@ def _load(path: Path, kinds: Mapping[str, type] | None = None) -> dict[str, Any]
                 raise ValueError(f"{name} = {content.get(name)!r:.60} instead of {kind.__name__}")
         return content
     except (OSError, ValueError, RecursionError) as problem:
-        raise TraceError(f"{path}: {problem}. Remove {path.parent} to make its run again.") from problem
+        remedy = remedy or f"Remove {path.parent} to make its run again."
+        raise TraceError(f"{path}: {problem}. {remedy}") from problem
 
 
 def _row(raw: bytes) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def read(out: Path) -> list[RunTrace]:
 def skipped(out: Path) -> dict[str, str]:
     """Return the panels that the runner left out, with its reasons."""
     path = Path(out) / "skipped.json"
-    return _load(path) if path.exists() else {}
+    return _load(path, remedy="Remove that file; a run writes it again.") if path.exists() else {}
 
 
 def grouped(runs: Iterable[RunTrace], key: Callable[[RunTrace], Key]) -> dict[Key, list[RunTrace]]:
