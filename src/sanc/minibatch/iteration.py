@@ -36,7 +36,7 @@ from sanc.errors import ArgumentError, NonFiniteStartError
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, scale, shrink, typical_weight, unit_of_length, weight
+from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, typical_weight, unit_of_length, weight
 from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
@@ -154,6 +154,7 @@ class MinibatchIteration:
         moved = point is not x
         state.reached = record.trial_value if moved else record.value
         state.gained = record.value - record.trial_value if moved else 0.0
+        state.far = record.step_norm > natural_length(state, self.own, oracle.space.dim)
         return point, record
 
     def _unmisled(self, x: Vector, value: float, oracle: Oracle) -> Vector:

@@ -49,6 +49,11 @@ def scale(state: State, own: MinibatchSettings) -> float:
     return state.length * base * ramp / slower * state.shrink
 
 
+def natural_length(state: State, own: MinibatchSettings, dim: int) -> float:
+    """‖s‖ of an averaged step, in which every coordinate moves by about the scale."""
+    return state.length * own.scale * math.sqrt(dim)
+
+
 def straight(state: State) -> bool:
     """Whether the last steps led the same way."""
     return state.beyond > STRAIGHT * state.path
@@ -56,7 +61,7 @@ def straight(state: State) -> bool:
 
 def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim: int) -> None:
     """Begin where judged steps ended: where they took nearly all of the loss and were very short, they had arrived."""
-    length = reach / (state.length * own.scale * math.sqrt(dim))  # an averaged step moves every coordinate by the scale
+    length = reach / natural_length(state, own, dim)
     if value < ARRIVED * state.entry and length < ARRIVED:
         state.shrink = length
 

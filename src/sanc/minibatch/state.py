@@ -22,6 +22,7 @@ class State:
     entry: float = math.nan  # the loss where judged steps began
     gained: float = math.nan  # by the last judged step, on its own batch …
     reached: float = math.nan  # … and the loss it reached there
+    far: bool = False  # whether it led farther than an averaged step would have
     steps: int = 0  # averaged steps
     learnt: int = 0  # those that taught the factors of the metric
     renewed: int = 0  # the one after which the eigenbases were renewed

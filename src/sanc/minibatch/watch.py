@@ -8,11 +8,11 @@ from sanc.core.settings import MinibatchSettings
 from sanc.core.space import Vector
 from sanc.minibatch.state import State
 
-PAYS = 0.5
+_PAYS = 0.5
 """Share of the loss to which judged steps have to bring it to be worth their products …"""
 _IDLE = 4
-"""… within so many steps."""
-PATIENCE = 2
+"""… within so many steps, or twice as many where a step leads farther than an averaged one."""
+_PATIENCE = 2
 """Batches in a row that must disagree before noise has taken over …"""
 _GROSS = 10.0
 """… or one, by so many times as much."""
@@ -33,20 +33,16 @@ def judged_on(state: State, x: Vector, value: float, own: MinibatchSettings, eps
     gained, they do as long as they halve the loss within some steps; where it differs by more for a second time in a
     row, or by far more, they do not.
     """
-    if math.isnan(state.reached):
-        begin_judged(state, x, value)
+    if math.isnan(state.reached):  # the first
+        state.level = state.entry = value
+        state.safe = x
         return True
     off = abs(value - state.reached) - 100.0 * eps * abs(value)
     state.misses = 0 if off <= own.noise * state.gained else state.misses + 1
-    state.idle = 0 if value < PAYS * state.level else state.idle + 1
+    state.idle = 0 if value < _PAYS * state.level else state.idle + 1
     state.level = value if state.idle == 0 else state.level
-    agrees = state.misses < PATIENCE and off <= _GROSS * own.noise * state.gained
-    return off <= 0.0 or (agrees and state.idle < _IDLE)
-
-
-def begin_judged(state: State, x: Vector, value: float) -> None:
-    """Watch judged steps from x on."""
-    state.misses, state.idle, state.level, state.entry, state.safe = 0, 0, value, value, x
+    agrees = state.misses < _PATIENCE and off <= _GROSS * own.noise * state.gained
+    return off <= 0.0 or (agrees and state.idle < (2 * _IDLE if state.far else _IDLE))
 
 
 def watch_loss(state: State, x: Vector, value: float) -> None:
