@@ -148,3 +148,18 @@ def test_any_batch_size_trains(digits, size):
     steps = {1: 4000, 8: 1000, 512: 300}[size]
     seen, _ = train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), size, steps)
     assert seen[-1] < 0.1 and seen[-1] <= seen[0]
+
+
+@pytest.mark.parametrize(("cls", "leaves"), [(sanc.SANC, True), (sanc.SCR, False)])
+def test_where_the_loss_stands_still_negative_curvature_is_followed(cls, leaves):
+    """No gradient ever leads out of x₁ = 0, where f = x₀² − x₁² + x₁⁴ + noise·x₀ has a saddle; minima are at −¼."""
+    p = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    opt, generator = cls([p], seed=0), torch.Generator().manual_seed(0)
+    notes = []
+    for _ in range(400):
+        noise = 0.3 * float(torch.randn((), generator=generator))
+        opt.step(lambda noise=noise: p[0] ** 2 - p[1] ** 2 + p[1] ** 4 + noise * p[0])
+        notes.append(opt.record.note)
+    followed = "the loss stood still: a step along negative curvature"
+    assert (followed in notes) is leaves and (notes.index(followed) >= 100 if leaves else True)
+    assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05)
