@@ -54,7 +54,8 @@ class CallableOracle(Oracle):
 
     def vector(self, answer: Any, name: str) -> Vector:
         """Turn what a callable returned into a fresh flat vector."""
-        flat: Vector = self.array(answer, name).reshape(-1) * 1.0
+        flat = self.array(answer, name).reshape(-1)
+        flat = flat.clone() if isinstance(flat, Tensor) else flat.copy()
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -137,20 +138,24 @@ class _CallableOperator(Operator):
         if o.hessp is not None:
             return o.vector(o.hessp(o.given(self.x), o.given(v), *o.args), "hessp")
         if o.hess is not None:
-            foreign = is_operator(self._matrix) and isinstance(v, Tensor)
-            return o.vector(self._matrix @ (v.cpu().numpy() if foreign else v), "hess")  # type: ignore[attr-defined]
+            return o.vector(self._times(v), "hess")
         return self._difference(v, 1.0)
 
     @cached_property
-    def _matrix(self) -> Any:
+    def _times(self) -> Callable[[Any], Any]:
+        """The product with what `hess` returned."""
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
         matrix = o.hess(o.given(self.x), *o.args)
-        matrix = matrix if is_operator(matrix) else o.array(matrix, "hess")
+        foreign = scipy.sparse.issparse(matrix) or isinstance(matrix, LinearOperator)
+        matrix = matrix if foreign else o.array(matrix, "hess")
         shape = tuple(matrix.shape)
         if math.prod(shape) != dim * dim:
             raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
-        return matrix if shape == (dim, dim) else matrix.reshape(dim, dim)
+        matrix = matrix if shape == (dim, dim) else matrix.reshape(dim, dim)
+        if foreign and not isinstance(o.space, NumpySpace):
+            return lambda v: matrix @ v.cpu().numpy()
+        return lambda v: matrix @ v
 
     def _difference(self, v: Vector, stretch: float) -> Vector:
         o = self.oracle
@@ -173,11 +178,6 @@ class _CallableOperator(Operator):
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0
-
-
-def is_operator(matrix: Any) -> bool:
-    """Whether this is a sparse matrix or linear operator of SciPy's."""
-    return scipy.sparse.issparse(matrix) or isinstance(matrix, LinearOperator)
 
 
 def pair(answer: Any) -> Any:
