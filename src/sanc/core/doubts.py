@@ -63,13 +63,14 @@ def missing_slope(oracle: Oracle, x: Vector, length: float) -> str:
     """Say whether the values have a slope at x, where the gradient is small: along a random direction, by two steps."""
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
-    slopes, rounding = [], 0.0
+    says, slopes = space.dot(g, d), []
     for step in (max(length, space.norm(x)) * part / space.norm(d) for part in (1e-4, 1e-3)):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         slopes.append((0.5 * ahead - 0.5 * behind) / step)
-        rounding = max(rounding, 10.0 * space.eps * max(abs(ahead), abs(behind)) / step)
-    says, misses = space.dot(g, d), abs(slopes[0] - slopes[1])
-    if not misses <= _MISFIT * abs(slopes[0]) or not abs(slopes[0] - says) > 10.0 * (abs(says) + misses + rounding):
+        rounding = space.eps * max(abs(ahead), abs(behind)) / step
+        if not abs(slopes[-1] - says) > 10.0 * abs(says) + 100.0 * rounding:
+            return ""
+    if not abs(slopes[0] - slopes[1]) <= _MISFIT * abs(slopes[0] - says):
         return ""
     slope = slopes[0] / space.norm(d)
     return f"The gradient does not fit the values: it is {space.norm(g):.1g} where they change by {slope:.3g} a unit."
