@@ -556,17 +556,18 @@ def killed_while_saving(folder):
     return attempt(lambda: sanc.save_checkpoint(folder, model, opt))
 
 
-def raises_beside_a_wrapper():
-    """Rank 1 raises in a closure whose backward pass is averaged by the wrapper; what each rank is told."""
+def raises_beside_a_wrapper(wrapped):
+    """Rank 1 raises in a closure whose backward pass a wrapper may average; what each rank is told."""
     rank, _ = place()
-    model = DistributedDataParallel(network())
+    model = DistributedDataParallel(network()) if wrapped else network()
+    x = torch.full((4, 4), 1.0 + rank * wrapped).double()
     opt = sanc.SANC(model.parameters(), seed=0)
 
     def closure(fails=False):
         if fails and rank == 1:
             raise ValueError("a bad row")
         opt.zero_grad()
-        value = model(torch.ones(4, 4).double()).square().mean()
+        value = model(x).square().mean()
         value.backward()
         return value
 

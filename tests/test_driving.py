@@ -679,3 +679,12 @@ def test_every_gradient_without_a_closure_is_counted_once():
     opt = sanc.SANC(model.parameters(), seed=0)
     drive("gradients", model, opt, batches(5))
     assert opt.record.calls == sanc.Calls(gradient=5, paper_calls=5)
+
+
+def test_a_parameter_may_change_its_shape_without_closures():
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    drive("gradients", model, opt, batches(30))
+    model[0].weight.data = torch.ones(8, 3).double()
+    drive("gradients", model, opt, [(a[:, :3], b) for a, b in batches(30)])
+    assert opt.record.iteration == 59

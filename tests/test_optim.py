@@ -950,3 +950,12 @@ def test_the_default_device_is_of_no_importance():
                 opt.step(loss_of(model, x, y))
         ends.append(flat(model))
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.5), np.int64(1), torch.tensor(0.5)])
+def test_schedulers_may_write_numbers_of_other_kinds(rate):
+    model, x, y = make()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    opt.param_groups[0]["lr"] = opt.param_groups[0]["weight_decay"] = rate
+    first = [float(opt.step(loss_of(model, x, y))) for _ in range(5)]
+    assert first[-1] < first[0] and opt._iterates.rates == [float(rate)] * 4

@@ -292,7 +292,8 @@ class Driver:
         if self.by_gradients and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
         if self.known is None or not self.known.matches(leaves):
-            self.move(at_average=True)  # whatever is frozen from now on stays there
+            if self.known is not None and self.known.intact:
+                self.move(at_average=True)  # whatever is frozen from now on stays there
             iterates.forget()
         first = iterates.state.iteration == 0
         y = leaves.read()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, require, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -32,8 +32,8 @@ def check_numbers(group: Mapping[str, Any]) -> None:
     """Reject a group with a value that cannot be used; schedulers write there, too."""
     for name in ("weight_decay", "lr"):
         value = group[name]
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-        require(fits, name, value, "pass a finite number ≥ 0")
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        require(is_number(number) and 0 <= number < math.inf, name, value, "pass a finite number ≥ 0")
     require(isinstance(group["frozen"], bool), "frozen", group["frozen"], "pass True or False")
 
 
@@ -42,7 +42,7 @@ def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
     for group in groups:
         check_numbers(group)
     chosen = [
-        (p, group["weight_decay"], float(group["lr"]))
+        (p, float(group["weight_decay"]), float(group["lr"]))
         for group in groups
         if not group["frozen"]
         for p in group["params"]

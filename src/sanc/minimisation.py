@@ -95,7 +95,7 @@ def minimize(
         Accepted where they do not bind: bounds that are all infinite, no constraints. Others are an error.
     tol : float, optional
         Stop where ‖∇f‖₂ ≤ tol and the curvature is good. By default 1e-8 in float64 and 1e-4 in float32, and what the
-        differences allow where `jac` is "2-point" (1e-5) or "3-point" (1e-6).
+        differences allow where `jac` is "2-point" (1e-5, or more where f is large) or "3-point" (1e-6, likewise).
     callback : callable, optional
         ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration; StopIteration, or a return
         value of True, ends the run. The intermediate result has x, fun (on the objective
@@ -167,8 +167,10 @@ def minimize(
     tuned = make_settings(chosen, preset, settings, _arguments())
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
-        require(isinstance(flag, bool | np.bool_), name, flag, "pass True or False")
+        require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
     require_integer("seed", seed, 0, none=False)
+    if isinstance(fun, FiniteSum):
+        require_sum(fun)
     ranks = find_ranks(process_group)
     if ranks is not None:
         if not isinstance(fun, FiniteSum):
@@ -198,6 +200,7 @@ def minimize(
         grow=grow_samples,
     )
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
+    usual = tol is None
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
         tol = max(tol, _DIFFERENCED.get(str(jac), 0.0))
@@ -209,7 +212,9 @@ def minimize(
     require_integer("max_nfev", max_nfev, 1)
     most = {"max_iter": max_iter, "max_calls": max_calls, "max_time": max_time, "max_nfev": max_nfev}
     ends = {name: math.inf if value is None else value for name, value in most.items()}
-    limits = Limits(tol=tol, curvature_tol=curvature_tol, certify=certify, max_products=max_products, **ends)
+    limits = Limits(
+        tol=tol, usual=usual, curvature_tol=curvature_tol, certify=certify, max_products=max_products, **ends
+    )
     iterates = (
         MinibatchIteration(chosen, tuned, seed)
         if on_samples
@@ -279,8 +284,6 @@ def _sizes(
     given = {name: size for name, size in named.items() if size is not None}
     if grow and (method.name != "scr" or batch is None):
         raise ArgumentError('grow_samples = True goes with method="scr" and a batch_size to start from.')
-    if isinstance(fun, FiniteSum):
-        require_sum(fun)
     for name, size in given.items():
         if not isinstance(fun, FiniteSum):
             raise ArgumentError(f"{name} = {size!r} needs a finite sum to sample from: pass a sanc.problems.FiniteSum.")
@@ -332,8 +335,8 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
 
 def _says_stop(answer: Any) -> bool:
     """Whether a callback returned True: Python's, NumPy's or torch's. Other values, such as a loss, mean nothing."""
-    kind = str(getattr(answer, "dtype", type(answer).__name__))
-    return kind in ("bool", "torch.bool") and bool(answer)
+    kind, many = str(getattr(answer, "dtype", type(answer).__name__)), math.prod(getattr(answer, "shape", ()))
+    return kind in ("bool", "torch.bool") and many == 1 and bool(answer)
 
 
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
@@ -385,8 +388,8 @@ def scipy_method(
     >>> res.success
     True
     """
-    if (jac is None or jac is False) and hess is None and hessp is None:
-        jac = "3-point"
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # the products are exact, or differences
+    if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
+        jac = "3-point"
     free = {"bounds": bounds, "constraints": constraints}
     return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **free, **options)

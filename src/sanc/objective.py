@@ -192,7 +192,7 @@ def _point(x0: Any, name: str) -> Any:
         try:
             array = np.asarray(x0)
             if array.dtype == object:
-                array = np.array([float(entry) for entry in array.flat]).reshape(array.shape)
+                array = np.array([float(entry + 0) for entry in array.flat]).reshape(array.shape)  # text has no sum
             if array.dtype.kind not in "fiub" or np.ma.is_masked(x0):
                 raise TypeError("no real numbers, or some of them are missing")
             x0 = array if array.dtype == np.float32 else array.astype(np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 def is_tree(x: Any) -> bool:
     """Whether a point is a tree: a mapping, a named tuple, or a list or tuple that holds a tensor or a tree."""
-    if isinstance(x, Mapping) or hasattr(x, "_fields"):
+    if isinstance(x, Mapping) or (isinstance(x, tuple) and hasattr(x, "_fields")):
         return True
     return isinstance(x, list | tuple) and any(isinstance(part, Tensor) or is_tree(part) for part in x)
 
@@ -104,7 +104,7 @@ def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def _rebuilt(example: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(example, Mapping):
-        built: MutableMapping[Any, Any] = copy(example) if isinstance(example, MutableMapping) else {}
+        built: dict[Any, Any] = copy(example) if isinstance(example, dict) else {}
         built.update((key, _rebuilt(part, leaves)) for key, part in example.items())
         return built
     if isinstance(example, list | tuple):

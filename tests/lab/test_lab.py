@@ -760,7 +760,7 @@ def test_a_folder_may_have_brackets_in_its_name(tmp_path, scheduler, capsys):
     assert str(out / "report.html") in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize("address", ["foo", "", "ftp://x:1"])
+@pytest.mark.parametrize("address", ["foo", "", "tcp:"])
 def test_what_is_no_address_is_said_at_once(tmp_path, address, capsys):
     assert cli.main([*SMALL, "--methods", "sgd", "--out", str(tmp_path), "--scheduler", address]) == 2
     assert "is no address" in capsys.readouterr().err
@@ -788,3 +788,18 @@ def test_options_and_batches_that_cannot_be_used_are_named(tmp_path, capsys):
     ):
         assert cli.main([*arguments, "--out", str(tmp_path / "out")]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unit", ["paper_calls", "calls"])
+def test_a_run_that_was_killed_at_its_very_end_makes_no_step_more(tmp_path, monkeypatch, unit):
+    spec = RunSpec(replace(OWN, name="end", calls=3000, unit=unit), "sanc", 0, "paper")
+    whole = timeless(runs.execute(spec, tmp_path / "whole"))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Journal, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runs.execute(spec, tmp_path / "cut", checkpoint_every=0.0)
+    assert timeless(runs.execute(spec, tmp_path / "cut")) == whole

@@ -104,6 +104,11 @@ def test_arrays_that_do_not_fit(tmp_path):
         own_files.load(str(tmp_path / "bad.npz"))
 
 
+def test_a_label_may_be_called_y(tmp_path):
+    (tmp_path / "mine.csv").write_text("1,2,y\n3,4,n\n5,6,n\n7,8,y\n")
+    assert own_files.load(str(tmp_path / "mine.csv")).y.tolist() == [1, 0, 0, 1]
+
+
 def test_columns_may_have_numbers_for_names_and_labels_are_sorted_as_numbers(tmp_path):
     rows = [f"{k},{k % 7},{label}" for k, label in enumerate([9, 10, 10, 9, 10, 9])]
     (tmp_path / "mine.csv").write_text("\n".join(["0,1,label", *rows]))

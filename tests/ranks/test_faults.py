@@ -43,8 +43,14 @@ def test_a_rank_killed_while_saving_leaves_the_last_checkpoint(tmp_path):
 
 def test_a_rank_that_raises_beside_a_wrapper_does_not_meet_its_exchange():
     """Its own error comes at once; the others, which wait for its gradients, end when it does."""
-    first, second = together(2, rank_jobs.raises_beside_a_wrapper, timeout=TIMEOUT, patience=40.0)
+    first, second = together(2, rank_jobs.raises_beside_a_wrapper, True, timeout=TIMEOUT, patience=40.0)
     assert second == ("ValueError", True) and first is not None and first[1]
+
+
+def test_equal_batches_are_no_wrapper():
+    """Gradients that agree because batches do are not averaged by anybody: the others are told at once."""
+    first, second = together(2, rank_jobs.raises_beside_a_wrapper, False, timeout=TIMEOUT, patience=40.0)
+    assert second == ("ValueError", True) and first == ("RanksError", True)
 
 
 def test_one_rank_alone_needs_no_group():

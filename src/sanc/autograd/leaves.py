@@ -49,6 +49,12 @@ class Leaves:
         """Return the arithmetic of the vectors."""
         return Space(self.dim, self.dtype, self.device)
 
+    @property
+    def intact(self) -> bool:
+        """Whether the leaves are still of the shapes, type and device that vectors have."""
+        kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
+        return kinds == {(self.dtype, self.device)} and [tuple(self.held(p).shape) for p in self.tensors] == self.shapes
+
     def matches(self, other: Leaves) -> bool:
         """Whether vectors of one are vectors of the other: the same leaves, shapes, type and device."""
         same = self.shapes == other.shapes and (self.dtype, self.device) == (other.dtype, other.device)

@@ -17,8 +17,8 @@ from sanc.core.space import Vector
 
 _MISFIT = 0.1
 """Relative error of a slope, or of the symmetry of a product, that is no rounding."""
-_COARSE = 10.0
-"""Error of a gradient, in units of the tolerance, from which its being small says nothing."""
+_COARSE = 4.0
+"""Gradients that are no longer than so many times their error say nothing."""
 _NOISY, GROSS = 1e2, 1e6
 """Noise of f in units of its rounding error from which it is called that, and from which nothing else need be tried."""
 
@@ -60,11 +60,14 @@ def gradient(oracle: Oracle, x: Vector, length: float) -> str:
 
 
 def missing_slope(oracle: Oracle, x: Vector, length: float) -> str:
-    """Say whether the values have a slope at x, where the gradient is small: along a random direction, by two steps."""
+    """Say whether the values have a slope at x, where the gradient is small.
+
+    It shows along a random direction by two steps, far shorter than `length`, in which f would hardly bend.
+    """
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     says, slopes = space.dot(g, d), []
-    for step in (max(length, space.norm(x)) * part / space.norm(d) for part in (1e-4, 1e-3)):
+    for step in (length * part / space.norm(d) for part in (1e-4, 1e-6)):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         slopes.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
@@ -76,14 +79,14 @@ def missing_slope(oracle: Oracle, x: Vector, length: float) -> str:
     return f"The gradient does not fit the values: it is {space.norm(g):.1g} where they change by {slope:.3g} a unit."
 
 
-def coarse(oracle: Oracle, x: Vector, tol: float) -> str:
-    """Say whether a gradient that is made of differences is lost in the rounding of f."""
+def coarse(oracle: Oracle, x: Vector, longest: float) -> str:
+    """Say whether gradients that are made of differences, the longest of this length, are lost in the rounding of f."""
     error = oracle.gradient_error(x)
-    if not error > _COARSE * tol:
+    if error == 0.0 or longest > _COARSE * error:
         return ""
     return (
         f"The gradient is made of differences of values, and their rounding alone makes ±{error:.1g} of it: subtract a "
-        "constant from f, pass its gradient as jac, or a larger tol."
+        "constant from f, or pass its gradient as jac."
     )
 
 

@@ -83,6 +83,8 @@ class Oracle(ABC):
         How torch makes the Hessian products; empty where it does not.
     values : bool
         Whether it knows values and products, and not gradients only.
+    written : bool
+        Whether its gradient is a function that a caller wrote, and may be that of another function.
     """
 
     space: Space
@@ -90,6 +92,7 @@ class Oracle(ABC):
     exact: bool = False
     hvp: str = ""
     values: bool = True
+    written: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:

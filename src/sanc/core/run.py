@@ -95,6 +95,7 @@ class Limits:
     """Where a run ends at the latest, and how well it certifies."""
 
     tol: float
+    usual: bool  # whether that is ours, and not what the caller asked for
     curvature_tol: float | None
     max_iter: float
     max_calls: float
@@ -123,6 +124,7 @@ class Run:
     trusted: bool = False  # whether the gradient was seen to fit the values
     examined: bool = False  # whether the values were seen to be smooth
     cause: str = ""  # more about the ending than its status says
+    units: Units = field(default_factory=Units)  # of the first point, where that is stationary
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until something ends the run."""
@@ -139,8 +141,8 @@ class Run:
                 self.first_value = value if math.isnan(self.first_value) else self.first_value
                 if self.first_value - value > (abs(self.first_value) + self._units.value) / self.oracle.space.eps**2:
                     return Status.UNBOUNDED
-                if norm <= self.limits.tol:
-                    ending, direction = self._small_gradient_test() or self._second_order_test()
+                if norm <= self._tol:
+                    ending, direction = self._second_order_test()
                     if ending is not None:
                         return ending
                 if self.stalled >= _PATIENCE:
@@ -261,17 +263,17 @@ class Run:
 
     @property
     def _units(self) -> Units:
-        """The units of the first point, where the iteration knows them."""
+        """The units of the first point, where the iteration knows them, or as they were measured before it."""
         state = self.iterates.state
-        return Units(getattr(state, "length", 0.0), getattr(state, "cubic", 0.0))
+        known = Units(getattr(state, "length", 0.0), getattr(state, "cubic", 0.0))
+        return known if known.length else self.units
 
     def _stalled(self) -> Status:
         """Say why no step was found."""
         stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
         if any(record.note == NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
-        self.cause = doubts.coarse(self.oracle, self.x, self.limits.tol)
-        self.cause = self.cause or doubts.cause(self.oracle, self.x, self._units.length or 1.0)
+        self.cause = self._lost() or doubts.cause(self.oracle, self.x, self._units.length or 1.0)
         return Status.STALLED
 
     def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
@@ -312,50 +314,60 @@ class Run:
 
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the direction of its least curvature."""
-        eps, eps_curvature = self.limits.tol, self.limits.curvature_tol
+        eps, eps_curvature = self._tol, self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε), as far as L2 is known
-            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._cubic(oracle)))
+            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
         return probe(
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
         )
 
-    def _cubic(self, oracle: Oracle) -> float:
-        """Return L2 as the first iteration saw it or, before that, as a product shows it; 1 where nobody knows."""
-        if self._units.cubic or self.iteration:
-            return self._units.cubic or 1.0
-        space, meter, operator = oracle.space, replace(oracle.meter), oracle.hessian(self.x)
+    def _lost(self) -> str:
+        """Say whether no gradient of this run was longer than the rounding of differences."""
+        known = [record.grad_norm for record in self.history]
+        longest = max((norm for norm in known if math.isfinite(norm)), default=0.0)
+        return doubts.coarse(self.oracle, self.x, max(longest, getattr(self.iterates.state, "slope", 0.0)))
+
+    @property
+    def _tol(self) -> float:
+        """‖g‖ at which the run may end: where the caller did not say, as differences of values can tell it here."""
+        return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.usual else 0.0)
+
+    def _first_units(self) -> Units:
+        """Measure the units by one product, before the first iteration does."""
+        space, meter, operator = self.oracle.space, replace(self.oracle.meter), self.oracle.hessian(self.x)
         v = space.normal(np.random.default_rng(self.seed))
         try:
             curvature = space.norm(operator(v)) / space.norm(v)
         except NonFiniteProductError:
-            return 1.0
+            curvature = math.nan
         finally:
             operator.release()
-            oracle.meter = meter
-        return measured(oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x)).cubic
-
-    def _small_gradient_test(self) -> tuple[Status, None] | None:
-        """End the run where a small gradient says nothing: it is lost in rounding, or not that of the values."""
-        self.cause = doubts.coarse(self.oracle, self.x, self.limits.tol)
-        if self.cause:
-            return Status.STALLED, None
-        self.cause = "" if self.iteration else doubts.missing_slope(self.oracle, self.x, self._units.length or 1.0)
-        return (Status.INCONSISTENT, None) if self.cause else None
+            self.oracle.meter = meter
+        return measured(self.oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x))
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Decide whether a stationary point is the end, or which way negative curvature leads out."""
         most = self.limits.max_products
+        measures = not self.iteration and most is None
+        if measures:
+            self.units = self._first_units()
+            self.cause = doubts.missing_slope(self.oracle, self.x, self.units.length) if self.oracle.written else ""
+            if self.cause:
+                return Status.INCONSISTENT, None
         if self.iteration and not self.limits.certify:
             look = max(_LOOK, self.oracle.meter.nhev // 10)
             most = look if most is None else min(most, look)
         cert, v = self.probe(self.oracle, most, self.seed + self.iteration)
-        self.certificate = cert
-        if cert.second_order:
-            return Status.SECOND_ORDER, None
+        self.certificate = cert = replace(cert, products=cert.products + measures)
         if cert.inconsistent:
             self.cause = f"The Hessian product is not symmetric, by {cert.asymmetry:.2g}: check hess or hessp."
             return Status.INCONSISTENT, None
         if not cert.saddle:
+            self.cause = self._lost()
+            if self.cause:
+                return Status.STALLED, None
+            if cert.second_order:
+                return Status.SECOND_ORDER, None
             return Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
             return Status.FIRST_ORDER, None

@@ -28,6 +28,8 @@ class DifferenceOracle(CallableOracle):
     products are differences of such gradients, with steps as long as their error asks for.
     """
 
+    written = False
+
     def __init__(self, fun: Callable[..., Any], x0: Any, *, scheme: Scheme, args: tuple[Any, ...] = ()) -> None:
         if scheme == "cs" and isinstance(x0, Tensor):
             raise ArgumentError(

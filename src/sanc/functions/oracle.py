@@ -8,9 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
-from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
@@ -27,7 +25,7 @@ class CallableOracle(Oracle):
     gives shape, type and device of the points.
     """
 
-    exact = True
+    exact = written = True
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class _CallableOperator(Operator):
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
         matrix = o.hess(o.given(self.x), *o.args)
-        foreign = scipy.sparse.issparse(matrix) or isinstance(matrix, LinearOperator)
+        foreign = hasattr(matrix, "__matmul__") and not hasattr(matrix, "__array__")  # as SciPy's operators
         matrix = matrix if foreign else o.array(matrix, "hess")
         shape = tuple(matrix.shape)
         if math.prod(shape) != dim * dim:

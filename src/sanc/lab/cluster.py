@@ -89,7 +89,7 @@ def _client(workers: int, scheduler: str | None, console: Console) -> Iterator[C
     """Connect to a scheduler, or start a cluster on this machine for the time of the block."""
     if scheduler is not None:
         hint = "pass the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-        if not re.fullmatch(r"(tcp|tls|ucx|ws|wss|inproc)://.+|[^/]+:\d+", scheduler):
+        if not re.fullmatch(r".+://.+|[^/]+:\d+", scheduler):
             raise ArgumentError(f"--scheduler {scheduler!r} is no address: {hint}.")
         try:
             client = Client(scheduler, timeout=TIMEOUT, set_as_default=False)

@@ -87,6 +87,8 @@ def _csv(path: Path) -> tuple[Any, Any]:
     head = [cell.strip().lower() for cell in rows[0][1]]
     named = [head.index(name) for name in LABELS if name in head]
     place = named[0] if named else len(head) - 1
+    if any(row[place].strip().lower() == head[place] for _, row in rows[1:] if len(row) == len(head)):
+        named = []  # it is a label like others
     if named or not any(_is_number(cell) for k, cell in enumerate(head) if k != place):  # a header
         rows = rows[1:]
     features, labels = [], []

@@ -149,8 +149,10 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
         tick(journal.share, journal.loss, str(record.branch), record.sigma)
         state = intermediate_result.state
+        if journal.spent >= journal.budget:
+            return True
         journal.offer(lambda: {"state": _converted(state, np.ndarray, lambda array: torch.from_numpy(array.copy()))})
-        return bool(journal.spent >= journal.budget)
+        return False
 
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(

@@ -37,12 +37,15 @@ class Ranks:
         How many there are, and which one this is.
     collectives, bytes : int
         How many sums were formed so far, and of how many bytes on this rank.
+    wrapped : bool
+        Whether a wrapper of the model was seen to average gradients by itself.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.collectives = self.bytes = 0
+        self.wrapped = False
 
     def sum(self, tensor: Tensor, what: str, operation: Any = None) -> Tensor:
         """Sum a tensor over the ranks in place (or combine it otherwise); `what` is said where that fails."""

@@ -33,7 +33,6 @@ def average(
     terms: float | None = None,
     rows: int = 1,
     reduced: Reduced = "no",
-    alone: bool = False,
 ) -> tuple[Answer, int]:
     """Return the mean of everybody's answer, and the rows of all together.
 
@@ -48,8 +47,6 @@ def average(
     reduced : {"no", "perhaps", "yes"}
         Whether somebody else has averaged the vectors already: DistributedDataParallel perhaps, in the backward pass,
         which is looked for (where vectors agree in every bit they are not sent again); fully_shard has.
-    alone : bool
-        Whether a rank that fails cannot tell, since the others wait for it elsewhere, in an exchange of the wrapper's.
     """
     problem: Exception | None = None
     weight = -1.0 if terms is None else terms
@@ -58,8 +55,8 @@ def average(
     try:
         numbers, own = ask()
     except Exception as raised:
-        if alone:
-            raise
+        if ranks.wrapped:
+            raise  # the others wait elsewhere, in an exchange of the wrapper's
         problem = raised
     marks = [0.0, 0.0]
     if reduced == "perhaps" and own is not None:
@@ -88,6 +85,7 @@ def average(
                 "DistributedDataParallel, let the closure use the module that it wraps."
             )
         total = own
+        ranks.wrapped = ranks.wrapped or any(row[5:] != told[0][5:] for row in told)  # other losses, the same gradient
     elif own is not None:
         total = (ranks.sum(own * abs(weight), what) if total is None else total).div_(whole)
     means = [sum(w * row[place] for w, row in zip(weights, told, strict=True)) / whole for place in (5, 6)]
@@ -103,7 +101,6 @@ class AveragingOracle(AutogradOracle):
     def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
         self.ranks = ranks
         self._totals: dict[Sample, int] = {}
-        self._wrapped = False  # whether a wrapper of the model was seen to average gradients
         super().__init__(leaves, **how)
 
     def unbind(self) -> None:
@@ -120,14 +117,7 @@ class AveragingOracle(AutogradOracle):
         reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
         how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
-        own: list[Answer] = []
-
-        def keep() -> Answer:
-            own.append(ask())
-            return own[0]
-
-        answer, self._totals[sample] = average(self.ranks, keep, what, like=like, alone=self._wrapped, **how)
-        self._wrapped = answer[1] is own[0][1] if vector else self._wrapped
+        answer, self._totals[sample] = average(self.ranks, ask, what, like=like, **how)
         return answer
 
     def _others(self, sample: Sample) -> int:

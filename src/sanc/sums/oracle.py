@@ -74,7 +74,8 @@ def require_sum(problem: FiniteSum) -> None:
     for name in ("n", "dim"):
         require_integer(f"{kind}.{name}", getattr(problem, name, None), 1, none=False)
     dtype = getattr(problem, "dtype", None)
-    require(dtype in (np.float32, np.float64), f"{kind}.dtype", dtype, "make it np.dtype of float32 or float64")
+    fits = dtype is not None and dtype in (np.dtype("float32"), np.dtype("float64"))
+    require(fits, f"{kind}.dtype", dtype, "make it np.dtype of float32 or float64")
 
 
 def _like(v: Any, answer: Any, what: str) -> Any:
