@@ -1095,6 +1095,15 @@ def brown_and_dennis(x):
 def test_differences_of_large_values_end_as_well_as_they_can_tell(fun, x0, value, scheme):
     res = sanc.minimize(fun, x0, jac=scheme)
     assert res.success and res.fun == pytest.approx(value, rel=1e-8)
+    again = sanc.minimize(fun, res.x, jac=scheme)  # where no gradient says anything any more, but curvature does
+    assert again.success and again.fun == pytest.approx(value, rel=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point", "cs"])
+@pytest.mark.parametrize("fun", [lambda x: 1 + (x**2).sum(), lambda x: 1 + (x**4).sum(), lambda x: 1e5 + (x**2).sum()])
+def test_a_start_at_a_minimum_needs_no_gradient_to_be_seen(fun, scheme):
+    res = sanc.minimize(fun, np.zeros(3), jac=scheme)
+    assert res.success and res.nit <= 1
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])

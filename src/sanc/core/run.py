@@ -325,7 +325,8 @@ class Run:
         """Say whether no gradient of this run was longer than the rounding of differences."""
         known = [record.grad_norm for record in self.history]
         longest = max((norm for norm in known if math.isfinite(norm)), default=0.0)
-        return doubts.coarse(self.oracle, self.x, max(longest, getattr(self.iterates.state, "slope", 0.0)))
+        longest = max(longest, getattr(self.iterates.state, "slope", 0.0), self.limits.tol)
+        return doubts.coarse(self.oracle, self.x, longest)
 
     @property
     def _tol(self) -> float:
@@ -359,16 +360,15 @@ class Run:
             most = look if most is None else min(most, look)
         cert, v = self.probe(self.oracle, most, self.seed + self.iteration)
         self.certificate = cert = replace(cert, products=cert.products + measures)
+        if cert.second_order:
+            return Status.SECOND_ORDER, None
         if cert.inconsistent:
             self.cause = f"The Hessian product is not symmetric, by {cert.asymmetry:.2g}: check hess or hessp."
             return Status.INCONSISTENT, None
         if not cert.saddle:
             self.cause = self._lost()
-            if self.cause:
-                return Status.STALLED, None
-            if cert.second_order:
-                return Status.SECOND_ORDER, None
-            return Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED, None
+            missing = Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED
+            return Status.STALLED if self.cause else missing, None
         if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
             return Status.FIRST_ORDER, None
         return None, v
