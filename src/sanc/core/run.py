@@ -37,6 +37,9 @@ _YOUNG, _FEW, _SHARE = 5, 2, 0.15
 _LONG = 50
 """The iteration after which the symmetry of the products is looked at."""
 
+_LARGE = 1e4
+"""Error of a gradient, in units of the tolerance, that is large."""
+
 _LOOK = 10
 """Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
 
@@ -322,10 +325,10 @@ class Run:
         )
 
     def _lost(self) -> str:
-        """Say whether no gradient of this run was longer than the rounding of differences."""
+        """Say whether no gradient of this run was longer than the rounding of differences, where that is large."""
         known = [record.grad_norm for record in self.history]
         longest = max((norm for norm in known if math.isfinite(norm)), default=0.0)
-        longest = max(longest, getattr(self.iterates.state, "slope", 0.0), self.limits.tol)
+        longest = max(longest, getattr(self.iterates.state, "slope", 0.0), _LARGE * self.limits.tol)
         return doubts.coarse(self.oracle, self.x, longest)
 
     @property
