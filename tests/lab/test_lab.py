@@ -719,14 +719,14 @@ def test_runs_that_cannot_stand_in_one_table_are_refused(tmp_path, scheduler, ca
     assert len(read(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(("more", "words"), [([], ""), (["--preset", "paper"], ", σ0 = 1"),
-                                             (["--set", "sigma0=null"], ""),
-                                             (["--set", "sigma0=0.3"], ", σ0 = 0.3")])  # fmt: skip
-def test_the_sigma_that_is_shown_is_the_one_that_was_set(tmp_path, scheduler, more, words):
-    arguments = [*SMALL, "--methods", "sanc", "--out", str(tmp_path), "--scheduler", scheduler, *more]
-    assert cli.main(arguments) == 0
-    (config,) = (json.loads(path.read_text()) for path in tmp_path.rglob("config.json"))
-    assert config["subtitle"] == f"logistic regression{words} (n = 569, d = 30)"
+@pytest.mark.parametrize(("preset", "options", "words"), [
+    ("robust", {}, ""), ("robust", {"sigma0": None}, ""), ("robust", {"sigma0": 0.3}, ", σ0 = 0.3"),
+    ("paper", {}, ", σ0 = 1"),
+])  # fmt: skip
+def test_the_sigma_that_is_shown_is_the_one_that_was_set(preset, options, words):
+    spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
+    subtitle = runs.configuration(spec, 569, 30, "")["subtitle"]
+    assert subtitle == f"logistic regression{words} (n = 569, d = 30)"
 
 
 def test_a_table_counts_the_runs_that_are_finished(tmp_path):
