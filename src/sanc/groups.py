@@ -76,7 +76,7 @@ def _trouble(p: Tensor, first: Tensor) -> str:
         return f"is of {p.dtype}: keep parameters in float32 or float64, and use torch.autocast for lower precision"
     if p.layout != torch.strided:
         return f"has the layout {p.layout}: pass dense parameters"
-    if any(stride == 0 and side > 1 for stride, side in zip(p.stride(), p.shape, strict=True)):
+    if 0 in p.stride() and any(stride == 0 and side > 1 for stride, side in zip(p.stride(), p.shape, strict=True)):
         return "has entries that share memory, as after expand(): pass a parameter of a contiguous tensor"
     if p.dtype != first.dtype or p.device != first.device:
         return (
