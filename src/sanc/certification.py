@@ -55,7 +55,8 @@ def certificate(
     eigenvector of λ_min with probability 1 − t. An eigenvalue λ to the left of all Ritz values θ_i leaves a part of at
     most β_1 ⋯ β_k / Π(θ_i − λ) there, and what rounding and the errors of products can hide of it: the bound is the
     smallest λ for which that suffices, however early Lanczos broke down. Only a Krylov space that fills R^d leaves
-    nothing but rounding. Products of differences are made with twice the step, too, which shows their error.
+    nothing but rounding. Products of differences are made with twice the step, too, which shows their error;
+    where gradients are themselves differences of values, the rounding of these is added.
     An operator that is not symmetric shows in what Lanczos has to orthogonalise, and certifies nothing.
 
     Examples

@@ -151,7 +151,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         state = intermediate_result.state
         if journal.spent >= journal.budget:
             return True
-        journal.offer(lambda: {"state": _converted(state, np.ndarray, lambda array: torch.from_numpy(array.copy()))})
+        journal.offer(lambda: {"state": _converted(state, np.ndarray, torch.from_numpy)})
         return False
 
     batch, saved = config["batch_size"], journal.saved
