@@ -5,18 +5,25 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import sanc
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+WRAPPED = {"architecture.md", "table.md"}  # the one is to be rewritten, the other is what a benchmark prints
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+KATEX = ROOT / "docs" / "assets" / "katex"
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
 ELSEWHERE = {"integrations.md", "distributed.md"}  # the one below, the other in tests/ranks
 MODULES = ["sanc.autograd.batches", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
@@ -76,7 +83,7 @@ def test_the_table_of_systems_is_what_the_command_prints():
 
 
 def test_every_link_between_pages_leads_somewhere():
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+    for page in TEXTS:
         for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]+)?\)", page.read_text()):
             if target.startswith("http") or f"{page.parent.name}/{target}" == "docs/contributing.md":
                 continue
@@ -90,6 +97,76 @@ def anchors(page):
     """The headings of a page, as Markdown makes anchors of them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_paragraphs(text):
+    """The first lines of paragraphs and list items that continue on a second line; references to code (:::) may."""
+    body = re.sub(r"\A---\n.*?^---\n", "", text, flags=re.S | re.M)
+    lines = body.splitlines()
+    spans = [token.map for token in MARKDOWN.parse(body) if token.type == "paragraph_open"]
+    return [lines[first] for first, end in spans if end - first > 1 and not lines[first].startswith(":::")]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in TEXTS if page.name not in WRAPPED], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_paragraph_is_one_line(page):
+    assert broken_paragraphs(page.read_text()) == []
+
+
+@pytest.mark.parametrize(("text", "broken"), [
+    ("One line.\n\nAnother.\n", 0), ("One\nparagraph.\n", 1), ("- an\n  item\n- another\n", 1),
+    ("- a\n\n  b\n  c\n", 1), ("1. one\n2. two\n   and more\n", 1), ("> a\n> b\n", 1), ("```\na\nb\n```\n", 0),
+    ("| a | b |\n|---|---|\n| 1 | 2 |\n", 0), ("<!-- a\nb -->\n", 0), ("<div>\na\n</div>\n", 0),
+    ("---\na: 1\nb: 2\n---\n\nText.\n", 0), ("# Title\nText.\n", 0), ("::: sanc.x\n    options:\n      x: 1\n", 0),
+])  # fmt: skip
+def test_broken_paragraphs_are_found(text, broken):
+    assert len(broken_paragraphs(text)) == broken
+
+
+def formulas(text):
+    """The formulas of a page, those in lines of their own first."""
+    prose = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", text, flags=re.S | re.M)
+    pattern = r"\$\$(.+?)\$\$"
+    return re.findall(pattern, prose) + re.findall(r"\$([^$\n]+)\$", re.sub(pattern, "", prose))
+
+
+def test_formulas_are_what_both_the_site_and_github_render():
+    """Both take \\, and \\{ and \\| for escapes of Markdown, and a | for the end of a cell."""
+    for page in TEXTS:
+        for formula in formulas(page.read_text()):
+            assert not re.search(r"\\[,;:!{}|]|[|*]", formula), f"{page.name}: {formula}"
+            assert formula == formula.strip() and formula.count("{") == formula.count("}"), f"{page.name}: {formula}"
+
+
+def test_katex_knows_every_formula():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    found = [formula for page in TEXTS for formula in formulas(page.read_text())]
+    program = "const katex = require(process.argv[1]); for (const f of JSON.parse(require('fs').readFileSync(0)))"
+    program += " katex.renderToString(f, {throwOnError: true, strict: 'error'})"
+    done = subprocess.run(
+        [node, "-e", program, str(KATEX / "katex.min.js")], input=json.dumps(found), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_formulas_need_no_network():
+    """What renders them lies in docs/, with its licence, and so in the source archive."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    named = re.findall(r"^extra_(?:css|javascript): \[(.*?)\]", config, re.M)
+    files = [name.strip() for names in named for name in names.split(",")]
+    assert {"assets/katex/katex.min.css", "assets/katex/katex.min.js", "assets/formulas.js"} <= set(files)
+    assert all((ROOT / "docs" / name).is_file() for name in files)
+    style = (KATEX / "katex.min.css").read_text()
+    fonts = re.findall(r"url\(([^)]+\.woff2)\)", style)
+    assert len(fonts) == 20 and all((KATEX / font).is_file() for font in fonts)
+    assert "//" not in re.sub(r"/\*.*?\*/", "", style, flags=re.S) and "MIT" in (KATEX / "LICENSE").read_text()
+    manifest = (ROOT / "MANIFEST.in").read_text().splitlines()
+    assert "graft docs" in manifest and not any(
+        "docs" in line for line in manifest if "exclude" in line or "prune" in line
+    )
 
 
 def site_tool(name):
@@ -162,6 +239,12 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert site_tool("links").broken(tmp_path) == []
+    for page in tmp_path.rglob("*.html"):
+        assert not re.search(r"<(script|link)[^>]* (src|href)=\"?(https?:)?//(?![^>]*canonical)", page.read_text()), (
+            page
+        )
+    assert (tmp_path / "assets" / "katex" / "fonts" / "KaTeX_Main-Regular.woff2").is_file()
+    assert 'class="arithmatex"' in (tmp_path / "method.html").read_text()
     assert "curvature_tol" in (tmp_path / "reference" / "minimize.html").read_text()
 
 
