@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sanc
-from benchmarks import memory, scaling
+from benchmarks import memory
 
 CPU = torch.device("cpu")
 
@@ -101,28 +101,3 @@ def test_the_command_for_a_large_network(tmp_path, capsys):
     assert large["parameters"] == 4 * (100 * 100 + 100)
     assert len(large["losses"]) == 3 and large["losses"][-1] < large["losses"][0]
     assert "40,400" in capsys.readouterr().out
-
-
-def test_growth_is_compared_with_the_calls_that_are_named():
-    model, batch = scaling.network(8, 4, CPU)
-    seen = []
-    _, products, *values = scaling.by_hand(model, lambda: seen.append(1) or batch(), 3, 2, 2)()[
-        len(list(model.parameters())) - 1 :
-    ]
-    assert len(seen) == 3 + 2 and len(values) == 2
-    leaves = list(model.parameters())
-    grads = torch.autograd.grad(batch(), leaves, create_graph=True)
-    wanted = torch.autograd.grad(grads, leaves, [g.detach() for g in grads])
-    assert all(torch.allclose(a, b) for a, b in zip(products, wanted, strict=True))
-
-
-@pytest.mark.slow
-def test_the_command_that_draws_growth(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert scaling.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "by hand" in capsys.readouterr().out
-    panels = json.loads((tmp_path / "scaling.json").read_text())["panels"]
-    assert list(panels) == ["d", "n", "J", "batch"]
-    assert all(row["step"] > 0 and row["by hand"] > 0 for rows in panels.values() for row in rows)
-    assert [row["J"] for row in panels["J"]] == [1, 2]
-    assert (tmp_path / "scaling.png").stat().st_size > 1000
