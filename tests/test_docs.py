@@ -178,7 +178,7 @@ def site_tool(name):
 
 @pytest.mark.parametrize(("wish", "target"), [
     ("train", "start/train.md"), ("minimise", "start/minimise.md"), ("fit", "start/fit.md"),
-    ("resume", "guide.md#checkpoints"), ("resume", "start/minimise.md#stop-and-go-on"),
+    ("resume", "guide.md#checkpoints"), ("resume", "start/minimise.md#stop-and-resume"),
     ("several GPUs", "distributed.md"), ("record", "guide.md#what-happened-the-record"),
 ])  # fmt: skip
 def test_the_start_page_leads_there_in_one_click(wish, target):

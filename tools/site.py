@@ -1,7 +1,7 @@
-"""What the site has beside docs/: pages that lie elsewhere in the repository, and what the program says of itself.
+"""Add to the site what docs/ does not contain: pages elsewhere in the repository, presets and the command line.
 
 `mkdocs.yml` names this file as a hook. Links from a page to files that are no pages, such as source, become plain text,
-since the site does not have them.
+since the site does not contain them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sanc.lab.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-"""Pages at the root of the repository, and where the site has them."""
+"""Pages at the root of the repository, and their paths on the site."""
 COMMANDS = ("", "run", "reproduce", "report", "datasets", "datasets get", "demo")
 PRESETS = "<!-- presets -->"
-"""Where a page has the table of presets."""
+"""Mark that the table of presets replaces."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill in the table of presets, and turn links to files that the site does not have into their text."""
+    """Insert the table of presets, and replace links to files that the site does not contain by their text."""
     here = Path(config["docs_dir"]) / Path(page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def presets() -> str:
         values = [getattr(settings, item.name) for settings in sanc.PRESETS.values()]
         shown = [f"`{_written(value)}`" for value in values]
         lines.append(f"| `{item.name}` | {' | '.join(shown)} |")
-    lines += ["", "The numbers of the iteration on samples, which only `robust` has:", ""]
+    lines += ["", "Settings of the iteration on samples, preset `robust` only:", ""]
     lines += ["| setting | value |", "|---|---|"]
     numbers = sanc.MinibatchSettings()
     lines += [f"| `{item.name}` | `{_written(getattr(numbers, item.name))}` |" for item in fields(numbers)]
@@ -71,8 +71,8 @@ def _written(value: Any) -> str:
 
 
 def command_line() -> str:
-    """Return a page with the help of every command, as it is printed."""
-    parts = ["# Command line\n\n`python -m sanc` is the same command; [the laboratory](../lab.md) says what it does.\n"]
+    """Return a page with the help of every command as printed."""
+    parts = ["# Command line\n\n`python -m sanc` is the same command. [The laboratory](../lab.md) describes its use.\n"]
     plain = {"COLUMNS": "100", "TERM": "dumb"}
     for name in COMMANDS:
         said = CliRunner().invoke(app, [*name.split(), "--help"], env=plain, prog_name="sanc")
