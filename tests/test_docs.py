@@ -269,6 +269,12 @@ def test_every_public_name_is_documented():
             assert thing.__doc__ and len(thing.__doc__) > 20, name
 
 
+def test_the_changelog_is_short():
+    _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert len(versions) >= 2
+    assert all(len(version.splitlines()) <= 40 for version in versions)
+
+
 def test_the_changelog_names_the_version():
     assert f"## {sanc.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {sanc.__version__}" in (ROOT / "CITATION.cff").read_text()
