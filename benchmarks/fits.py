@@ -1,13 +1,13 @@
 """Nonlinear least-squares fits of NIST's Statistical Reference Datasets, as unconstrained problems.
 
-The numbers are those that NIST publishes at https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml: observations, two
-starts, and the certified parameters and residual sums of squares, to eleven digits. Each fit is the minimisation of
-f(b) = Σ (y_i − model(b, x_i))², and each start a problem of its own: the first is far from the solution, the second
-near. Left out are the sets with more than 170 observations, and some of those with more than 50.
+Observations, two starts, certified parameters and residual sums of squares (to eleven digits) are those that NIST
+publishes at https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml. Each fit minimises
+f(b) = Σ (y_i − model(b, x_i))², and each start is a separate problem: the first is far from the solution, the second
+near. Sets with more than 170 observations, and some with more than 50, are left out.
 
-A fit is solved where f is the certified sum of squares to six digits. The gradient is asked for to 1e-8 as elsewhere,
-or less where the sum is far below 1; the rounding of f seldom allows that, since parameters differ by up to twelve
-powers of ten.
+A run solves a fit if f agrees with the certified sum of squares to six digits. The gradient tolerance is 1e-8, or less
+if the sum is far below 1. Roundoff in f seldom permits such a gradient, because parameters differ by up to twelve
+orders of magnitude.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _t(numbers: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A model, its observations, two starts, and what NIST certifies."""
+    """A model, its observations, two starts, and the certified parameters and sum of squares."""
 
     name: str
     model: Callable[[Tensor, Tensor], Tensor]
@@ -42,7 +42,7 @@ class Fit:
     gtol: float = 1e-8
 
     def __call__(self, b: Tensor) -> Tensor:
-        """Sum of the squares of the residuals."""
+        """Sum of squared residuals."""
         return (self.y - self.model(b, self.x)).square().sum()
 
     @property
@@ -188,7 +188,7 @@ FITS = (
 
 
 def problems() -> list[zoo.ZooProblem]:
-    """Return each fit from each of its starts as a problem of the zoo."""
+    """Return each fit from each of its starts as a test problem."""
     found = []
     for fit in FITS:
         for number, start in enumerate(fit.starts, 1):

@@ -1,12 +1,12 @@
-"""The tasks of `benchmarks.networks`: network, loss, data, batch size, steps, penalty and precision.
+"""Tasks of `benchmarks.networks`: network, loss, data, batch size, steps, penalty and precision.
 
-There are two halves, fixed before anything was tuned. Numbers of the optimisers may be chosen on the tasks of the first
-half ("chosen"). The tasks of the second half ("unseen") are for measuring only.
+There are two halves, fixed before any tuning. Parameters of the optimisers may be chosen on the tasks of the first half
+("chosen"). The tasks of the second half ("unseen") are for measurements only.
 
 A loss is a function of the network and of the tensors of a batch, and is a mean over the rows. The first half is mostly
 ordinary. The second has mixed precision, noise inside the loss, wrong labels, features of very different scales,
-targets that are not scaled, and small and large batches. Initial weights and the order of the batches are functions of
-the seed alone. The data are those of `benchmarks.suite_data`.
+unscaled targets, and small and large batches. Initial weights and the order of the batches depend on the seed alone.
+The data are those of `benchmarks.suite_data`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from benchmarks import suite_data as data
 from sanc.lab import models
 
-LOOK = 4096
-"""Most training rows on which the full training loss is evaluated."""
+EVALUATION_ROWS = 4096
+"""Most rows on which training and held-out losses are evaluated."""
 
 # ---------------------------------------------------------------------- networks
 
@@ -42,14 +42,15 @@ def stack(widths: Sequence[int], act: type[nn.Module] = nn.ReLU) -> nn.Sequentia
 
 
 class Add(nn.Module):
-    """x + f(x), and an activation after it where there is one."""
+    """x + f(x), or shortcut(x) + f(x), with an optional activation after it."""
 
-    def __init__(self, *inner: nn.Module, after: nn.Module | None = None, way: nn.Module | None = None) -> None:
+    def __init__(self, *inner: nn.Module, after: nn.Module | None = None, shortcut: nn.Module | None = None) -> None:
         super().__init__()
-        self.inner, self.after, self.way = nn.Sequential(*inner), after or nn.Identity(), way or nn.Identity()
+        self.inner, self.after = nn.Sequential(*inner), after or nn.Identity()
+        self.shortcut = shortcut or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.way(x) + self.inner(x))
+        return self.after(self.shortcut(x) + self.inner(x))
 
 
 def _conv(a: int, b: int, side: int = 3, stride: int = 1) -> list[nn.Module]:
@@ -60,13 +61,13 @@ def resnet() -> nn.Module:
     """Three residual blocks of 16, 32 and 64 channels."""
     layers: list[nn.Module] = [*_conv(3, 16), nn.ReLU()]
     for a, b in ((16, 16), (16, 32), (32, 64)):
-        way = nn.Sequential(*_conv(a, b, 1, b // a)) if a != b else None
-        layers.append(Add(*_conv(a, b, 3, b // a), nn.ReLU(), *_conv(b, b), after=nn.ReLU(), way=way))
+        shortcut = nn.Sequential(*_conv(a, b, 1, b // a)) if a != b else None
+        layers.append(Add(*_conv(a, b, 3, b // a), nn.ReLU(), *_conv(b, b), after=nn.ReLU(), shortcut=shortcut))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 class Attention(nn.Module):
-    """Self-attention, written out."""
+    """Self-attention from elementary operations."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -88,8 +89,8 @@ def _block(width: int, heads: int, causal: bool) -> list[nn.Module]:
     return [Add(nn.LayerNorm(width), Attention(width, heads, causal)), Add(*wide)]
 
 
-class Place(nn.Module):
-    """Add a learned vector for each place of a sequence."""
+class Positions(nn.Module):
+    """Add a learned vector for each position of a sequence."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ def chars() -> nn.Module:
     blocks = [layer for _ in range(2) for layer in _block(128, 4, causal=True)]
     return nn.Sequential(
         nn.Embedding(data.SYMBOLS, 128),
-        Place(data.CONTEXT, 128),
+        Positions(data.CONTEXT, 128),
         *blocks,
         nn.LayerNorm(128),
         nn.Linear(128, data.SYMBOLS),
@@ -129,7 +130,7 @@ def vit() -> nn.Module:
     """Three blocks of width 96 on patches of 4 × 4."""
     blocks = [layer for _ in range(3) for layer in _block(96, 4, causal=False)]
     return nn.Sequential(
-        Patches(), nn.Linear(48, 96), Place(64, 96), *blocks, nn.LayerNorm(96), Mean(), nn.Linear(96, 10)
+        Patches(), nn.Linear(48, 96), Positions(64, 96), *blocks, nn.LayerNorm(96), Mean(), nn.Linear(96, 10)
     )
 
 
@@ -160,8 +161,8 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         given = self.into(x[:, 0])
         state = torch.tanh(given[:, 0])
-        for place in range(1, given.shape[1]):
-            state = torch.tanh(given[:, place] + self.again(state))
+        for row in range(1, given.shape[1]):
+            state = torch.tanh(given[:, row] + self.again(state))
         return self.out(state)
 
 
@@ -190,7 +191,7 @@ def residual() -> nn.Module:
 
 
 def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy; of sequences over all places."""
+    """Cross entropy; of sequences over all positions."""
     scores = model(x)
     return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), y.reshape(-1))
 
@@ -216,27 +217,27 @@ def evidence(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
 
 
 def poisson(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
-    """Squared residual of −Δu = f on the unit square, u = 0 on its rim; u = sin πx sin 2πy + ½ sin 4πx sin πy."""
-    with torch.enable_grad():  # the network is differentiated even where only a value is asked for
+    """Squared residual of −Δu = f on the unit square, u = 0 on its boundary; u = sin πx sin 2πy + ½ sin 4πx sin πy."""
+    with torch.enable_grad():  # a value, too, requires derivatives of the network
         x = x.detach().requires_grad_()
-        rim = 16 * x[:, 0] * (1 - x[:, 0]) * x[:, 1] * (1 - x[:, 1])
-        u = rim * model(2 * x - 1)[:, 0]
-        (slopes,) = torch.autograd.grad(u.sum(), x, create_graph=True)
-        curvature = x.new_zeros(len(x))
+        bump = 16 * x[:, 0] * (1 - x[:, 0]) * x[:, 1] * (1 - x[:, 1])
+        u = bump * model(2 * x - 1)[:, 0]
+        (gradient,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        laplacian = x.new_zeros(len(x))
         for i in range(2):
-            (second,) = torch.autograd.grad(slopes[:, i].sum(), x, create_graph=True)
-            curvature = curvature + second[:, i]
+            (second,) = torch.autograd.grad(gradient[:, i].sum(), x, create_graph=True)
+            laplacian = laplacian + second[:, i]
         a, b = (math.pi * x.detach()).unbind(1)
         right = 5 * (a.sin() * (2 * b).sin()) + 8.5 * ((4 * a).sin() * b.sin())
-        return (curvature / math.pi**2 + right).square().mean()
+        return (laplacian / math.pi**2 + right).square().mean()
 
 
-# ---------------------------------------------------------------------- the tasks
+# ---------------------------------------------------------------------- tasks
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network to be trained; steps and batch are those of a first-order method."""
+    """A network with its data and loss; steps and batch are those of a first-order method."""
 
     name: str
     half: str
@@ -248,7 +249,7 @@ class Task:
     decay: float = 0.0
     autocast: bool = False
     xavier: bool = False
-    """Initialised as in the paper."""
+    """Whether weights are initialised as in the paper."""
 
 
 class Problem:
@@ -259,8 +260,8 @@ class Problem:
         self.task, self.device = task, torch.device(device)
         self.note = str(arrays["note"]) if "note" in arrays else ""
         x, y, held_x, held_y = (self._tensor(arrays[key]) for key in ("x", "y", "held_x", "held_y"))
-        self.train, self.held = (x, y), (held_x[:LOOK], held_y[:LOOK])
-        rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[:LOOK]).to(self.device)
+        self.train, self.held = (x, y), (held_x[:EVALUATION_ROWS], held_y[:EVALUATION_ROWS])
+        rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[:EVALUATION_ROWS]).to(self.device)
         self.seen = (x[rows], y[rows])
         self.size = min(task.batch, len(x))
 
@@ -291,7 +292,7 @@ class Problem:
         return loss
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield batches of shuffled epochs without end."""
+        """Yield batches of shuffled epochs, endlessly."""
         rng = np.random.default_rng((seed, 9))
         while True:
             order = torch.from_numpy(rng.permutation(len(self.train[0]))).to(self.device)

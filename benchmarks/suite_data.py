@@ -1,7 +1,7 @@
-"""The data of `benchmarks.suite`: what is read, and what is generated.
+"""Data of `benchmarks.suite`: sets that are read, and sets that are generated.
 
-NAME.npz in a folder, as `export` writes them, else what `sanc.lab` and scikit-learn have. The two give the same arrays.
-What is generated is made with NumPy from fixed seeds. Each set has training rows and held-out rows.
+A set is read from NAME.npz in a folder, as `export` writes it, or from `sanc.lab` and scikit-learn; both give the same
+arrays. NumPy generates the other sets from fixed seeds. Each set has training rows and held-out rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import scipy.sparse
 import sanc
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-"""Rows x and targets y, the held-out rows held_x and held_y, and perhaps a note."""
+"""Rows x and targets y, the held-out rows held_x and held_y, and optionally a note."""
 
 
 def _lab(name: str, folder: Path | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]:
-    """Load a set of the laboratory as dense float32, its labels as bytes."""
+    """Return a set of `sanc.lab` as dense float32, its labels as bytes, and a note."""
     from sanc.lab import datasets
 
     loaded = datasets.load(name, folder, dtype="float32")
@@ -37,14 +37,14 @@ def _pixels(name: str, folder: Path | None, rows: int, held: int) -> Arrays:
 
 
 def _split(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], rows: int, held: int) -> Arrays:
-    """Shuffle with a fixed seed and cut."""
+    """Shuffle with a fixed seed, and split into training and held-out rows."""
     order = np.random.default_rng(0).permutation(len(x))
     first, second = order[:rows], order[rows : rows + held]
     return {"x": x[first], "y": y[first], "held_x": x[second], "held_y": y[second]}
 
 
 def _covtype(folder: Path | None) -> Arrays:
-    """Integers again: the laboratory maps each feature to [0, 1], here its smallest step becomes 1."""
+    """Restore integers: `sanc.lab` maps each feature to [0, 1]; here its smallest difference becomes 1."""
     x, y, _ = _lab("covtype", folder)
     columns = []
     for column in x.T:
@@ -61,8 +61,8 @@ def _higgs(folder: Path | None) -> Arrays:
     except (sanc.SancError, OSError):
         rng = np.random.default_rng(5)
         x = rng.normal(size=(35_000, 28)).astype(np.float32)
-        slopes = rng.normal(size=(28, 28)) / 28
-        y = (np.einsum("ni,ij,nj->n", x, slopes, x) + 0.5 * rng.normal(size=len(x)) > 0).astype(np.uint8)
+        form = rng.normal(size=(28, 28)) / 28
+        y = (np.einsum("ni,ij,nj->n", x, form, x) + 0.5 * rng.normal(size=len(x)) > 0).astype(np.uint8)
         return _split(x, y, 30_000, 5_000) | {"note": np.array("generated, since there is no HIGGS file")}
 
 
@@ -115,12 +115,12 @@ SOURCES: dict[str, Callable[[Path | None], Arrays]] = {
     "diabetes": lambda folder: _sklearn("diabetes", 380, 62),
     "text": lambda folder: _text(),
 }
-"""What is read from somewhere, by name."""
+"""Sets that are read, by name."""
 
 
 @cache
 def raw(name: str, folder: Path | None) -> Arrays:
-    """Return a set as it is stored."""
+    """Return a set without preprocessing."""
     file = None if folder is None else folder / f"{name}.npz"
     if file is not None and file.exists():
         with np.load(file) as content:
@@ -129,14 +129,14 @@ def raw(name: str, folder: Path | None) -> Arrays:
 
 
 def export(folder: Path, source: Path | None = None) -> None:
-    """Write every set that is not generated as NAME.npz."""
+    """Write every set of `SOURCES` as NAME.npz."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         path = folder / f"{name}.npz"
         try:
             np.savez_compressed(path, **raw(name, source))  # type: ignore[arg-type]
-        except (sanc.SancError, OSError, ImportError) as trouble:
-            print(f"left out: {name}: {trouble}", flush=True)
+        except (sanc.SancError, OSError, ImportError) as error:
+            print(f"{name} is left out: {error}", flush=True)
             continue
         print(f"{path}  {path.stat().st_size / 2**20:.1f} MiB", flush=True)
 
@@ -171,7 +171,7 @@ def bad_scale(folder: Path | None) -> Arrays:
 
 
 def noisy(folder: Path | None) -> Arrays:
-    """Draw 40 % of the training labels anew."""
+    """Replace 40 % of the training labels by random ones."""
     arrays = images("mnist")(folder)
     rng = np.random.default_rng(4)
     labels = arrays["y"].copy()
@@ -198,14 +198,14 @@ def ratings(_: Path | None) -> Arrays:
 
 
 def points(_: Path | None) -> Arrays:
-    """Points of the unit square: as many as a run of the usual length takes, so that none comes twice."""
+    """Points of the unit square, enough for 1200 batches of 256 without repetition."""
     rng = np.random.default_rng(2)
     x, held = (rng.random((rows, 2), np.float32) for rows in (1200 * 256, 4096))
     return {"x": x, "y": x[:, 0], "held_x": held, "held_y": held[:, 0]}
 
 
 def linear_map(_: Path | None) -> Arrays:
-    """Rows of y = A x + noise; the singular values of A fall from 1 to 0.01."""
+    """Rows of y = A x + noise; the singular values of A decrease from 4 to 0.04."""
     rng = np.random.default_rng(6)
     left, _r = np.linalg.qr(rng.normal(size=(32, 16)))
     right, _r = np.linalg.qr(rng.normal(size=(16, 16)))
@@ -215,19 +215,19 @@ def linear_map(_: Path | None) -> Arrays:
 
 
 def sets(_: Path | None) -> Arrays:
-    """Make sets of 32 points: a circle, a square's rim, a segment, two blobs or a spiral, turned and noisy."""
+    """Generate sets of 32 points on a circle, a square, a segment, two clusters or a spiral, rotated and noisy."""
     rng = np.random.default_rng(7)
     n, t = 10_000, rng.random((10_000, 32))
     y, ones = rng.integers(0, 5, n), np.ones((10_000, 32))
     side = np.floor(4 * t)
     along = 2 * (4 * t - side) - 1
-    rim = np.stack([np.where(side % 2 == 0, along, side - 2), np.where(side % 2 == 0, side - 1, along)], -1)
-    blobs = 0.3 * rng.normal(size=(n, 32, 2)) + np.sign(t - 0.5)[..., None] * np.array([0.8, 0.0])
+    square = np.stack([np.where(side % 2 == 0, along, side - 2), np.where(side % 2 == 0, side - 1, along)], -1)
+    clusters = 0.3 * rng.normal(size=(n, 32, 2)) + np.sign(t - 0.5)[..., None] * np.array([0.8, 0.0])
     circle = np.stack([np.cos(2 * np.pi * t), np.sin(2 * np.pi * t)], -1)
     spiral = np.stack([t * np.cos(4 * np.pi * t), t * np.sin(4 * np.pi * t)], -1)
-    shapes = np.stack([circle, rim, np.stack([2 * t - 1, 0 * ones], -1), blobs, spiral])
+    shapes = np.stack([circle, square, np.stack([2 * t - 1, 0 * ones], -1), clusters, spiral])
     x = shapes[y, np.arange(n)] * rng.uniform(0.5, 1.5, (n, 1, 2))
     angle = rng.uniform(0, 2 * np.pi, n)
-    turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(n, 2, 2)
-    x = x @ turn + 0.15 * rng.normal(size=x.shape) + 0.3 * rng.normal(size=(n, 1, 2))
+    rotation = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(n, 2, 2)
+    x = x @ rotation + 0.15 * rng.normal(size=x.shape) + 0.3 * rng.normal(size=(n, 1, 2))
     return _split(x.astype(np.float32), y.astype(np.uint8), 8_000, 2_000)

@@ -1,11 +1,11 @@
-"""Problems that played no part when the rules of `sanc.minimize` were chosen: written down after them, run as they are.
+"""Test problems that no rule of `sanc.minimize` was chosen with; they were written after the rules.
 
-Half are of the kind that the collections have and the zoo has not, written from what they are known for, so that
-constants may differ from those published; half are what people minimise today: factorisations, phase retrieval,
-clusters of atoms, spins, mixtures, small networks. Most come in two sizes. None lists a minimum: solved is a
-second-order point with a small gradient, whichever it is.
+Half of them resemble problems of the published collections that tests/zoo.py lacks. They have the known form of these
+problems, but constants may differ from the published ones. The other half are current applications: factorisations,
+phase retrieval, clusters of atoms, spins, mixtures and small networks. Most have two sizes. No minimum is listed: any
+second-order point with a small gradient counts as solved.
 
-Whoever chooses a rule or a number with a look at these has to write new ones.
+A rule or a number that is chosen with these problems requires new ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def problems() -> list[zoo.ZooProblem]:
-    """Return all of them, with a gradient to ask for that their rounding allows."""
+    """Return all problems, each with a gradient tolerance above its roundoff."""
     found: list[zoo.ZooProblem] = []
 
     def add(name: str, fun: _Fun, x0: ArrayLike, gtol: float = 1e-6) -> None:
@@ -56,11 +56,11 @@ def problems() -> list[zoo.ZooProblem]:
     return found
 
 
-# ---------------------------------------------------------------------- of the kind of the collections
+# ---------------------------------------------------------------------- problems like those of the collections
 
 
 def _sums(x: Tensor, width: int) -> Tensor:
-    """Return the sums of each variable and the `width` next."""
+    """Return the sum of each variable and the next `width` ones."""
     sums = torch.cat([torch.zeros(1, dtype=x.dtype), torch.cumsum(x, 0)])
     ends = torch.clamp(torch.arange(len(x)) + width + 1, max=len(x))
     return sums[ends] - sums[: len(x)]
@@ -208,11 +208,11 @@ def _classical(n: int, add: Callable[..., None]) -> None:
     )
 
 
-# ---------------------------------------------------------------------- of today
+# ---------------------------------------------------------------------- applications
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """Return the squared distances of points in space."""
+    """Return the squared distances between points in three dimensions."""
     points = x.reshape(-1, 3)
     a, b = torch.triu_indices(len(points), len(points), 1)
     return (points[a] - points[b]).square().sum(1)
@@ -293,7 +293,7 @@ def _modern(n: int, add: Callable[..., None]) -> None:
     )
 
 
-# ---------------------------------------------------------------------- in a few variables
+# ---------------------------------------------------------------------- problems in a few variables
 
 
 def _heart(first: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
@@ -313,8 +313,8 @@ def _small(add: Callable[..., None]) -> None:
 
     def snail(x: Tensor) -> Tensor:
         square = x @ x
-        r, turn = square.sqrt(), torch.cos(square.sqrt() - torch.atan2(x[1], x[0]))
-        return square / (1.0 + square) * (1.0 + r * (1.5 + 0.5 * turn) - r * turn)
+        r, wave = square.sqrt(), torch.cos(square.sqrt() - torch.atan2(x[1], x[0]))
+        return square / (1.0 + square) * (1.0 + r * (1.5 + 0.5 * wave) - r * wave)
 
     add("SNAIL", snail, (10.0, 10.0))
     add("SINE-VALLEY", lambda x: 1e4 * (x[1] - torch.sin(x[0])) ** 2 + 0.25 * x[0] ** 2, (4.712389, -1.0))
@@ -351,8 +351,8 @@ def _small(add: Callable[..., None]) -> None:
     along = 5.0 * _upto(30) / 3.0
     shape = torch.stack([along**k / 10.0**k for k in range(4)])
     moved = 3.0 * torch.sin(along / 5.0) + 0.04 * along
-    turning = shape * _t(1, 10, 1, 1)[:, None]
-    add("BEAM", lambda x: _sq((x[:4] @ shape) * torch.cos(x[4:] @ turning) - moved),
+    angles = shape * _t(1, 10, 1, 1)[:, None]
+    add("BEAM", lambda x: _sq((x[:4] @ shape) * torch.cos(x[4:] @ angles) - moved),
         (-3.5, 1, 0, 0, 1.7, 0.01, 0, 0), 1e-4)  # fmt: skip
     add("SINE-PRODUCT", lambda x: _sq(x) + 100.0 * (torch.sin(3.0 * x[0] + 2.0) - x[1] * x[2]) ** 2, (0, 0, 0))
 

@@ -1,4 +1,4 @@
-"""NIST's fits are typed in as they are published, and the minimiser solves them."""
+"""The fits agree with NIST's certified values, and the minimiser solves them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import fits
 from benchmarks.common import zoo
 
 
-def test_there_are_enough():
+def test_there_are_twenty_fits_with_two_starts_each():
     assert len(fits.FITS) == 20 and len(fits.problems()) == 40
     assert max(float(fit(fits._t(fit.starts[0]))) for fit in fits.FITS) > 1e8
 
@@ -18,7 +18,7 @@ def test_there_are_enough():
 @pytest.mark.parametrize("fit", fits.FITS, ids=lambda fit: fit.name)
 def test_the_certified_parameters_have_the_certified_sum_of_squares(fit):
     found = float(fit(fit.certified))
-    if fit.name == "Lanczos1":  # whose sum is that of the rounding of its data, below that of eleven digits
+    if fit.name == "Lanczos1":  # its sum is the roundoff of its data, below eleven digits
         assert found < 1e-20
     else:
         assert found == pytest.approx(fit.squares, rel=1e-9)
@@ -35,5 +35,5 @@ def test_fits_are_solved(name):
     assert problem.reached(result.fun) is not None
     fit = next(fit for fit in fits.FITS if name.startswith(fit.name))
     np.testing.assert_allclose(result.x, fit.certified.numpy(), rtol=1e-4)
-    values = np.array([record.value for record in result.history])  # they never rise by more than rounding explains
+    values = np.array([record.value for record in result.history])  # no increase above roundoff
     assert np.all(np.diff(values) <= 1e-9 * values[0])

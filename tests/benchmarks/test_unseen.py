@@ -1,4 +1,4 @@
-"""The problems of `benchmarks.unseen` are well defined, and the minimiser finds second-order points of them."""
+"""Derivatives of the problems of `benchmarks.unseen`, and the minimiser on them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def test_names_are_unique():
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_products_are_differences_of_values(problem):
-    """Near the start, where some have a kink of higher order."""
+def test_products_agree_with_differences_of_values(problem):
+    """Near the start: a few problems have discontinuous third derivatives there."""
     rng = np.random.default_rng(0)
     x = problem.x0 + 0.1 * rng.standard_normal(problem.n) * np.clip(np.abs(problem.x0), 1e-3, 1.0)
     v = rng.standard_normal(problem.n) * np.clip(np.abs(x), 1e-3, 1.0)
     f, jac, _, hessp = zoo.numpy_functions(problem)
     t = 1e-4
     ahead, here, back = (f(x + s * v) for s in (t, 0.0, -t))
-    rounding = 1e-13 * max(abs(ahead), abs(here), abs(back))
-    assert jac(x) @ v == pytest.approx((ahead - back) / (2 * t), rel=1e-3, abs=rounding / t + 1e-9)
-    assert v @ hessp(x, v) == pytest.approx((ahead - 2 * here + back) / t**2, rel=1e-2, abs=rounding / t**2 + 1e-9)
+    roundoff = 1e-13 * max(abs(ahead), abs(here), abs(back))
+    assert jac(x) @ v == pytest.approx((ahead - back) / (2 * t), rel=1e-3, abs=roundoff / t + 1e-9)
+    assert v @ hessp(x, v) == pytest.approx((ahead - 2 * here + back) / t**2, rel=1e-2, abs=roundoff / t**2 + 1e-9)
 
 
 def solve(problem):
@@ -40,15 +40,15 @@ def solve(problem):
 
 
 @pytest.mark.parametrize(
-    "problem", [one for one in PROBLEMS if one.n <= 20 and one.name not in LONG], ids=lambda problem: problem.name
+    "problem", [p for p in PROBLEMS if p.n <= 20 and p.name not in LONG], ids=lambda problem: problem.name
 )
-def test_small_ones_are_solved(problem):
+def test_small_problems_are_solved(problem):
     solve(problem)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "problem", [one for one in PROBLEMS if one.n > 20 or one.name in LONG], ids=lambda problem: problem.name
+    "problem", [p for p in PROBLEMS if p.n > 20 or p.name in LONG], ids=lambda problem: problem.name
 )
-def test_large_ones_are_solved(problem):
+def test_large_problems_are_solved(problem):
     solve(problem)
