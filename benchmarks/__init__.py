@@ -1,1 +1,1 @@
-"""Comparisons and measurements; each is a command: `python -m benchmarks.NAME` from the root of the repository."""
+"""Comparisons and measurements: run each as `python -m benchmarks.NAME` from the root of the repository."""

@@ -1,45 +1,55 @@
-"""What the benchmarks share: the zoo of the tests, counted functions, performance profiles and tables."""
+"""Test problems with counted evaluations, statistics of runs, and worker processes."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # the zoo belongs to the tests and is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # tests/zoo.py is not installed
 
-import zoo  # noqa: E402
+import zoo
 
+__all__ = [
+    "Counted", "Floats", "StopRun", "draw_profile", "geometric_mean", "median", "profile", "set_threads",
+    "worker_pool", "zoo",
+]  # fmt: skip
 Floats = NDArray[np.float64]
-__all__ = ["ROOT", "Budget", "Counted", "geometric_mean", "median", "plain_table", "profile", "zoo"]
+
+# ---------------------------------------------------------------------- evaluations
 
 
-class Budget(Exception):  # noqa: N818 - it ends a run, which is no error
-    """A run has used up its time or its evaluations, or has found what it was asked for."""
+class StopRun(Exception):  # noqa: N818 - the end of a run is not an error
+    """The run reached its target or its limit of time or evaluations."""
 
 
 @dataclass
 class Counted:
-    """f, gradient, Hessian and Hessian product of a zoo problem, counted.
+    """f, gradient, Hessian and Hessian product of a test problem, with counters.
 
     Attributes
     ----------
     problem : ZooProblem or SaddleStart
-        What is minimised.
+        Problem to minimise.
     stop_at : float
-        A run ends, by `Budget`, where it evaluates a gradient whose 2-norm is at most this.
+        Gradient norm at which `jac` ends the run by raising `StopRun`.
     seconds, evaluations : float
         Limits on time and on calls of f or of the gradient.
     nfev, njev, nhev, nhess : int
-        Calls of f and of the gradient, Hessian products, and whole Hessians.
+        Calls of f, gradients, Hessian products and dense Hessians.
+    end : array or None
+        Point at which the gradient norm reached `stop_at`.
     """
 
     problem: Any
@@ -54,11 +64,11 @@ class Counted:
 
     def __post_init__(self) -> None:
         self._f, self._jac, self._hess, self._hessp = zoo.numpy_functions(self.problem)
-        self._clock = time.perf_counter()
+        self._start = time.perf_counter()
 
     def _check(self) -> None:
-        if time.perf_counter() - self._clock > self.seconds or max(self.nfev, self.njev) >= self.evaluations:
-            raise Budget
+        if time.perf_counter() - self._start > self.seconds or max(self.nfev, self.njev) >= self.evaluations:
+            raise StopRun
 
     def fun(self, x: Floats) -> float:
         """f(x)."""
@@ -67,13 +77,13 @@ class Counted:
         return self._f(x)
 
     def jac(self, x: Floats) -> Floats:
-        """∇f(x); ends the run where that is small."""
+        """∇f(x); ends the run if ‖∇f(x)‖₂ ≤ `stop_at`."""
         self._check()
         self.njev += 1
         g = self._jac(x)
         if np.linalg.norm(g) <= self.stop_at:
             self.end = np.array(x)
-            raise Budget
+            raise StopRun
         return g
 
     def hess(self, x: Floats) -> Floats:
@@ -90,17 +100,20 @@ class Counted:
 
     @property
     def products(self) -> int:
-        """Hessian products, a whole Hessian counted as n of them."""
+        """Hessian products; a dense Hessian counts as n of them."""
         return self.nhev + self.problem.n * self.nhess
 
 
+# ---------------------------------------------------------------------- statistics
+
+
 def median(values: Sequence[float]) -> float:
-    """Median, where a failure is infinite; NaN of nothing."""
+    """Median, with failures as infinite values; NaN of an empty sequence."""
     return float(np.median(values)) if len(values) else math.nan
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """Geometric mean of positive numbers; NaN of nothing."""
+    """Geometric mean of positive numbers; NaN of an empty sequence."""
     return float(np.exp(np.mean(np.log(ratios)))) if len(ratios) else math.nan
 
 
@@ -110,31 +123,44 @@ def profile(costs: Mapping[str, Sequence[float]]) -> dict[str, tuple[Floats, Flo
     Parameters
     ----------
     costs : mapping
-        For each method its cost on each problem, infinite where it failed; the problems in the same order.
+        Costs of each method on the same sequence of problems, infinite for a failure.
 
     Returns
     -------
     dict
-        For each method the steps (τ, share): the share of problems on which its cost is at most τ times the best.
+        (τ, share) of each method: the share of problems on which its cost is at most τ times the lowest cost.
     """
     table = np.array([np.maximum(np.asarray(row, np.float64), 1.0) for row in costs.values()])
-    best = table.min(axis=0)
+    lowest = table.min(axis=0)
     curves = {}
     for name, row in zip(costs, table, strict=True):
-        ratios = np.sort(row[np.isfinite(row)] / best[np.isfinite(row)])
+        solved = np.isfinite(row)
+        ratios = np.sort(row[solved] / lowest[solved])
         curves[name] = ratios, np.arange(1, len(ratios) + 1) / table.shape[1]
     return curves
 
 
-def plain_table(
-    head: Sequence[str], rows: Sequence[Sequence[Any]], form: Callable[[Any], str] = str, left: int = 1
-) -> str:
-    """Write a Markdown table with aligned columns: the first `left` of them to the left, the others to the right."""
-    cells = [list(head), *[[form(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    lines = []
-    for row in cells:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    rule = "|" + "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+def draw_profile(axes: Any, costs: Mapping[str, Sequence[float]], most: float, style: Callable[[str], Any]) -> None:
+    """Draw performance profiles for 1 ≤ τ ≤ `most`; `style` returns the line options of a method."""
+    for name, (tau, share) in profile(costs).items():
+        end = share[-1] if len(share) else 0.0
+        axes.step([1.0, *tau, most], [0.0, *share, end], where="post", **style(name))
+    axes.set(xscale="log", xlim=(1.0, most), ylim=(0.0, 1.02))
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def set_threads(threads: int) -> None:
+    """Use `threads` threads in torch and full float32 precision (no TF32) on a GPU."""
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def worker_pool(workers: int, threads: int = 1) -> ProcessPoolExecutor:
+    """Return a pool of spawned processes, each with `threads` threads in torch and in BLAS."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))  # a worker reads them when it starts
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=set_threads, initargs=(threads,))

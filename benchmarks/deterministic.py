@@ -1,37 +1,40 @@
-"""Compare `sanc.minimize` with SciPy's minimisers and GALAHAD's ARC on the zoo: 119 problems, n = 2 to 1000.
+"""Compare `sanc.minimize` with SciPy's minimisers and GALAHAD's ARC on 119 test problems with 2 to 1000 variables.
 
-    python -m benchmarks.deterministic --out deterministic-output     # everything, tens of minutes
-    python -m benchmarks.deterministic --problems GENROSE COSINE      # these only
+    python -m benchmarks.deterministic --out deterministic-output     # all problems, tens of minutes
+    python -m benchmarks.deterministic --problems GENROSE COSINE
     python -m benchmarks.deterministic --methods sanc trust-exact
     python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
     python -m benchmarks.deterministic --sets moved far scaled fits walks unseen   # other starts, units, problems
-    python -m benchmarks.deterministic --own-time                     # what the minimiser itself takes
+    python -m benchmarks.deterministic --own-time                     # time outside f, gradients and products
 
-Every method gets the same start and the same counted f, gradient and Hessian (products), and ends where ‖∇f‖₂ ≤ 1e-8,
-or the `gtol` of the problem where rounding allows no more. SciPy's methods are stopped the moment they evaluate such a
-gradient, so that no ending of theirs costs them anything. `sanc` has its default options. *Solved* means that the run
-ended at a minimum that the zoo lists; a small gradient is not enough. The saddle starts of the zoo are run too: *stuck*
-counts the runs from there that ended with a small gradient and negative curvature.
+All methods get the same start and the same counted f, gradient and Hessian (products). They end at ‖∇f‖₂ ≤ 1e-8, or at
+the `gtol` of the problem if roundoff prevents 1e-8. SciPy's methods are stopped as soon as they evaluate such a
+gradient, so their stopping rules cost nothing. `sanc` has its default options. A run *solves* a problem if it ends at a
+minimum that `tests/zoo.py` lists; a small gradient is not enough. Runs from saddle starts follow: *stuck* counts those
+that end with a small gradient and negative curvature.
 
-A whole Hessian counts as n products. The certificate with which `sanc` ends, which the others do not have, is counted
-on its own. GALAHAD's ARC takes part where `galahad-optrove` is installed, with its direct solver of the subproblem.
+A dense Hessian counts as n products. The certificate of `sanc`, which the other methods lack, is counted separately.
+GALAHAD's ARC runs if `galahad-optrove` is installed, with its direct solver of the subproblem.
 
-The other sets have the problems of up to 100 variables, from starts that are moved at random (each variable by a normal
-number of standard deviation 0.3·max(|x|, 0.3)) or ten times as far from the origin, where a second-order point that the
-zoo does not list counts as solved too; from the standard starts in other units, c·f(x/k) with c from 1e-24 to 1e24
-and k from 1e-8 to 1e8 at random; the fits of `benchmarks.fits`; long walks in 10, 100 and 1000 variables; and those of
-`benchmarks.unseen`, which no choice was made with.
+The other sets contain:
 
---own-time runs `sanc` and SciPy's trust-ncg in turns on the problems of up to 100 variables, and tells the time that
-each spends outside f, gradient and products: of a solve, the certificate of `sanc` included, and of an iteration.
+* moved, far: the problems of up to 100 variables from other starts. In *moved*, each variable is shifted by a normal
+  number of standard deviation 0.3·max(|x|, 0.3); in *far*, the start is ten times as far from the origin. A
+  second-order point that is not listed counts as solved, too;
+* scaled: the same problems in other units, c·f(x/k) with random c from 1e-24 to 1e24 and k from 1e-8 to 1e8;
+* fits: the fits of `benchmarks.fits`;
+* walks: problems with long paths to a minimum in 10, 100 and 1000 variables;
+* unseen: the problems of `benchmarks.unseen`, which no rule was chosen with.
 
---out gets deterministic.json, table.md and the performance profiles deterministic.png.
+--own-time repeats runs of `sanc` and of SciPy's trust-ncg on the problems of up to 100 variables with the recorded
+values of f, gradients and products. It reports the remaining time of a solve, with the certificate of `sanc`, and of an
+iteration.
+
+--out writes deterministic.json, table.md and the performance profiles deterministic.png.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import sys
@@ -41,11 +44,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # before OpenMP starts; whoever only imports this is not bound to one core
-    os.environ.setdefault("OMP_CANCELLATION", "TRUE")  # GALAHAD's sparse solver wants both
+if __name__ == "__main__":  # before OpenMP starts; an import must not bind the process to one core
+    os.environ.setdefault("OMP_CANCELLATION", "TRUE")  # GALAHAD's sparse solver requires both
     os.environ.setdefault("OMP_PROC_BIND", "TRUE")
 
 import numpy as np
@@ -54,7 +56,8 @@ import torch
 
 import sanc
 from benchmarks import fits, unseen
-from benchmarks.common import Budget, Counted, Floats, geometric_mean, median, plain_table, profile, zoo
+from benchmarks.common import Counted, Floats, StopRun, draw_profile, geometric_mean, median, zoo
+from benchmarks.reporting import command, markdown_table, number, write_results
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
 FIRST_ORDER = ("L-BFGS-B", "BFGS")
@@ -65,22 +68,22 @@ QUICK = (
 )  # fmt: skip
 SETS = ("zoo", "moved", "far", "scaled", "fits", "walks", "unseen")
 LARGEST = 100
-"""Most variables of the problems in the sets other than the zoo."""
+"""Largest number of variables in the sets moved, far and scaled."""
 STRICT = 1e-4
-"""A stationary point whose λ_min is below minus this is a strict saddle."""
+"""A stationary point with λ_min < −STRICT is a strict saddle."""
 
-# ---------------------------------------------------------------------- the problems
+# ---------------------------------------------------------------------- problems
 
 
 def scaled(problem: zoo.ZooProblem, c: float, k: float) -> zoo.ZooProblem:
     """Return c·f(x/k) from k·x0, with tolerances in the same units."""
-    fun, least = problem.fun, tuple(c * value for value in problem.minima)
+    fun, minima = problem.fun, tuple(c * value for value in problem.minima)
     limits = {"rtol": problem.rtol, "atol": c * problem.atol, "gtol": problem.gtol * c / k}
-    return zoo.ZooProblem(problem.name, lambda x: c * fun(x / k), k * problem.x0, least, problem.source, **limits)
+    return zoo.ZooProblem(problem.name, lambda x: c * fun(x / k), k * problem.x0, minima, problem.source, **limits)
 
 
 def variants(which: str, names: Sequence[str]) -> list[zoo.ZooProblem]:
-    """Return the problems of a set: those of the zoo by name, from other starts or in other units, or others."""
+    """Return the problems of a set; `names` selects those of tests/zoo.py."""
     if which in ("fits", "unseen"):
         return fits.problems() if which == "fits" else unseen.problems()
     if which == "zoo":
@@ -88,13 +91,13 @@ def variants(which: str, names: Sequence[str]) -> list[zoo.ZooProblem]:
     if which == "walks":
         return [problem for n in (10, 100, 1000) for problem in zoo.walks(n)]
     found = []
-    for number, problem in enumerate(zoo.PROBLEMS):
+    for index, problem in enumerate(zoo.PROBLEMS):
         if problem.n > LARGEST or problem.name not in names:
             continue
-        rng = np.random.default_rng(number)
+        rng = np.random.default_rng(index)
         if which == "moved":
-            away = 0.3 * np.maximum(np.abs(problem.x0), 0.3) * rng.standard_normal(problem.n)
-            found.append(replace(problem, x0=problem.x0 + away))
+            shift = 0.3 * np.maximum(np.abs(problem.x0), 0.3) * rng.standard_normal(problem.n)
+            found.append(replace(problem, x0=problem.x0 + shift))
         elif which == "far":
             found.append(replace(problem, x0=10.0 * problem.x0))
         else:
@@ -102,7 +105,7 @@ def variants(which: str, names: Sequence[str]) -> list[zoo.ZooProblem]:
     return found
 
 
-# ---------------------------------------------------------------------- one run
+# ---------------------------------------------------------------------- runs
 
 
 def run_sanc(counted: Counted, gtol: float, iterations: int) -> tuple[Floats, dict[str, Any]]:
@@ -123,42 +126,36 @@ def run_sanc(counted: Counted, gtol: float, iterations: int) -> tuple[Floats, di
 
 
 def run_scipy(method: str, counted: Counted, gtol: float, iterations: int) -> tuple[Floats, dict[str, Any]]:
-    """Run a method of SciPy with its other endings switched off; that at ‖∇f‖ ≤ gtol is the counter's."""
+    """Run a method of SciPy without its stopping rules; `Counted` ends the run at ‖∇f‖ ≤ gtol."""
     options: dict[str, Any] = {"maxiter": iterations}
     derivatives: dict[str, Any] = {"jac": counted.jac}
     if method == "trust-exact":
         derivatives["hess"] = counted.hess
     elif method in ("trust-krylov", "trust-ncg", "Newton-CG"):
         derivatives["hessp"] = counted.hessp
-    if method.startswith("trust"):
-        options["gtol"] = 0.0
-    elif method == "Newton-CG":
-        options["xtol"] = 0.0
-    elif method == "L-BFGS-B":
-        options |= {"ftol": 0.0, "gtol": 0.0, "maxfun": 10**9}
-    else:
-        options["gtol"] = 0.0
+    options["xtol" if method == "Newton-CG" else "gtol"] = 0.0
+    if method == "L-BFGS-B":
+        options |= {"ftol": 0.0, "maxfun": 10**9}
     last = np.array(counted.problem.x0)
 
-    def remember(xk: Floats) -> None:
+    def store(xk: Floats) -> None:
         last[:] = xk
 
     counted.stop_at = gtol
     try:
         result = scipy.optimize.minimize(
-            counted.fun, counted.problem.x0, method=method, callback=remember, options=options, **derivatives
+            counted.fun, counted.problem.x0, method=method, callback=store, options=options, **derivatives
         )
-    except Budget:
-        met = counted.end is not None
-        return (counted.end if counted.end is not None else last), {"ended": "gradient" if met else "limit"}
+    except StopRun:
+        return (last, {"ended": "limit"}) if counted.end is None else (counted.end, {"ended": "gradient"})
     return result.x, {"ended": str(result.message)}
 
 
 def run_galahad(counted: Counted, gtol: float, iterations: int) -> tuple[Floats, dict[str, Any]]:
-    """Run GALAHAD's ARC with whole Hessians and its default options otherwise.
+    """Run GALAHAD's ARC with dense Hessians and otherwise default options.
 
-    The subproblem is solved directly: with the iterative solver of the interface we tried (5.5.3) Lanczos may end in
-    numbers that are not finite close to the solution.
+    The direct solver of the subproblem is used: Lanczos of the iterative solver (version 5.5.3) may produce values that
+    are not finite close to the solution.
     """
     from galahad import arc
 
@@ -186,9 +183,9 @@ def run_galahad(counted: Counted, gtol: float, iterations: int) -> tuple[Floats,
 
 
 def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywhere: bool = False) -> dict[str, Any]:
-    """Run a method on a problem or from a saddle start, and say what came out.
+    """Run a method on a problem or from a saddle start, and return its counts and its end point's properties.
 
-    Where it may end `anywhere`, or the problem lists none, a minimum need not be listed.
+    With `anywhere`, and on problems without listed minima, any second-order point counts as solved.
     """
     gtol = getattr(problem, "gtol", 1e-8)
     counted = Counted(problem, seconds=seconds)
@@ -202,8 +199,8 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywh
                 x, extra = run_galahad(counted, gtol, iterations)
             else:
                 x, extra = run_scipy(method, counted, gtol, iterations)
-    except (Budget, ArithmeticError, ValueError, np.linalg.LinAlgError) as problem_met:
-        x, extra = np.asarray(problem.x0), {"ended": f"{type(problem_met).__name__}: {problem_met}"[:100]}
+    except (StopRun, ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
+        x, extra = np.asarray(problem.x0), {"ended": f"{type(error).__name__}: {error}"[:100]}
     spent = time.perf_counter() - clock
     value, g = zoo.value_and_gradient(problem.fun, x)
     norm = float(np.linalg.norm(g))
@@ -234,24 +231,21 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywh
     }
 
 
-# ---------------------------------------------------------------------- the summary
+# ---------------------------------------------------------------------- summary
 
 
-def costs(runs: Sequence[dict[str, Any]], method: str, names: Sequence[str], what: str) -> list[float]:
-    """List what a method spent on each problem, infinite where it did not solve it."""
+def costs(runs: Sequence[dict[str, Any]], method: str, names: Sequence[str], kind: str) -> list[float]:
+    """Return the cost of a method on each problem, infinite for unsolved ones."""
     found = {run["problem"]: run for run in runs if run["method"] == method}
-    return [float(found[name][what]) if found[name]["solved"] else math.inf for name in names]
+    return [float(found[name][kind]) if found[name]["solved"] else math.inf for name in names]
 
 
 def summary(runs: Sequence[dict[str, Any]], stuck: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each method."""
+    """Return one row for each method."""
     methods = list(dict.fromkeys(run["method"] for run in runs))
     names = list(dict.fromkeys(run["problem"] for run in runs))
-    table = {
-        (method, what): np.array(costs(runs, method, names, what))
-        for method in methods
-        for what in ("nfev", "njev", "products")
-    }
+    kinds = ("nfev", "njev", "products")
+    table = {(method, kind): np.array(costs(runs, method, names, kind)) for method in methods for kind in kinds}
     newton = [method for method in methods if method not in FIRST_ORDER]
     common = np.all([np.isfinite(table[method, "nfev"]) for method in newton], axis=0)
     rows = []
@@ -268,15 +262,14 @@ def summary(runs: Sequence[dict[str, Any]], stuck: Sequence[dict[str, Any]]) -> 
             "certificate": median([run["certificate"] for run in mine]),
             "seconds": float(round(sum(run["seconds"] for run in mine))),
         }
-        for what in ("nfev", "njev", "products"):
-            spent = table[method, what]
-            row[what + "_all"] = math.nan if first and what == "products" else median(spent)
-            row[what + "_common"] = math.nan if first else median(spent[common])
-            both = np.isfinite(spent)
+        for kind in kinds:
+            spent = table[method, kind]
+            row[f"{kind}_all"] = math.nan if first and kind == "products" else median(spent)
+            row[f"{kind}_common"] = math.nan if first else median(spent[common])
             if "sanc" in methods:
-                both &= np.isfinite(table["sanc", what])
-                ratios = np.maximum(spent[both], 1.0) / np.maximum(table["sanc", what][both], 1.0)
-                row[what + "_ratio"] = math.nan if first and what == "products" else geometric_mean(ratios)
+                both = np.isfinite(spent) & np.isfinite(table["sanc", kind])
+                ratios = np.maximum(spent[both], 1.0) / np.maximum(table["sanc", kind][both], 1.0)
+                row[f"{kind}_ratio"] = math.nan if first and kind == "products" else geometric_mean(ratios)
         rows.append(row)
     for row in rows:
         row["common"] = int(common.sum())
@@ -302,75 +295,65 @@ HEAD = {
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay out the table that is printed."""
+    """Return the table of methods."""
 
     def form(cell: Any) -> str:
-        if isinstance(cell, float):
-            if math.isnan(cell):
-                return "–"
-            if math.isinf(cell):
-                return "∞"
-            return f"{cell:.0f}" if cell == int(cell) else f"{cell:.2f}" if cell < 10 else f"{cell:.1f}"
-        return str(cell)
+        if not isinstance(cell, float):
+            return str(cell)
+        return number(cell, ".0f" if cell.is_integer() else ".2f" if cell < 10 else ".1f")
 
-    return plain_table(list(HEAD.values()), [[row.get(key, math.nan) for key in HEAD] for row in rows], form)
+    return markdown_table(list(HEAD.values()), [[row.get(key, math.nan) for key in HEAD] for row in rows], form)
 
 
 def legend(rows: Sequence[dict[str, Any]], problems: int, saddles: int) -> str:
-    """Say what the columns mean."""
+    """Return the meaning of the columns."""
     certificate = next((row["certificate"] for row in rows if row["method"] == "sanc"), math.nan)
     return (
         f"{problems} problems and {saddles} saddle starts. f, Hv, g: median of evaluations, Hessian products and "
-        f"gradients.\nall: over all problems, a failure infinite; common: over the {rows[0]['common']} that every "
-        "Newton-type method solved.\nratio: geometric mean of the method's count over that of sanc where both solved.\n"
-        f"A whole Hessian is n products. The certificate of sanc takes a median of {certificate:.0f} products more."
+        f"gradients.\nall: over all problems, unsolved ones infinite; common: over the {rows[0]['common']} that every "
+        "Newton-type method solved.\nratio: geometric mean of the method's count over that of sanc on problems that "
+        "both solve.\nA dense Hessian counts as n products. The certificate of sanc takes a median of "
+        f"{certificate:.0f} more products."
     )
 
 
-def picture(runs: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(runs: Sequence[dict[str, Any]]) -> Any:
     """Draw the performance profiles of evaluations and products."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    def style(method: str) -> dict[str, Any]:
+        look = {"lw": 2.6, "color": "black", "zorder": 5} if method == "sanc" else {"lw": 1.3}
+        return {"color": f"C{METHODS.index(method)}", "label": method} | look
 
     methods = list(dict.fromkeys(run["method"] for run in runs))
     names = list(dict.fromkeys(run["problem"] for run in runs))
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-    for axis, what, title in zip(axes, ("nfev", "products"), ("evaluations of f", "Hessian products"), strict=True):
-        shown = [m for m in methods if what == "nfev" or m not in FIRST_ORDER]
-        for method, (tau, share) in profile({m: costs(runs, m, names, what) for m in shown}).items():
-            style = {"lw": 2.6, "color": "black", "zorder": 5} if method == "sanc" else {"lw": 1.3}
-            colour = {} if method == "sanc" else {"color": f"C{METHODS.index(method)}"}
-            end = share[-1] if len(share) else 0.0
-            axis.step(np.r_[1.0, tau, 32.0], np.r_[0.0, share, end], where="post", label=method, **style, **colour)
-        axis.set_xscale("log", base=2)
-        axis.set_xlim(1, 32)
-        axis.set_ylim(0, 1)
-        axis.set_xlabel("τ: cost at most τ times the best")
-        axis.set_title(title)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel(f"share of the {len(names)} problems")
-    axes[0].legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panels = {"nfev": "evaluations of f", "products": "Hessian products"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        shown = [method for method in methods if kind == "nfev" or method not in FIRST_ORDER]
+        draw_profile(axes, {method: costs(runs, method, names, kind) for method in shown}, 32.0, style)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="τ: cost at most τ times the lowest", title=title)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel(f"share of the {len(names)} problems")
+    figure.axes[0].legend(loc="lower right", fontsize=8)
+    return figure
 
 
-# ---------------------------------------------------------------------- own time
+# ---------------------------------------------------------------------- time of the minimiser itself
 
 
 def own_seconds(method: str, problem: zoo.ZooProblem, iterations: int, repeats: int) -> tuple[float, int, bool]:
-    """Return the seconds that a run takes by itself, its iterations, and whether it solved the problem.
+    """Return the seconds of a run without evaluations, its iterations, and whether it solved the problem.
 
-    The run is repeated with the answers of the first, which then cost nothing; the least of the times is returned.
+    The run is repeated with the recorded evaluations of the first; the shortest time is returned.
     """
-    answers: list[Any] = []
+    evaluations: list[Any] = []
 
     def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Floats) -> Any:
-            answers.append(call(*arguments))
-            return answers[-1]
+            evaluations.append(call(*arguments))
+            return evaluations[-1]
 
         return wrapped
 
@@ -380,13 +363,13 @@ def own_seconds(method: str, problem: zoo.ZooProblem, iterations: int, repeats: 
     result: Any = minimise(f, problem.x0, jac=jac, hessp=hessp, **limits)
     times = []
     for _ in range(repeats):
-        again = iter(answers)
+        recording = iter(evaluations)
         clock = time.thread_time()
         minimise(
-            lambda x: next(again),  # noqa: B023 - it is used up within this turn
+            lambda x: next(recording),  # noqa: B023 - used within this pass of the loop
             problem.x0,
-            jac=lambda x: next(again),  # noqa: B023
-            hessp=lambda x, v: next(again),  # noqa: B023
+            jac=lambda x: next(recording),  # noqa: B023
+            hessp=lambda x, v: next(recording),  # noqa: B023
             **limits,
         )
         times.append(time.thread_time() - clock)
@@ -394,17 +377,17 @@ def own_seconds(method: str, problem: zoo.ZooProblem, iterations: int, repeats: 
 
 
 def own_time(names: Sequence[str], iterations: int, repeats: int = 5) -> list[dict[str, Any]]:
-    """Compare what two minimisers take for themselves where both solve a problem."""
+    """Compare the times of `sanc` and trust-ncg without evaluations, on problems that both solve."""
     rows = []
     for problem in (zoo.BY_NAME[name] for name in names):
         if problem.n > LARGEST:
             continue
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            (ours, our_steps, solved), (theirs, their_steps, too) = (
+            (ours, our_steps, our_end), (theirs, their_steps, their_end) = (
                 own_seconds(method, problem, iterations, repeats) for method in ("sanc", "trust-ncg")
             )
-        if solved and too:
+        if our_end and their_end:
             per_step = (ours / our_steps) / (theirs / their_steps)
             row = {"problem": problem.name, "n": problem.n, "sanc": ours, "trust-ncg": theirs}
             rows.append(row | {"per_solve": ours / theirs, "per_iteration": per_step})
@@ -412,92 +395,82 @@ def own_time(names: Sequence[str], iterations: int, repeats: int = 5) -> list[di
     return rows
 
 
-def own_time_told(rows: Sequence[dict[str, Any]]) -> str:
-    """Say the medians."""
-    solve, step = (median([row[what] for row in rows]) for what in ("per_solve", "per_iteration"))
+def own_time_summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the median ratios."""
+    solve, step = (median([row[kind] for row in rows]) for kind in ("per_solve", "per_iteration"))
     return (
-        f"own time of sanc over that of trust-ncg, median of the {len(rows)} problems that both solve: "
+        f"time of sanc without evaluations over that of trust-ncg, median of the {len(rows)} problems that both solve: "
         f"{solve:.2f} per solve, {step:.2f} per iteration"
     )
 
 
-# ---------------------------------------------------------------------- the command
+# ---------------------------------------------------------------------- command
+
+
+def run_all(problems: Sequence[Any], methods: Sequence[str], limits: tuple[int, float], anywhere: bool) -> list[Any]:
+    """Run every method on every problem, and print a line for each problem."""
+    runs: list[dict[str, Any]] = []
+    for count, problem in enumerate(problems, 1):
+        print(f"{count:4d}/{len(problems)}  {problem.name:28s}", end="", flush=True)
+        for method in methods:
+            runs.append(run := run_one(method, problem, *limits, anywhere=anywhere))
+            mark = " " if run["solved"] else "!" if run["saddle"] else "-"
+            print(f" {run['nfev']:5d}{mark}", end="", flush=True)
+        print()
+    return runs
+
+
+def run_set(which: str, names: Sequence[str], methods: Sequence[str], starts: Sequence[Any], limits: Any) -> Any:
+    """Run a set of problems and saddle starts; return the document and the text of the tables."""
+    problems = variants(which, names)
+    runs = run_all(problems, methods, limits, which in ("moved", "far"))
+    stuck = run_all(starts, methods, limits, False)
+    rows = summary(runs, stuck)
+    unsolved = "\n".join(
+        f"not solved by {method}: "
+        + (", ".join(run["problem"] for run in runs if run["method"] == method and not run["solved"]) or "–")
+        for method in methods
+    )
+    text = f"{which}\n\n{table_of(rows)}\n\n{legend(rows, len(problems), len(starts))}\n\n{unsolved}"
+    return {"summary": rows, "runs": runs, "saddles": stuck}, text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, help="folder for the JSON, the table and the picture")
-    parser.add_argument("--problems", nargs="+", metavar="NAME", help="problems of the zoo; by default all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="methods; by default all there are")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=["zoo"], help="problems; by default the zoo")
-    parser.add_argument("--quick", action="store_true", help="a dozen small problems and a few saddle starts")
-    parser.add_argument("--own-time", action="store_true", help="time outside f, gradient and products, no more")
-    parser.add_argument("--iterations", type=int, default=1000, help="most iterations of a run")
-    parser.add_argument("--seconds", type=float, default=120.0, help="most seconds of a run")
+    files = "deterministic.json, table.md and deterministic.png"
+    parser = command(__doc__, quick="a dozen small problems and a few saddle starts, seconds", out=files)
+    parser.add_argument("--problems", nargs="+", metavar="NAME", help="problems of tests/zoo.py; by default all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default all that are installed")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=["zoo"], help="sets of problems; by default zoo")
+    parser.add_argument("--own-time", action="store_true", help="measure the time outside f, gradients and products")
+    parser.add_argument("--iterations", type=int, default=1000, help="iteration limit of a run")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a run")
     options = parser.parse_args(arguments)
     methods = list(options.methods or METHODS)
     if "galahad-arc" in methods and find_spec("galahad") is None:
-        print("galahad-optrove is not installed: GALAHAD's ARC is left out")
+        print("galahad-arc is left out: galahad-optrove is not installed")
         methods.remove("galahad-arc")
     names = options.problems or (QUICK if options.quick else [problem.name for problem in zoo.PROBLEMS])
     unknown = [name for name in names if name not in zoo.BY_NAME]
     if unknown:
-        parser.error(f"--problems {' '.join(unknown)}: not in the zoo")
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
+        parser.error(f"--problems {' '.join(unknown)}: not in tests/zoo.py")
     torch.set_num_threads(1)
     if options.own_time:
-        taken = own_time(names, options.iterations)
-        print(f"\n{own_time_told(taken)}")
-        if options.out is not None:
-            (options.out / "own-time.json").write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")
+        rows = own_time(names, options.iterations)
+        print(f"\n{own_time_summary(rows)}")
+        write_results(options.out, {"own-time.json": {"rows": rows}})
         return 0
-
     document: dict[str, Any] = {}
-    tables = []
+    texts = []
     for which in options.sets:
-        starts = (
-            [] if options.problems or which != "zoo" else [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
-        )
-        problems = variants(which, names)
-        runs = race(problems, methods, options, anywhere=which in ("moved", "far"))
-        stuck: list[dict[str, Any]] = []
-        for number, start in enumerate(starts, 1):
-            stuck += [run_one(method, start, options.iterations, options.seconds) for method in methods]
-            held = [run["method"] for run in stuck[-len(methods) :] if run["saddle"]]
-            print(f"{number:4d}/{len(starts)}  from {start.name}: {len(held)} of {len(methods)} stuck", flush=True)
-        rows = summary(runs, stuck)
-        missed = "\n".join(
-            f"not solved by {method}: "
-            + (", ".join(run["problem"] for run in runs if run["method"] == method and not run["solved"]) or "–")
-            for method in methods
-        )
-        tables.append(f"{which}\n\n{table_of(rows)}\n\n{legend(rows, len(problems), len(starts))}\n\n{missed}")
-        print(f"\n{tables[-1]}\n", flush=True)
-        document[which] = {"summary": rows, "runs": runs, "saddles": stuck}
-    if options.out is not None:
-        (options.out / "table.md").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
-        (options.out / "deterministic.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        picture(document[options.sets[0]]["runs"], options.out / "deterministic.png")
-        print(f"written: {options.out}/table.md, deterministic.json and deterministic.png")
+        starts = [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
+        starts = [] if options.problems or which != "zoo" else starts
+        document[which], text = run_set(which, names, methods, starts, (options.iterations, options.seconds))
+        texts.append(text)
+        print(f"\n{text}\n", flush=True)
+    first = document[options.sets[0]]["runs"]
+    results = {"table.md": "\n\n".join(texts), "deterministic.json": document, "deterministic.png": lambda: draw(first)}
+    write_results(options.out, results)
     return 0
-
-
-def race(
-    problems: Sequence[Any], methods: Sequence[str], options: argparse.Namespace, *, anywhere: bool
-) -> list[dict[str, Any]]:
-    """Run every method on every problem, with a line for each."""
-    runs: list[dict[str, Any]] = []
-    for number, problem in enumerate(problems, 1):
-        line = f"{number:4d}/{len(problems)}  {problem.name:28s}"
-        for method in methods:
-            if sys.stdout.isatty():
-                print(f"\r{line} … {method:14s}", end="", flush=True)
-            run = run_one(method, problem, options.iterations, options.seconds, anywhere=anywhere)
-            runs.append(run)
-            line += f" {run['nfev']:5d}{' ' if run['solved'] else '!' if run['saddle'] else '-'}"
-        print(("\r" if sys.stdout.isatty() else "") + line, flush=True)
-    return runs
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Prove that the full HIGGS (11 million rows of 28 features) parses and trains within 4 GiB of memory.
+"""Check that the full HIGGS (11 million rows of 28 features) is parsed and trained on within 4 GiB of memory.
 
-    python -m benchmarks.higgs                    # the full size: 8.9 GB of text, 1.2 GB parsed, minutes
-    python -m benchmarks.higgs --rows 1000000     # the same at a size that takes a minute
+    python -m benchmarks.higgs                    # full size: 8.9 GB of text, 1.2 GB parsed, minutes
+    python -m benchmarks.higgs --rows 1000000     # a minute
     python -m benchmarks.higgs --json
 
-A file like LIBSVM's HIGGS, 19 digits to a number, with random features and labels from a planted logistic model, is
-written to a temporary folder (or --dir, where it is kept and used again), parsed by `sanc.lab.datasets` and trained on
-through the memory map. The exit status is 1 where the peak of the resident memory, mapped pages included, was above
---limit. With --real the file HIGGS, HIGGS.bz2 or HIGGS.xz of --dir is taken instead.
+The benchmark writes a file in the format of LIBSVM's HIGGS, 19 digits to a number, with random features and labels from
+a planted logistic model. `sanc.lab.datasets` parses the file, and SANC trains on the memory map. The file goes to a
+temporary folder, or to --dir, where it is kept and used again. The exit status is 1 if the peak of the resident memory,
+mapped pages included, exceeds --limit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import sanc
+from benchmarks.reporting import command
 from sanc.lab import datasets
 
 FEATURES = 28
@@ -34,7 +35,7 @@ BLOCK = 10_000
 
 
 def peak() -> int:
-    """Bytes of the largest resident memory so far."""
+    """Return the peak of the resident memory so far, in bytes."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 
@@ -76,34 +77,35 @@ def generate(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    def say(words: str) -> None:
+    """Generate, parse and train; return sizes, times and peaks of memory."""
+
+    def report(words: str) -> None:
         if not options.json:
             print(words, flush=True)
 
     result: dict[str, Any] = {"rows": options.rows, "features": FEATURES}
     os.environ["SANC_CACHE"] = str(folder / "parsed")
     dataset = replace(datasets.CATALOGUE["higgs"], rows=options.rows)
-    if not options.real:
-        path = folder / "HIGGS"
-        clock = time.perf_counter()
-        if not path.exists():
-            scratch = path.with_name("HIGGS.tmp")
-            generate(scratch, options.rows)
-            scratch.replace(path)
-            result["generate_seconds"] = time.perf_counter() - clock
-        result["text_bytes"] = path.stat().st_size
-        say(f"text     {result['text_bytes'] / 1e9:.2f} GB for {options.rows:,} rows")
+    path = folder / "HIGGS"
+    clock = time.perf_counter()
+    if not path.exists():
+        scratch = path.with_name("HIGGS.tmp")
+        generate(scratch, options.rows)
+        scratch.replace(path)
+        result["generate_seconds"] = time.perf_counter() - clock
+    result["text_bytes"] = path.stat().st_size
+    report(f"text     {result['text_bytes'] / 1e9:.2f} GB for {options.rows:,} rows")
 
     clock = time.perf_counter()
     loaded = datasets.load_set(dataset, folder, dtype="float32")
     seconds = time.perf_counter() - clock
     result |= {"parse_seconds": seconds, "parse_rows_per_second": len(loaded.y) / seconds, "parse_peak_bytes": peak()}
-    rate = f", {result['text_bytes'] / seconds / 1e6:.0f} MB/s" if "text_bytes" in result else ""
-    say(f"parse    {seconds:.1f} s, {result['parse_rows_per_second']:,.0f} rows/s{rate}, peak {peak() / 2**30:.2f} GiB")
+    rates = f"{len(loaded.y) / seconds:,.0f} rows/s, {result['text_bytes'] / seconds / 1e6:.0f} MB/s"
+    report(f"parse    {seconds:.1f} s, {rates}, peak {peak() / 2**30:.2f} GiB")
     clock = time.perf_counter()
     loaded = datasets.load_set(dataset, folder, dtype="float32")
     result["reload_seconds"] = time.perf_counter() - clock
-    say(f"reload   {result['reload_seconds']:.3f} s, X is a {type(loaded.X).__name__} of {loaded.X.dtype}")
+    report(f"reload   {result['reload_seconds']:.3f} s, X is a {type(loaded.X).__name__} of {loaded.X.dtype}")
 
     n = len(loaded.y)
     problem = sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=1e-3)
@@ -123,24 +125,21 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "peak_bytes": peak(),
         "limit_bytes": int(options.limit * 2**30),
     }
-    say(f"train    {answer.nit} iterations in {seconds:.1f} s, loss {before:.4f} to {result['loss_after']:.4f}")
-    say(f"peak     {peak() / 2**30:.2f} GiB of resident memory; the limit is {options.limit:g} GiB")
+    report(f"train    {answer.nit} iterations in {seconds:.1f} s, loss {before:.4f} to {result['loss_after']:.4f}")
+    report(f"peak     {peak() / 2**30:.2f} GiB of resident memory; the limit is {options.limit:g} GiB")
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rows", type=int, default=11_000_000, help="rows of the set")
-    parser.add_argument("--dir", type=Path, help="folder for the files, kept; by default a temporary one")
-    parser.add_argument("--real", action="store_true", help="take the real HIGGS in --dir")
-    parser.add_argument("--iterations", type=int, default=20, help="iterations of the training")
-    parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory that are allowed")
+    parser = command(__doc__)
+    parser.add_argument("--rows", type=int, default=11_000_000, help="rows of the file")
+    parser.add_argument("--dir", type=Path, help="folder in which the files are kept; by default a temporary one")
+    parser.add_argument("--iterations", type=int, default=20, help="training iterations")
+    parser.add_argument("--limit", type=float, default=4.0, help="largest allowed peak of the memory, in GiB")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)
     if options.rows < 100:
         parser.error(f"--rows {options.rows} is too small: pass at least 100")
-    if options.real and options.dir is None:
-        parser.error("--real needs --dir, the folder that holds the file")
     if options.dir is not None:
         options.dir.mkdir(parents=True, exist_ok=True)
         result = run(options.dir, options)

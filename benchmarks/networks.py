@@ -1,19 +1,20 @@
-"""Train the networks of `benchmarks.suite` with SANC and with tuned peers, and compare what it costs.
+"""Train the networks of `benchmarks.suite` with SANC and with tuned optimisers, and compare losses and evaluations.
 
-    python -m benchmarks.networks --out networks-output --jobs 8     # everything; goes on where it ended
+    python -m benchmarks.networks --out networks-output --jobs 8     # all runs; a second call resumes
     python -m benchmarks.networks --half unseen --methods sanc adamw soap --seeds 3 --minutes 20 --out networks-output
     python -m benchmarks.networks --tasks vae rnn --steps-scale 0.5 --out short-output
     python -m benchmarks.networks --tasks mnist-cnn cifar-cnn --decay 0.01 --methods sanc diagonal --out decay-output
-    python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation, alone on the device
+    python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation, one run at a time
     python -m benchmarks.networks --quick                            # three small tasks on the CPU, seconds
-    python -m benchmarks.networks --plot networks-output [MORE …]    # tables and pictures of runs made before
+    python -m benchmarks.networks --plot networks-output [MORE …]    # tables and figures of earlier runs
     python -m benchmarks.networks --export DIR                       # the data as .npz, for --data-dir elsewhere
 
-Every method gets the same budget: steps × batch of the task, in units of one gradient of one example. A gradient with
-its value counts 1, a value alone 0.5, a Hessian product 2. A seed gives every method the same weights and batches. The
-penalty of a task is part of the loss, so that all minimise the same function; no method has a weight decay of its own.
+Every method has the same budget: steps × batch of the task, in units of one gradient of one example. A gradient with
+its value counts 1, a value alone 0.5, a Hessian product 2. All methods start from the weights of a seed and see its
+batches. The penalty of a task is part of the loss, so all methods minimise the same function without weight decay.
 
-* sanc: `sanc.SANC(model.parameters(), seed=seed)`, nothing set; further entries of suite_methods.VARIANTS set options;
+* sanc: `sanc.SANC(model.parameters(), seed=seed)` with default options; other entries of suite_methods.VARIANTS set
+  options;
 * adamw, sgd (momentum 0.9), muon (torch's, for the matrices of linear layers, AdamW for the rest), soap
   (pytorch_optimizer's): the default rate, and the best of five rates with and without a cosine decay to 0;
 * schedulefree (AdamWScheduleFree): the default rate, and the best of five. prodigy: rate 1, and the better of that
@@ -21,14 +22,14 @@ penalty of a task is part of the loss, so that all minimise the same function; n
 * lbfgs: torch's with a strong Wolfe line search, 5 iterations a batch, a history of 10. paper: SANC as in the paper,
   three different batches a step.
 
-A rate is chosen with seed 0 by the training loss at the end, and goes on with the other seeds, as does the default. The
-target of a task is the training loss at the end of the best AdamW, the upper median over the seeds. Losses are taken
-about every 50 steps of a first-order method, outside the clock and the counts, in evaluation mode: on 4096 training
-rows, with the penalty, and on held-out rows, without it. A run fails if it ends above AdamW with its default rate of
-1e-3 and the same seed. TF32 is off.
+Rates are chosen by the final training loss of seed 0; the other seeds use the chosen rate and the default. The target
+of a task is the final training loss of the best AdamW, the upper median over the seeds. Losses are evaluated about
+every 50 steps of a first-order method, outside the time and the counts, in evaluation mode: on 4096 training rows with
+the penalty, and on held-out rows without it. A run fails if its final loss exceeds that of AdamW with its default rate
+of 1e-3 and the same seed. TF32 is off.
 
---out gets runs.jsonl, one line for each run; what is in it is not run again. table.md, profile.png and curves.png are
-made from it. schedulefree, prodigyopt and pytorch_optimizer come with the extra `peers`.
+--out writes runs.jsonl, one line for each run; runs in it are not repeated. table.md, profile.png and curves.png show
+these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ import argparse
 import importlib.util
 import json
 import math
-import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ from torch import Tensor
 
 import sanc
 from benchmarks import suite_data
+from benchmarks.common import set_threads, worker_pool
+from benchmarks.reporting import command, json_ready, machine, number, write_results
 from benchmarks.suite import HALVES, TASKS, Problem
 from benchmarks.suite_methods import (
     METHODS,
@@ -58,18 +61,17 @@ from benchmarks.suite_methods import (
     Peer,
     Run,
     Spec,
-    prepare,
     problem_of,
     spec_of,
+    try_run,
     units,
-    work,
 )
-from benchmarks.suite_tables import best, final, report, show, tuned
-from benchmarks.timing import captured, machine, plain, synchronise, write_json
+from benchmarks.suite_tables import best, final, report, tuned
+from benchmarks.timing import captured, synchronise
 
 
 def wanted(options: argparse.Namespace, runs: Sequence[Run]) -> Iterator[Spec]:
-    """Yield every run of this command that is known so far: the other seeds of a rate once it has been chosen."""
+    """Yield the runs of this command; the other seeds of a method follow once its rate is chosen."""
     done = {spec_of(run): run for run in runs}
     for method in options.methods:
         peer = PEERS.get(method, Peer())
@@ -87,63 +89,59 @@ def wanted(options: argparse.Namespace, runs: Sequence[Run]) -> Iterator[Spec]:
 
 
 def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
-    """Make the runs that are not there yet, in processes of their own where there is more than one."""
-    clock, pool = time.perf_counter(), None
+    """Make the missing runs, in worker processes if --jobs is above 1."""
+    clock = time.perf_counter()
     missing: set[str] = set()
     busy: dict[Future[dict[str, Any]], Spec] = {}
-    if options.jobs > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(options.jobs, context, initializer=prepare, initargs=(options.threads,))
 
     def waiting() -> list[Spec]:
         taken = {spec_of(run) for run in runs} | set(busy.values())
         return [spec for spec in wanted(options, runs) if spec not in taken and spec.task not in missing]
 
-    def keep(run: dict[str, Any]) -> None:
+    def store(run: dict[str, Any]) -> None:
         spec, passed = spec_of(run), time.perf_counter() - clock
         if "missing" in run:
             if spec.task not in missing:
                 print(f"{passed:6.0f} s  {spec.task} is left out: {run['missing']}", flush=True)
             missing.add(spec.task)
             return
-        runs.append(plain(run))
+        runs.append(json_ready(run))
         if options.out is not None:
             with (options.out / "runs.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(runs[-1]) + "\n")
-        told = run.get("error") or (
-            f"loss {show(final(run))}, held-out {show(best(run, 'held'))}, {run['made']} steps of "
+        summary = run.get("error") or (
+            f"loss {number(final(run))}, held-out {number(best(run, 'held'))}, {run['made']} steps of "
             f"{1000 * run['pace']:.2f} ms{'' if run['ended'] == 'budget' else ', ' + run['ended']}"
         )
-        print(f"{passed:6.0f} s  {len(waiting()):4d} to go  {spec!s:44s} {told}", flush=True)
+        print(f"{passed:6.0f} s  {len(waiting()):4d} to go  {spec!s:44s} {summary}", flush=True)
 
     def in_time() -> bool:
         return time.perf_counter() - clock < 60 * options.minutes
 
-    if pool is None:
-        prepare(options.threads)
+    data = options.data_dir, options.device, options.decay
+    if options.jobs == 1:
+        set_threads(options.threads)
         while in_time() and (left := waiting()):
-            keep(work(left[0], options.data_dir, options.device, options.decay))
+            store(try_run(left[0], *data))
     else:
-        with pool:
+        with worker_pool(options.jobs, options.threads) as pool:
             while True:
                 for spec in waiting()[: options.jobs - len(busy)] if in_time() else []:
-                    busy[pool.submit(work, spec, options.data_dir, options.device, options.decay)] = spec
+                    busy[pool.submit(try_run, spec, *data)] = spec
                 if not busy:
                     break
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                    run = future.result()
                     del busy[future]
-                    keep(run)
-    left = waiting()
-    if left:
-        groups = [f"{spec.task}/{spec.method}" for spec in left]
-        print(f"The time is up. {len(left)} runs are left: "
-              + ", ".join(f"{name} ({groups.count(name)})" for name in dict.fromkeys(groups)), flush=True)  # fmt: skip
+                    store(future.result())
+    if left := waiting():
+        groups = Counter(f"{spec.task}/{spec.method}" for spec in left)
+        listed = ", ".join(f"{name} ({count})" for name, count in groups.items())
+        print(f"The time limit is reached. {len(left)} runs are left: {listed}", flush=True)
 
 
 def timing(options: argparse.Namespace) -> None:
-    """Time sanc and AdamW, eager and captured, alone on the device: seconds of an evaluation, which is a batch."""
-    prepare(options.threads)
+    """Time an evaluation (of one batch) of SANC and AdamW, eager and captured, one at a time on the device."""
+    set_threads(options.threads)
     device, rows = torch.device(options.device), {}
     cuda, count = device.type == "cuda", 20 if options.quick else 200
     for task in options.tasks:
@@ -161,15 +159,15 @@ def timing(options: argparse.Namespace) -> None:
                     total = step(batches[i % 50])
                 synchronise(device)
                 row[name] = (time.perf_counter() - clock) * problem.size / (total - spent)
-            except RuntimeError as trouble:
-                row[name] = str(trouble)[:200]
+            except RuntimeError as error:
+                row[name] = str(error)[:200]
         rows[task] = row
         print(task, {k: v if isinstance(v, str) else f"{1000 * v:.3f} ms" for k, v in row.items()}, flush=True)
-    write_json((options.out or Path()) / "timing.json", {"machine": machine(device), "seconds": rows})
+    write_results(options.out or Path(), {"timing.json": {"machine": machine(device), "seconds": rows}})
 
 
 def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: bool) -> Callable[..., float]:
-    """Return a step on a batch, which says what all steps cost; one that is not captured but should is an error."""
+    """Return a function that makes a step on a batch and returns the evaluations so far; raise if capture fails."""
     model = problem.model(0)
     loss = problem.loss(model)
     if name.startswith("sanc"):
@@ -198,8 +196,8 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
 
     def step(tensors: Sequence[Tensor]) -> float:
         nonlocal spent
-        for mine, given in zip(held, tensors, strict=True):
-            mine.copy_(given)
+        for buffer, new in zip(held, tensors, strict=True):
+            buffer.copy_(new)
         replay()
         spent += problem.size
         return spent
@@ -208,14 +206,14 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
 
 
 def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read the runs of folders, each run once."""
-    made: dict[Spec, dict[str, Any]] = {}
+    """Read the runs in folders; of repeated runs, keep the first."""
+    found: dict[Spec, dict[str, Any]] = {}
     for folder in folders:
         path = folder / "runs.jsonl" if folder.is_dir() else folder
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             run = json.loads(line)
-            made.setdefault(spec_of(run), run)
-    return list(made.values())
+            found.setdefault(spec_of(run), run)
+    return list(found.values())
 
 
 QUICK = ("small-batch", "deep-linear", "factorisation"), ("sanc", "adamw", "schedulefree", "prodigy", "sgd")
@@ -223,23 +221,21 @@ QUICK = ("small-batch", "deep-linear", "factorisation"), ("sanc", "adamw", "sche
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="by default those of --half")
+    quick, files = "three small tasks on the CPU, few steps and rates, seconds", "the runs, the table and the figures"
+    parser = command(__doc__, quick=quick, out=files, data=True)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="by default the tasks of --half")
     parser.add_argument("--half", choices=("chosen", "unseen", "both"), default="both")
     parser.add_argument("--methods", nargs="+", choices=[*PEERS, *VARIANTS], help=f"by default {' '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, help="by default 3")
     parser.add_argument("--steps-scale", type=float, help="factor on the steps of every task; by default 1")
-    parser.add_argument("--decay", type=float, help="penalty of every task in place of its own; in a folder of its own")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that make runs at the same time")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after that")
-    parser.add_argument("--device", help="by default cuda where there is one")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch on the CPU, in each process")
-    parser.add_argument("--data-dir", type=Path, help="folder of NAME.npz, or of the laboratory's files")
-    parser.add_argument("--out", type=Path, help="folder for the runs, the table and the pictures")
-    parser.add_argument("--quick", action="store_true", help="three small tasks on the CPU, few steps and rates")
-    parser.add_argument("--timing", action="store_true", help="time steps instead; --out gets timing.json")
-    parser.add_argument("--plot", type=Path, nargs="+", metavar="OUT", help="tables and pictures of runs; makes none")
-    parser.add_argument("--export", type=Path, metavar="DIR", help="write the data as .npz; makes no runs")
+    parser.add_argument("--decay", type=float, help="penalty that replaces those of the tasks; use a separate --out")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no run starts")
+    parser.add_argument("--device", help="by default cuda if there is one")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch in each process")
+    parser.add_argument("--timing", action="store_true", help="time evaluations; --out writes timing.json")
+    parser.add_argument("--plot", type=Path, nargs="+", metavar="OUT", help="tables and figures of earlier runs")
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write the data as .npz; no runs")
     options = parser.parse_args(arguments)
     if options.plot is not None:
         print(report(read(options.plot), options.out or options.plot[0]))
@@ -248,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite_data.export(options.export, options.data_dir)
         return 0
     halves = HALVES if options.half == "both" else (options.half,)
-    usual = QUICK[0] if options.quick else [name for half in halves for name in TASKS if TASKS[name].half == half]
-    options.tasks = options.tasks or list(usual)
+    tasks = QUICK[0] if options.quick else [name for half in halves for name in TASKS if TASKS[name].half == half]
+    options.tasks = options.tasks or list(tasks)
     options.methods = list(options.methods or (QUICK[1] if options.quick else METHODS))
     options.seeds = options.seeds or (2 if options.quick else 3)
     options.steps_scale = options.steps_scale or (0.02 if options.quick else 1.0)
@@ -264,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for method in list(options.methods):
         package = PEERS.get(method, Peer()).package
         if importlib.util.find_spec(package) is None or (method == "muon" and not hasattr(torch.optim, "Muon")):
-            print(f"{method} is left out: it needs {'a newer torch' if method == 'muon' else package}", flush=True)
+            print(f"{method} is left out: it requires {'a newer torch' if method == 'muon' else package}", flush=True)
             options.methods.remove(method)
     runs = read([options.out]) if options.out is not None else []
     execute(options, runs)

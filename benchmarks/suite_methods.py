@@ -1,4 +1,4 @@
-"""The methods of `benchmarks.networks`, and one run with one of them."""
+"""Methods and runs of `benchmarks.networks`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-escape": {},
     "robust02": {},
 }
-"""Options of `sanc.SANC` by the name of a method: the default, its parts switched off ("no-escape" is `sanc.SCR`, which
-does not look for negative curvature), and the default of version 0.2, for which the source of that version has to stand
-in front on the path."""
+"""Options of `sanc.SANC` by method: the default, and the default without one of its components. "no-escape" is
+`sanc.SCR`, which does not compute negative curvature. "robust02" is the default of version 0.2; it requires the source
+of that version first on the path."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The default rate of a method, the rates that are tried, whether with a cosine decay too, and its package."""
+    """Default rate, rates of the search, whether the search includes a cosine decay, and package of a method."""
 
     default: float | None = None
     rates: tuple[float, ...] = ()
@@ -58,13 +58,13 @@ PEERS: dict[str, Peer] = {
     "paper": Peer(),
 }
 METHODS = ("sanc", *PEERS)
-"""What is run where nothing else is said; the most important first."""
+"""Methods of a run without --methods, the most important first."""
 Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One run."""
+    """Specification of a run."""
 
     task: str
     method: str
@@ -83,12 +83,12 @@ def spec_of(run: Run) -> Spec:
     return Spec(*(run[name] for name in Spec.__dataclass_fields__))
 
 
-# ---------------------------------------------------------------------- the methods
+# ---------------------------------------------------------------------- methods
 
 
 @dataclass
 class Stepper:
-    """A method under way: `step` makes a step, `spent` says what all of them cost."""
+    """A method on a model: `step` makes a step, `spent` returns the evaluations of all steps."""
 
     step: Callable[[], None]
     spent: Callable[[], float]
@@ -127,7 +127,7 @@ def _optimizers(method: str, model: nn.Module, lr: float | None) -> list[torch.o
 
 
 def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
-    """Build a method for a model."""
+    """Return a method on a model."""
     loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
     if spec.method in VARIANTS or spec.method == "paper":
         options = VARIANTS.get(spec.method, {"preset": "paper"})
@@ -178,7 +178,7 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
 
 
 def averaged(optimizer: Any, problem: Problem, model: nn.Module) -> None:
-    """Go to the averaged weights, and measure the running statistics of BatchNorm there on 20 batches."""
+    """Switch to the averaged weights, and compute the running statistics of BatchNorm there on 20 batches."""
     optimizer.eval()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if norms:
@@ -193,46 +193,46 @@ def averaged(optimizer: Any, problem: Problem, model: nn.Module) -> None:
             norm.momentum = momentum
 
 
-# ---------------------------------------------------------------------- one run
+# ---------------------------------------------------------------------- runs
 
 
 def train(spec: Spec, problem: Problem) -> dict[str, Any]:
-    """Make a run."""
+    """Make a run, and return its specification, curve and times."""
     torch.manual_seed(spec.seed)
     model = problem.model(spec.seed)
-    mover = stepper(spec, problem, model)
+    method = stepper(spec, problem, model)
     budget = spec.steps * problem.size
     every = max(1, min(50, spec.steps // 8)) * problem.size
     curve: dict[str, list[Any]] = {"evaluations": [], "train": [], "held": [], "accuracy": []}
     steps, paces, ended = 0, [], "budget"
 
-    def look() -> None:
+    def evaluate() -> None:
         if spec.method == "schedulefree":
-            averaged(mover.optimizers[0], problem, model)
-        values = (mover.spent(), *problem.evaluate(model))
+            averaged(method.optimizers[0], problem, model)
+        values = (method.spent(), *problem.evaluate(model))
         if spec.method == "schedulefree":
-            mover.optimizers[0].train()
+            method.optimizers[0].train()
         for name, value in zip(curve, values, strict=True):
             curve[name].append(value)
 
-    look()
-    while mover.spent() < budget:
+    evaluate()
+    while method.spent() < budget:
         mark, before = min(budget, curve["evaluations"][-1] + every), steps
         synchronise(problem.device)
         clock = time.perf_counter()
-        while mover.spent() < mark:
-            mover.step()
+        while method.spent() < mark:
+            method.step()
             steps += 1
         synchronise(problem.device)
         paces.append((time.perf_counter() - clock) / (steps - before))
-        look()
+        evaluate()
         if not math.isfinite(curve["train"][-1]):
             ended = "diverged"
             break
     run = asdict(spec) | {"batch": problem.size, "ended": ended, "made": steps, "curve": curve, "note": problem.note}
     run["pace"] = statistics.median(paces)
-    if isinstance(mover.optimizers[0], sanc.SANC | sanc.SCR):
-        record = mover.optimizers[0].record
+    if isinstance(method.optimizers[0], sanc.SANC | sanc.SCR):
+        record = method.optimizers[0].record
         assert record is not None
         run["calls"] = {kind: getattr(record.calls, kind) for kind in ("value", "gradient", "product")}
     return run
@@ -240,25 +240,18 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
 
 @cache
 def problem_of(task: str, folder: Path | None, device: str, decay: float | None = None) -> Problem:
-    """Load a task once in a process; `decay` takes the place of its own penalty."""
+    """Return a task with its data, loaded once in a process; `decay` replaces its penalty."""
     chosen = TASKS[task] if decay is None else replace(TASKS[task], decay=decay)
     return Problem(chosen, folder, device)
 
 
-def prepare(threads: int) -> None:
-    """Set a process up: full float32, so many threads."""
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def work(spec: Spec, folder: Path | None, device: str, decay: float | None = None) -> dict[str, Any]:
-    """Make a run, in a process of its own or not; say what went wrong instead of raising it."""
+def try_run(spec: Spec, folder: Path | None, device: str, decay: float | None = None) -> dict[str, Any]:
+    """Make a run; return missing data and errors instead of raising."""
     try:
         problem = problem_of(spec.task, folder, device, decay)
-    except (sanc.SancError, OSError, ImportError) as trouble:
-        return asdict(spec) | {"missing": f"{trouble}"}
+    except (sanc.SancError, OSError, ImportError) as error:
+        return asdict(spec) | {"missing": f"{error}"}
     try:
         return train(spec, problem)
-    except (RuntimeError, ValueError, TypeError, ArithmeticError) as trouble:
-        return asdict(spec) | {"ended": "error", "error": f"{type(trouble).__name__}: {trouble}"[:300]}
+    except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
+        return asdict(spec) | {"ended": "error", "error": f"{type(error).__name__}: {error}"[:300]}

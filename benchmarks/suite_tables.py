@@ -1,4 +1,4 @@
-"""What came out of `benchmarks.networks`: targets, ratios, tables and pictures."""
+"""Targets, ratios, tables and figures of `benchmarks.networks`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import geometric_mean, median, plain_table, profile
+from benchmarks.common import draw_profile, geometric_mean, median
+from benchmarks.reporting import markdown_table, number, write_results
 from benchmarks.suite import HALVES, TASKS
 from benchmarks.suite_methods import PEERS, VARIANTS, Peer, Run, spec_of
 
 UNSOLVED = 2.0
-"""The ratio that a task counts with, in geometric means, where its target was not reached."""
+"""Ratio of a task without its target in geometric means."""
 
 # ---------------------------------------------------------------------- arithmetic
 
 
 def final(run: Run) -> float:
-    """Return the training loss at the end, infinite where there is none."""
+    """Return the final training loss, infinite if there is none."""
     loss = run["curve"]["train"][-1] if "curve" in run else None
     return float(loss) if loss is not None and math.isfinite(loss) else math.inf
 
 
 def cost(run: Run, target: float) -> float:
-    """Return the evaluations to a training loss of at most the target, infinite where it was not reached."""
+    """Return the evaluations to the target, infinite if the run does not reach it."""
     curve = run.get("curve", {"evaluations": [], "train": []})
     pairs = zip(curve["evaluations"], curve["train"], strict=True)
     return next((float(spent) for spent, loss in pairs if loss is not None and loss <= target), math.inf)
 
 
-def best(run: Run, what: str) -> float:
-    """Return the lowest held-out loss or the highest accuracy on the way; NaN where there is none."""
-    seen = [value for value in run.get("curve", {}).get(what, []) if value is not None and math.isfinite(value)]
-    return (max if what == "accuracy" else min)(seen) if seen else math.nan
+def best(run: Run, kind: str) -> float:
+    """Return the lowest held-out loss or the highest accuracy of a run; NaN if there is none."""
+    seen = [value for value in run.get("curve", {}).get(kind, []) if value is not None and math.isfinite(value)]
+    return (max if kind == "accuracy" else min)(seen) if seen else math.nan
 
 
 def tuned(runs: Sequence[Run], task: str, method: str) -> tuple[float | None, bool] | None:
-    """Return the rate and the schedule with the lowest training loss at the end of seed 0."""
+    """Return the rate and the schedule with the lowest final training loss of seed 0."""
     first = [run for run in runs if (run["task"], run["method"], run["seed"]) == (task, method, 0)]
     if not first:
         return None
@@ -45,38 +46,38 @@ def tuned(runs: Sequence[Run], task: str, method: str) -> tuple[float | None, bo
     return run["lr"], run["cosine"]
 
 
-def entrants(runs: Sequence[Run], task: str) -> dict[str, list[Run]]:
-    """Return the runs of each method with its default rate, and of each method with its best rate."""
-    made: dict[str, list[Run]] = {}
+def groups_of(runs: Sequence[Run], task: str) -> dict[str, list[Run]]:
+    """Return the runs of a task by method, for the default rate and for the best rate."""
+    groups: dict[str, list[Run]] = {}
     for method in dict.fromkeys(run["method"] for run in runs if run["task"] == task):
         mine = [run for run in runs if (run["task"], run["method"]) == (task, method)]
         peer, chosen = PEERS.get(method, Peer()), tuned(runs, task, method)
         if peer.default is None:
-            made[method] = mine
+            groups[method] = mine
             continue
         for name, (lr, cosine) in (("tuned", chosen or (None, False)), ("default", (peer.default, False))):
             some = [run for run in mine if (run["lr"], run["cosine"]) == (lr, cosine)]
             if some:
-                made[f"{method} {name}"] = some
-    return made
+                groups[f"{method} {name}"] = some
+    return groups
 
 
 def target_of(runs: Sequence[Run], task: str) -> float:
-    """Return the loss at the end of the best AdamW, the upper median over the seeds; NaN without AdamW."""
-    ends = sorted(final(run) for run in entrants(runs, task).get("adamw tuned", []))
+    """Return the final loss of the best AdamW, the upper median over the seeds; NaN without AdamW."""
+    ends = sorted(final(run) for run in groups_of(runs, task).get("adamw tuned", []))
     return ends[len(ends) // 2] if ends else math.nan
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return one row for each task and entrant."""
+    """Return one row for each task and method."""
     rows = []
     for task in [name for half in HALVES for name in TASKS if TASKS[name].half == half]:
-        target, mine = target_of(runs, task), entrants(runs, task)
-        plainest = {run["seed"]: final(run) for run in mine.get("adamw default", [])}
+        target, mine = target_of(runs, task), groups_of(runs, task)
+        reference = {run["seed"]: final(run) for run in mine.get("adamw default", [])}
         for name, some in mine.items():
             ends = sorted(final(run) for run in some)
             spent = [cost(run, target) / (run["steps"] * run.get("batch", 1)) for run in some]
-            failed = [end > plainest.get(run["seed"], math.inf) or end == math.inf
+            failed = [end > reference.get(run["seed"], math.inf) or end == math.inf
                       for run, end in ((run, final(run)) for run in some)]  # fmt: skip
             rows.append(
                 {
@@ -92,29 +93,25 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def show(value: float, form: str = ".4g") -> str:
-    return "–" if math.isnan(value) else "∞" if math.isinf(value) else format(value, form)
-
-
 def detail_table(rows: Sequence[Run]) -> str:
-    """Lay the rows of a half out."""
+    """Return the table of a half, one row for each task and method."""
     cells = []
     for row in rows:
         rate = "–" if row["lr"] is None else f"{row['lr']:g}{' cosine' if row['cosine'] else ''}"
         cells.append(
             [
-                row["task"], row["method"], rate, show(row["target"]), show(row["ratio"], ".2f"),
-                show(row["final"]), f"{show(row['lowest'])} … {show(row['highest'])}", show(row["held"]),
-                show(100 * row["accuracy"], ".1f"), show(1000 * row["pace"], ".2f"),
+                row["task"], row["method"], rate, number(row["target"]), number(row["ratio"], ".2f"),
+                number(row["final"]), f"{number(row['lowest'])} … {number(row['highest'])}", number(row["held"]),
+                number(100 * row["accuracy"], ".1f"), number(1000 * row["pace"], ".2f"),
                 f"{row['failed']} of {row['seeds']}",
             ]
         )  # fmt: skip
     head = ("task", "method", "rate", "target", "evaluations", "final loss", "of the seeds", "held-out", "accuracy, %")
-    return plain_table((*head, "ms/step", "failed"), cells, left=3)
+    return markdown_table((*head, "ms/step", "failed"), cells, left=3)
 
 
 def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]:
-    """Return one entrant's numbers over another's, on the tasks that both have run."""
+    """Return the ratios of two methods on the tasks that both have run."""
     table = {(row["task"], row["method"]): row[key] for row in rows}
     pairs = [(table[task, name], table[task, other]) for task, method in table
              if method == name and (task, other) in table]  # fmt: skip
@@ -122,7 +119,7 @@ def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]
 
 
 def overview(rows: Sequence[Run]) -> str:
-    """Sum up the tasks of a half, and say how sanc stands beside the others."""
+    """Return the table of a half, one row for each method, and comparisons with sanc."""
     cells = []
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name]
@@ -131,18 +128,20 @@ def overview(rows: Sequence[Run]) -> str:
         won = sum(x < 1.0 for x in compare(rows, "sanc", name, "ratio"))
         lower = sum(x < 1.0 for x in compare(rows, "sanc", name, "final"))
         solved = sum(math.isfinite(row["ratio"]) for row in mine)
-        cells.append([name, f"{solved} of {len(mine)}", show(geometric_mean(ratios), ".3f"),
-                      show(geometric_mean(beside), ".3f"),
+        cells.append([name, f"{solved} of {len(mine)}", number(geometric_mean(ratios), ".3f"),
+                      number(geometric_mean(beside), ".3f"),
                       f"{sum(row['failed'] for row in mine)} of {sum(row['seeds'] for row in mine)}",
                       "–" if name == "sanc" else str(won), "–" if name == "sanc" else str(lower)])  # fmt: skip
     head = ("method", "solved", "evaluations", "final ÷ AdamW's", "failed", "sanc has fewer", "sanc ends lower")
-    words = [plain_table(head, cells), ""]
+    words = [markdown_table(head, cells), ""]
     for other in ("schedulefree default", "prodigy default"):
         ends = compare(rows, "sanc", other, "final")
-        words.append(f"* Beside {other}: sanc ends lower on {sum(x < 1.0 for x in ends)} of {len(ends)} tasks.")
+        words.append(
+            f"* Final loss of sanc below that of {other} on {sum(x < 1.0 for x in ends)} of {len(ends)} tasks."
+        )
     for other in ("soap tuned", "muon tuned"):
         ends = [x for x in compare(rows, "sanc", other, "final") if 0.0 < x < math.inf]
-        mean = show(geometric_mean(ends), ".3f")
+        mean = number(geometric_mean(ends), ".3f")
         words.append(f"* Final loss of sanc ÷ {other}: {mean} in the geometric mean of {len(ends)} tasks.")
     held = compare(rows, "sanc", "adamw tuned", "held")
     words.append(f"* Held-out loss of sanc at most 1 % above tuned AdamW's: {sum(x <= 1.01 for x in held)} of "
@@ -151,20 +150,21 @@ def overview(rows: Sequence[Run]) -> str:
 
 
 LEGEND = f"""\
-evaluations: until the target, over the budget, the upper median of the seeds; ∞ where most seeds did not reach it,
-which counts as {UNSOLVED:g} in means. final loss: training loss at the end, the upper median, then the lowest and the
-highest. held-out, accuracy: the best on the way, median. failed: ends above AdamW with its default rate, or not finite.
-ms/step can be compared only where the runs were made one at a time. solved: most seeds reached the target."""
+evaluations: until the target, over the budget, the upper median of the seeds; ∞ if most seeds do not reach the target,
+which counts as {UNSOLVED:g} in means. final loss: final training loss, the upper median, then the lowest and the
+highest. held-out, accuracy: the best of a run, median. failed: the final loss exceeds that of AdamW with its default
+rate, or is not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach the
+target."""
 
 
 def report(runs: Sequence[Run], folder: Path | None) -> str:
-    """Write the tables and the pictures, and return the tables."""
-    lengths: dict[str, set[int]] = {}
+    """Write the tables and the figures, and return the tables."""
+    budgets: dict[str, set[int]] = {}
     for run in runs:
-        lengths.setdefault(run["task"], set()).add(run["steps"])
-    mixed = [task for task, steps in lengths.items() if len(steps) > 1]
+        budgets.setdefault(run["task"], set()).add(run["steps"])
+    mixed = [task for task, steps in budgets.items() if len(steps) > 1]
     if mixed:
-        raise SystemExit(f"runs of different lengths of {', '.join(mixed)}: keep them in different folders.")
+        raise SystemExit(f"runs of {', '.join(mixed)} with different numbers of steps: use separate folders.")
     rows, texts = summary(runs), []
     for half in HALVES:
         mine = [row for row in rows if row["half"] == half]
@@ -174,22 +174,20 @@ def report(runs: Sequence[Run], folder: Path | None) -> str:
     errors = [f"{spec_of(run)}: {run['error']}" for run in runs if "error" in run]
     texts.append("\n".join([LEGEND, *(f"* {line}" for line in [*notes, *errors])]))
     text = "\n\n".join(texts)
-    if folder is not None and rows:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-        profile_picture(rows, folder / "profile.png")
-        curve_picture(runs, folder / "curves.png")
+    if rows:
+        figures = {"profile.png": lambda: draw_profiles(rows), "curves.png": lambda: draw_curves(runs)}
+        write_results(folder, {"table.md": text, **figures})
     return text
 
 
-# ---------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------- figures
 
 SHOWN = ("sanc", "adamw tuned", "schedulefree tuned", "prodigy default", "soap tuned", "muon tuned", "sgd tuned",
          "lbfgs", "paper", "adamw default", "schedulefree default")  # fmt: skip
 
 
-def looks(name: str) -> dict[str, Any]:
-    """Return the line of an entrant: sanc black, a method's default dashed."""
+def style(name: str) -> dict[str, Any]:
+    """Return the line of a method: sanc black, default rates dashed."""
     if name == "sanc":
         return {"color": "black", "lw": 2.2, "zorder": 5, "label": name}
     order = [*PEERS, *VARIANTS]
@@ -197,7 +195,7 @@ def looks(name: str) -> dict[str, Any]:
             "ls": "--" if name.endswith("default") else "-"}  # fmt: skip
 
 
-def profile_picture(rows: Sequence[Run], path: Path) -> None:
+def draw_profiles(rows: Sequence[Run]) -> Any:
     """Draw, for each half, the share of tasks solved within a factor of the fewest evaluations."""
     from matplotlib.figure import Figure
 
@@ -209,19 +207,16 @@ def profile_picture(rows: Sequence[Run], path: Path) -> None:
         names = [name for name in dict.fromkeys(row["method"] for row in rows) if name in (*SHOWN, *VARIANTS)]
         costs = {name: [1e9 * table.get((task, name), math.inf) for task in tasks] for name in names}
         solved = [i for i in range(len(tasks)) if any(math.isfinite(costs[name][i]) for name in names)]
-        curves = profile({name: [costs[name][i] for i in solved] for name in names}) if solved else {}
-        for name, (factors, share) in curves.items():
-            axes.step([1.0, *factors, 10.0], [0.0, *share, share[-1] if len(share) else 0.0], where="post",
-                      **looks(name))  # fmt: skip
-        axes.set(xscale="log", xlim=(1.0, 10.0), ylim=(0.0, 1.02), xlabel="τ × fewest evaluations to the target",
-                 ylabel="share of tasks", title=f"{half}: {len(solved)} tasks")  # fmt: skip
-        if curves:
+        if solved:
+            draw_profile(axes, {name: [costs[name][i] for i in solved] for name in names}, 10.0, style)
             axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+        axes.set(xlabel="τ × fewest evaluations to the target", ylabel="share of tasks")
+        axes.set_title(f"{half}: {len(solved)} tasks")
+    return figure
 
 
-def curve_picture(runs: Sequence[Run], path: Path) -> None:
-    """Draw the training loss over evaluations, one panel for each task, of the seed in the middle."""
+def draw_curves(runs: Sequence[Run]) -> Any:
+    """Draw the training loss over evaluations, one panel for each task, of the median seed."""
     from matplotlib.figure import Figure
 
     tasks = [name for half in HALVES for name in TASKS if TASKS[name].half == half]
@@ -230,10 +225,10 @@ def curve_picture(runs: Sequence[Run], path: Path) -> None:
     figure = Figure(figsize=(14.0, 2.9 * lines + 0.6), layout="constrained")
     panels, seen = list(figure.subplots(lines, 4, squeeze=False).flat), {}
     for axes, task in zip(panels, tasks, strict=False):
-        for name, some in entrants(runs, task).items():
+        for name, some in groups_of(runs, task).items():
             run = sorted(some, key=final)[len(some) // 2]
             if name in (*SHOWN[:9], *VARIANTS) and math.isfinite(final(run)):
-                (seen[name],) = axes.plot(run["curve"]["evaluations"], run["curve"]["train"], **looks(name))
+                (seen[name],) = axes.plot(run["curve"]["evaluations"], run["curve"]["train"], **style(name))
         target = target_of(runs, task)
         if math.isfinite(target):
             axes.axhline(target, color="grey", lw=0.8, ls=":")
@@ -245,4 +240,4 @@ def curve_picture(runs: Sequence[Run], path: Path) -> None:
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
     figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncol=10, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=100)
+    return figure

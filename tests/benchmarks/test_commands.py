@@ -1,4 +1,4 @@
-"""The clock of the command line."""
+"""The benchmark of the command line runs and writes its table."""
 
 from __future__ import annotations
 

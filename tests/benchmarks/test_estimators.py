@@ -1,4 +1,4 @@
-"""The race of the estimators: what it calls equal, and what it writes."""
+"""The comparison of estimators: its measure of optimality, and its results files."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def test_the_command_writes_a_table_and_a_page(tmp_path, capsys, monkeypatch):
     assert "| ratio to sanc |" in (tmp_path / "estimators.md").read_text() and "newton-cg" in capsys.readouterr().out
 
 
-def test_sets_that_are_not_there_are_named(tmp_path, capsys):
+def test_data_sets_without_files_are_reported(tmp_path, capsys):
     assert estimators.main(["--sets", "w1a", "--data-dir", str(tmp_path)]) == 1
-    assert "w1a is left out" in capsys.readouterr().err
+    assert "w1a is left out" in capsys.readouterr().out

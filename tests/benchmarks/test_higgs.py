@@ -1,4 +1,4 @@
-"""The file that is generated in the place of HIGGS is LIBSVM text like it, and it parses and trains."""
+"""The generated file has the format of LIBSVM's HIGGS, and the command parses it and trains on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("pooch")
 from benchmarks import higgs
 
 
-def test_generated_text_is_like_that_of_higgs(tmp_path):
+def test_the_generated_file_has_the_format_of_higgs(tmp_path):
     path = tmp_path / "HIGGS"
     higgs.generate(path, 300)
     lines = path.read_text().splitlines()
@@ -28,7 +28,7 @@ def test_generated_text_is_like_that_of_higgs(tmp_path):
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
     assert higgs.main(["--rows", "300", "--iterations", "3", "--dir", str(tmp_path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["iterations"] == 3 and said["loss_after"] < said["loss_before"] == pytest.approx(np.log(2))
-    assert said["text_bytes"] == (tmp_path / "HIGGS").stat().st_size
-    assert 0 < said["peak_bytes"] <= said["limit_bytes"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["iterations"] == 3 and result["loss_after"] < result["loss_before"] == pytest.approx(np.log(2))
+    assert result["text_bytes"] == (tmp_path / "HIGGS").stat().st_size
+    assert 0 < result["peak_bytes"] <= result["limit_bytes"]

@@ -1,4 +1,4 @@
-"""The benchmark of Hessian products at its tiny sizes: that it multiplies and reports, not who wins."""
+"""The benchmark of Hessian products at small sizes: its products and its report."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import hvp
+from benchmarks.paper_networks import Network
 
 
 def test_quick_run_reports_every_mode(tmp_path, capsys):
@@ -21,18 +22,18 @@ def test_quick_run_reports_every_mode(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("mode", hvp.MODES)
-def test_what_is_timed_are_hessian_products(mode):
-    leaves, rows = hvp.rows_of(hvp.QUICK["logistic"], 16, "cpu")
-    x, y = rows.tensors
+def test_the_timed_function_computes_hessian_products(mode):
+    network = Network("small-logistic", 16, "cpu")
+    leaves = network.leaves
     shapes = [p.shape for p in leaves]
 
     def loss(flat):
         weight, bias = (part.view(s) for part, s in zip(flat.split([p.numel() for p in leaves]), shapes, strict=True))
-        return torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
+        return torch.nn.functional.cross_entropy(network.x @ weight.T + bias, network.y)
 
     flat = torch.cat([p.detach().reshape(-1) for p in leaves])
     v = torch.randn(len(flat))
-    made = hvp.products(leaves, rows, mode, v)()
+    made = hvp.products(network, mode, v)()
     wanted = torch.func.hessian(loss)(flat) @ v
     assert len(made) == hvp.PRODUCTS
     tolerance = 1e-2 if mode == "finite-difference" else 1e-5

@@ -1,4 +1,4 @@
-"""How many vectors a step holds, what micro-batches save, and that the commands that show it work."""
+"""Vectors that a step holds, memory that micro-batches save, and the commands that report them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def models():
     return made
 
 
-def test_the_count_sees_what_is_alive_at_the_same_time():
+def test_peak_and_rest_count_live_tensors():
     def call():
         a = torch.ones(1000, dtype=torch.float64)
         b = a + 1
@@ -35,7 +35,7 @@ def test_the_count_sees_what_is_alive_at_the_same_time():
 
 @pytest.mark.parametrize("dim", [5, 10])
 @pytest.mark.parametrize("name", ["MLP, 2 layers", "MLP, 4 layers", "CNN"])
-def test_a_stored_basis_needs_j_and_eight_vectors(models, name, dim):
+def test_a_stored_basis_takes_at_most_j_plus_8_vectors(models, name, dim):
     options = {"preset": "paper", "hvp": "double-backward", "krylov_dim": dim, "epsilon": 1e-12}
     model, x = models[name]
     accepted = memory.run_memory(model, x, **options, **memory.ACCEPTED)
@@ -43,7 +43,7 @@ def test_a_stored_basis_needs_j_and_eight_vectors(models, name, dim):
     rejected = memory.run_memory(model, x, **options, **memory.REJECTED)
     assert rejected["branches"] == ["curvature"]
     for measured in (accepted, rejected):
-        assert dim < measured["peak"] <= dim + memory.BEYOND + 2 * memory.SLACK
+        assert dim < measured["peak"] <= dim + memory.EXTRA + 2 * memory.SLACK
         assert measured["rest"] == pytest.approx(0, abs=1e-2)
 
 
@@ -66,7 +66,7 @@ def test_microbatches_bound_the_activations():
         return memory.peak_and_rest(lambda: sanc.SANC(model.parameters(), **options).step(batch), CPU)[0]
 
     one = held(1, 1)
-    assert 0 < held(64, 8) - one <= 0.2 * (held(64, 64) - one)  # an eighth of the rows, and the batch that was cut
+    assert 0 < held(64, 8) - one <= 0.2 * (held(64, 64) - one)  # an eighth of the rows, and the batch itself
 
 
 def test_a_step_without_a_basis_repeats_the_step_with_one():

@@ -1,4 +1,4 @@
-"""The benchmark of networks: its tasks can be trained, and it counts, chooses and goes on as it says."""
+"""The comparison on networks: tasks, runs, the choice of rates, resumed commands and tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import sanc
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
+
 from benchmarks import networks, suite, suite_data, suite_methods, suite_tables
+from benchmarks.reporting import json_ready, number
 
 CPU = torch.device("cpu")
 
@@ -69,7 +72,7 @@ def test_every_task_can_be_trained(name: str, stand_ins: Path) -> None:
     model.zero_grad()
     train, held, accuracy = problem.evaluate(model)
     assert math.isfinite(train) and math.isfinite(held) and model.training
-    assert problem.evaluate(model) == (train, held, accuracy)  # with the same noise, and BatchNorm left alone
+    assert problem.evaluate(model) == (train, held, accuracy)  # the same noise, and BatchNorm unchanged
     assert (accuracy is None) == (problem.task.loss is not suite.classify)
 
 
@@ -82,7 +85,7 @@ def test_the_penalty_is_part_of_the_training_loss(stand_ins: Path) -> None:
     assert both[0] - both[1] == pytest.approx(penalty, rel=1e-4)
 
 
-def test_generated_higgs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_higgs_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
     arrays = suite_data.SOURCES["higgs"](tmp_path)
     assert "generated" in str(arrays["note"]) and arrays["x"].shape == (30_000, 28)
@@ -100,7 +103,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = networks.read([tmp_path])
     assert len(runs) - 2 * 2 in (3, 4)  # AdamW: with and without cosine, then the default and the better one
     starts = {round(run["curve"]["train"][0], 5) for run in runs if run["seed"] == 0}
-    assert len(starts) == 1  # the same weights for everyone
+    assert len(starts) == 1  # the same initial weights for all methods
     for run in runs:
         assert run["curve"]["evaluations"][-1] >= 15 * 16 and run["ended"] == "budget"
         calls = run.get("calls")
@@ -109,7 +112,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert run["curve"]["evaluations"][-1] == units
     for name in ("table.md", "profile.png", "curves.png"):
         assert (tmp_path / name).stat().st_size > 500
-    # what is there is not run again, and a table of it is the same
+    # finished runs are not repeated, and their table is the same
     table = (tmp_path / "table.md").read_text()
     assert networks.main(arguments) == 0
     assert "to go" not in capsys.readouterr().out and len(networks.read([tmp_path])) == len(runs)
@@ -117,28 +120,29 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "table.md").read_text() == table
 
 
-def test_what_is_there_is_not_run_again(
+def test_finished_runs_are_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite_tables, "profile_picture", lambda *_: None)
-    monkeypatch.setattr(suite_tables, "curve_picture", lambda *_: None)
+    blank = Figure(figsize=(1, 1))
+    monkeypatch.setattr(suite_tables, "draw_profiles", lambda *_: blank)
+    monkeypatch.setattr(suite_tables, "draw_curves", lambda *_: blank)
     arguments = ["--quick", "--tasks", "small-batch", "--methods", "sanc", "--steps-scale", "0.01"]
     for seeds, new in (("1", "seed 0"), ("2", "seed 1")):
         assert networks.main([*arguments, "--seeds", seeds, "--out", str(tmp_path)]) == 0
-        said = capsys.readouterr().out
-        assert said.count("to go") == 1 and new in said
+        printed = capsys.readouterr().out
+        assert printed.count("to go") == 1 and new in printed
     assert [run["seed"] for run in networks.read([tmp_path])] == [0, 1]
     (row,) = suite_tables.summary(networks.read([tmp_path]))
-    assert f"| small-batch | sanc   | –    |      – |           ∞ | {suite_tables.show(row['final']):>10s} |" in said
+    assert f"| small-batch | sanc   | –    |      – |           ∞ | {number(row['final']):>10s} |" in printed
 
 
-def test_no_run_starts_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_starts_after_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--quick", "--methods", "adamw", "sanc", "--minutes", "0", "--out", str(tmp_path)]
     assert networks.main(arguments) == 1
     assert "small-batch/adamw (2)" in capsys.readouterr().out
 
 
-def test_missing_data_is_named(
+def test_missing_data_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
@@ -168,13 +172,13 @@ def test_peers_train(method: str, stand_ins: Path) -> None:
 
 
 def test_statistics_of_batch_norm_are_those_of_the_averaged_weights(stand_ins: Path) -> None:
-    class Still:
+    class Unchanged:
         def eval(self) -> None:
             pass
 
     problem = small("resnet", stand_ins)
     model = problem.model(0)
-    suite_methods.averaged(Still(), problem, model)
+    suite_methods.averaged(Unchanged(), problem, model)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert all(int(norm.num_batches_tracked) == 20 and norm.momentum == 0.1 for norm in norms)
 
@@ -194,7 +198,7 @@ def made(
 RUNS = [
     made("adamw", 0.01, 0, [3.0, 2.0, 0.8]),
     made("adamw", 0.01, 1, [3.0, 2.0, 1.0]),
-    made("adamw", 0.001, 0, [3.0, 0.5, 0.9]),  # best on the way counts for nothing
+    made("adamw", 0.001, 0, [3.0, 0.5, 0.9]),  # only the final loss counts
     made("adamw", 0.001, 1, [3.0, 2.5, 2.0]),
     made("sanc", None, 0, [3.0, 0.9, 0.5]),
     made("sanc", None, 1, [3.0, 1.5, 3.0]),
@@ -212,7 +216,7 @@ def test_targets_and_ratios() -> None:
     assert rows["soap tuned"]["final"] == math.inf and rows["soap tuned"]["failed"] == 1
     assert rows["lbfgs"]["failed"] == 1
     assert suite_tables.compare(list(rows.values()), "sanc", "adamw tuned", "final") == [3.0]
-    text = suite_tables.report([networks.plain(run) for run in RUNS], None)
+    text = suite_tables.report([json_ready(run) for run in RUNS], None)
     assert "ValueError: no" in text and "∞" in text
 
 
@@ -223,12 +227,12 @@ def test_profiles(tmp_path: Path) -> None:
     assert [row["ratio"] for row in rows if row["task"] == "rnn" and row["method"] == "sanc"] == [0.5]
     text = suite_tables.report(runs, tmp_path)
     assert "sanc" in text and (tmp_path / "profile.png").stat().st_size > 1000
-    with pytest.raises(SystemExit, match="different lengths"):
+    with pytest.raises(SystemExit, match="different numbers of steps"):
         suite_tables.report([*runs, made("sanc", None, 2, [1.0], steps=3)], None)
 
 
 def test_the_other_seeds_follow_the_choice() -> None:
-    """The other seeds wait for the whole first one, and get the default and the best."""
+    """The other seeds wait for all rates of the first one, and run with the default and the best rate."""
     options = networks.argparse.Namespace(
         methods=["schedulefree"], tasks=["vae"], steps_scale=1.0, seeds=2, quick=False
     )

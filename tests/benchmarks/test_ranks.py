@@ -1,4 +1,4 @@
-"""The benchmark of ranks at its tiny size: that it counts what is sent, not who wins."""
+"""The benchmark of ranks at a small size: its counts of traffic and its estimate."""
 
 import json
 
@@ -10,7 +10,7 @@ from benchmarks import ranks
 
 
 @pytest.mark.slow
-def test_quick_run_counts_what_is_sent(tmp_path, capsys):
+def test_quick_run_counts_the_traffic(tmp_path, capsys):
     assert ranks.main(["--quick", "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "ranks.json").read_text())
     one, two = (document["measured"][size] for size in "12")
@@ -26,7 +26,7 @@ def test_quick_run_counts_what_is_sent(tmp_path, capsys):
     assert capsys.readouterr().out.rstrip("\n") == (tmp_path / "ranks.md").read_text().rstrip("\n")
 
 
-def test_the_model_on_paper_shares_the_metric_out():
-    few, many = ranks.on_paper(8), ranks.on_paper(1024)
-    assert many["dealt metric alone"] < 0.1 * few["dealt metric alone"]
+def test_the_estimate_distributes_the_metric():
+    few, many = ranks.estimate(8), ranks.estimate(1024)
+    assert many["distributed metric alone"] < 0.1 * few["distributed metric alone"]
     assert few["SANC, gradients"] > few["DDP + AdamW"]

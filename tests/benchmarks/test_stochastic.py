@@ -1,4 +1,4 @@
-"""The benchmark of the mini-batch methods runs, and counts and chooses as it says."""
+"""The comparison on samples: runs, calls to the target, and missing data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 from benchmarks import stochastic
-
-# ---------------------------------------------------------------------- logistic regression
 
 
 @pytest.mark.slow
@@ -50,7 +48,7 @@ def made(method: str, sigma0: float | None, losses: list[float], **more: Any) ->
     } | more  # fmt: skip
 
 
-def test_stochastic_verdicts() -> None:
+def test_calls_to_the_target_and_gaps() -> None:
     document = {
         "references": [{"set": "w1a", "reference": 1.2}],
         "runs": [
@@ -60,17 +58,15 @@ def test_stochastic_verdicts() -> None:
         ],
     }
     (row,) = stochastic.summary(document)
-    assert row["star"] == 1.0  # the lowest seen, not the reference
+    assert row["star"] == 1.0  # the lowest value of any run, not the reference
     assert (row["calls_robust"], row["calls_paper"], row["total_robust"]) == (1.0, 2.0, 2.0)
-    assert all(row[check] for check in stochastic.CHECKS)
-    document["runs"][0] = made("robust", 1.0, [5.0, 4.0, 3.5], stayed_late=0.9, sigma_max=1e12)
+    assert row["gap_sgd"] == 2.0
+    document["runs"][0] = made("robust", 1.0, [5.0, 4.0, 3.5])
     (row,) = stochastic.summary(document)
-    assert math.isinf(row["calls_robust"])
-    assert not any(row[check] for check in stochastic.CHECKS)
-    assert stochastic.table_of([row]).count("fail") == len(stochastic.CHECKS)
+    assert math.isinf(row["calls_robust"]) and "∞" in stochastic.table_of([row])
 
 
-def test_stochastic_names_missing_data(
+def test_missing_data_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
