@@ -269,6 +269,13 @@ def test_every_public_name_is_documented():
             assert thing.__doc__ and len(thing.__doc__) > 20, name
 
 
+def test_the_method_lists_every_decision_that_the_code_cites():
+    listed = re.findall(r"^\| (D\d+) \|", (ROOT / "docs" / "method.md").read_text(), re.MULTILINE)
+    assert listed == [f"D{number}" for number in range(1, len(listed) + 1)]
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert set(re.findall(r"\bD\d+\b", source)) <= set(listed)
+
+
 def test_the_changelog_is_short():
     _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert len(versions) >= 2
