@@ -11,10 +11,14 @@ from sanc._version import __version__
 if TYPE_CHECKING:  # for readers and type checkers; at run time `__getattr__` imports these when they are first used
     from sanc import errors, problems, theory
     from sanc.autograd.batches import Batch, ThreeSamples
-    from sanc.certification import Certificate, certificate
-    from sanc.core.family import METHODS, PRESETS, settings_for
+    from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
+    from sanc.core.escape import CheckedEscape, GradientStep, PaperEscape, Stay
+    from sanc.core.judge import SigmaUpdate
+    from sanc.core.method import Method
+    from sanc.core.model import CubicModel, KrylovModel, NoModel
+    from sanc.core.pieces import Decision
+    from sanc.core.point import Point
     from sanc.core.record import Branch, Calls, Record
-    from sanc.core.settings import MinibatchSettings, Settings
     from sanc.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -23,8 +27,14 @@ if TYPE_CHECKING:  # for readers and type checkers; at run time `__getattr__` im
         SancError,
         SecondDerivativeError,
     )
-    from sanc.minimisation import Status, minimize, scipy_method
+    from sanc.minibatch.metrics.base import Metric, Preconditioner
+    from sanc.minibatch.metrics.diagonal import Diagonal
+    from sanc.minibatch.metrics.identity import Identity
+    from sanc.minibatch.metrics.kronecker import Kronecker
+    from sanc.minibatch.settings import Average, Minibatch, StepScale
+    from sanc.minimisation import Certificate, Status, certificate, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
+    from sanc.presets import METHODS, PRESETS, method_for
     from sanc.ranks.saving import load_checkpoint, save_checkpoint
 
 __all__ = [
@@ -36,39 +46,63 @@ __all__ = [
     "PRESETS",
     "SANC",
     "SCR",
+    "AcceptAll",
     "ArgumentError",
     "ArgumentTypeError",
+    "Average",
     "Batch",
     "Branch",
     "Calls",
     "Certificate",
-    "MinibatchSettings",
+    "CheckedEscape",
+    "CubicModel",
+    "Decision",
+    "Diagonal",
+    "GradientStep",
+    "Identity",
+    "Kronecker",
+    "KrylovModel",
+    "Method",
+    "Metric",
+    "Minibatch",
+    "Momentum",
+    "NoModel",
     "NonFiniteStartError",
+    "PaperEscape",
+    "Point",
+    "Preconditioner",
     "RanksError",
+    "RatioTest",
     "Record",
     "SancError",
     "SecondDerivativeError",
-    "Settings",
+    "SigmaUpdate",
     "Status",
+    "Stay",
+    "StepScale",
     "ThreeSamples",
     "__version__",
     "certificate",
     "errors",
     "load_checkpoint",
+    "method_for",
     "minimize",
     "problems",
     "save_checkpoint",
     "scipy_method",
-    "settings_for",
     "theory",
 ]
 
 _HOMES = {
     "sanc.autograd.batches": ("Batch", "ThreeSamples"),
-    "sanc.certification": ("Certificate", "certificate"),
-    "sanc.core.family": ("METHODS", "PRESETS", "settings_for"),
+    "sanc.core.acceptance": ("AcceptAll", "Momentum", "RatioTest"),
+    "sanc.core.escape": ("CheckedEscape", "GradientStep", "PaperEscape", "Stay"),
+    "sanc.core.judge": ("SigmaUpdate",),
+    "sanc.core.method": ("Method",),
+    "sanc.core.model": ("CubicModel", "KrylovModel", "NoModel"),
+    "sanc.core.pieces": ("Decision",),
+    "sanc.core.point": ("Point",),
     "sanc.core.record": ("Branch", "Calls", "Record"),
-    "sanc.core.settings": ("MinibatchSettings", "Settings"),
     "sanc.errors": (
         "ArgumentError",
         "ArgumentTypeError",
@@ -77,11 +111,24 @@ _HOMES = {
         "SancError",
         "SecondDerivativeError",
     ),
-    "sanc.minimisation": ("Status", "minimize", "scipy_method"),
+    "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
+    "sanc.minibatch.metrics.diagonal": ("Diagonal",),
+    "sanc.minibatch.metrics.identity": ("Identity",),
+    "sanc.minibatch.metrics.kronecker": ("Kronecker",),
+    "sanc.minibatch.settings": ("Average", "Minibatch", "StepScale"),
+    "sanc.minimisation": ("Certificate", "Status", "certificate", "minimize", "scipy_method"),
     "sanc.optim": ("ARC", "CR", "CRM", "NCD", "SANC", "SCR"),
+    "sanc.presets": ("METHODS", "PRESETS", "method_for"),
     "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),
 }
 """Modules and the public names that live there."""
+
+_RENAMED = {
+    "Settings": "sanc.Method, a composition of pieces with their settings",
+    "MinibatchSettings": "sanc.Minibatch",
+    "settings_for": "sanc.method_for",
+}
+"""Public names of earlier versions, and what replaced each."""
 
 
 def __getattr__(name: str) -> Any:
@@ -92,6 +139,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             value = globals()[name] = getattr(import_module(home), name)
             return value
+    if name in _RENAMED:
+        raise AttributeError(f"sanc.{name} is now {_RENAMED[name]}")
     raise AttributeError(f"module 'sanc' has no attribute {name!r}")
 
 

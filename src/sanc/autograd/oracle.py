@@ -214,8 +214,7 @@ class AutogradOracle(Oracle):
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        if offset is None:  # the gradient at x may be known, and its value was read then
-            return super().advance(work, x, offset, *tensors)
+        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient where the work takes it; f is not read."""
         return list(work(*self.unread_gradient(work.point(x, offset)), x, offset, *tensors))
 
     def fall_back(self, problem: SecondDerivativeError) -> None:

@@ -88,6 +88,8 @@ class CubicStep:
         Whether the hard case was met: part of u is a free multiple of the left-most eigenvector.
     curvature_share : float
         Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none.
+    sigma : float
+        The cubic coefficient of the model.
     """
 
     u: Floats
@@ -96,6 +98,7 @@ class CubicStep:
     decrease: float
     hard: bool
     curvature_share: float = math.nan
+    sigma: float = math.nan
 
 
 def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> CubicStep:
@@ -122,7 +125,7 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     # so no σ, however large or small, overflows or loses digits; a is a power of two, which rounds nothing.
     a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
     if a == 0.0:
-        return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False)
+        return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False, sigma=sigma)
     a = math.ldexp(1.0, math.frexp(a)[1] - 1)
     scale, per = a / sigma, sigma / a
     c = [(entry / a) * per for entry in c]
@@ -145,7 +148,7 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     decrease = (0.5 * a * abs(slope) * scale + multiplier * norm * mu / 6.0) * scale
     total = -slope - 0.5 * bend
     share = negative / total if total > 0.0 else math.nan
-    return CubicStep(u, norm, multiplier, decrease, hard, share)
+    return CubicStep(u, norm, multiplier, decrease, hard, share, sigma)
 
 
 def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float) -> float:

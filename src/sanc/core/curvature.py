@@ -159,7 +159,7 @@ def probe(
                     sharp = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
                     decided = sharp and not -eps_curvature <= eigen.leftmost < error - eps_curvature
                 else:
-                    near = krylov.left_by(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
+                    near = krylov.residual_of(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
                     found = near and eigen.leftmost + rounding < -eps_curvature
                     decided = found or lower >= -eps_curvature
                 if done or decided or (useless and space.dim > 100):
@@ -178,7 +178,7 @@ def probe(
         lambda_min=eigen.leftmost,
         error_bound=rounding if full else error,
         rounding=rounding,
-        residual=krylov.left_by(eigen.leftmost_vector),
+        residual=krylov.residual_of(eigen.leftmost_vector),
         asymmetry=math.sqrt(products.asymmetry),
         confidence=1.0 if full else confidence,
         products=krylov.dim,

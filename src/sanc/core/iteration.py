@@ -1,30 +1,45 @@
 """One iteration of the family: section 2 of the specification, line by line.
 
-A method is a composition of three objects: a model (Krylov space and cubic steps), an acceptance, and what to do on
-rejection. The iteration knows vectors only through a `Space` and the objective only through an `Oracle`; σ belongs to
-the judge. Its random draws are functions of (seed, iteration), so its whole state is a handful of numbers, and a run
-that is resumed repeats a run that was not interrupted.
+A method is a composition of pieces: a model (Krylov space and cubic steps), an acceptance rule and an escape rule. Each
+piece returns what it decided; the iteration alone writes the state and the record. It knows vectors only through a
+`Space` and the objective only through an `Oracle`. Its random draws are functions of (seed, iteration), so a run that is
+resumed repeats a run that was not interrupted.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sanc.core.family import Method
-from sanc.core.iterate import LOST, Iterate, NonFiniteValueError, State
-from sanc.core.judge import Judge
 from sanc.core.krylov import NonFiniteProductError
-from sanc.core.model import build
+from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.record import Record
-from sanc.core.saved import numbers_of, require_fields, require_vector_names, vectors_of
-from sanc.core.settings import Settings
+from sanc.core.pieces import Decision
+from sanc.core.point import NonFiniteValueError, Point, State
+from sanc.core.record import Branch, Note, Record
+from sanc.core.saved import numbers_of, refuse, require_fields, require_mapping
 from sanc.core.space import Vector
-from sanc.errors import NonFiniteStartError
+from sanc.core.units import Units
+from sanc.errors import ArgumentError, NonFiniteStartError
+
+_MEMORY = "memory."
+"""What the names of vectors begin with that the acceptance rule remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What an iteration has decided so far."""
+
+    decision: Decision  # of the rule that decided last
+    here: Point  # with the units that the first product shows
+    tried: Decision | None = None  # of the acceptance rule, with the trials of all its calls
+    subspace: Any = None
+    note: str = ""
+    value: float = math.nan  # f(x) on S_f where that is not finite
+    ended: bool = False  # whether no escape follows
 
 
 class Iteration:
@@ -34,35 +49,41 @@ class Iteration:
     ----------
     seed : int
         Seed of the coin, the random start and the sign in the hard case.
-    goal : float
-        ‖g‖ that the caller is content with: the model is not minimised far beyond it.
+    tol : float
+        ‖g‖ that the caller asks for: the model is not minimised far beyond it.
     one_sample : bool
-        Whether steps are judged on the gradient sample.
+        Whether ρ is formed on the gradient sample.
     ahead : bool
-        Whether the gradient at the next point may be asked for at once, since it is the same in the next iteration.
+        Whether the gradient at the next point may be evaluated at once, since the next iteration starts with it.
 
     Attributes
     ----------
     at_rest : bool
-        Whether the last iteration stayed where it was with a cubic step no longer than ε_s: the paper's ending (2.7).
-        With samples only where the gradient was zero.
+        Whether the last iteration stayed with a cubic step norm of at most ε_s: the paper's ending (2.7). With samples
+        only where the gradient was zero.
     """
 
+    averages = False
+    went_back = False
+
     def __init__(
-        self,
-        method: Method,
-        settings: Settings,
-        seed: int,
-        goal: float = 0.0,
-        *,
-        one_sample: bool = False,
-        ahead: bool = False,
+        self, method: Method, seed: int, tol: float = 0.0, *, one_sample: bool = False, ahead: bool = False
     ) -> None:
         self.method = method
-        self.settings = settings if method.tested else replace(settings, resolves=0, first_radius=None)
-        self.state = State(seed=seed, sigma=settings.first_sigma)
+        self.state = State(seed=seed, sigma=method.sigma.judge(0.0).first)
         self.at_rest = False
-        self._how = (goal, one_sample, ahead)
+        self.rates: Sequence[float] = ()
+        self._tol, self._one_sample, self._ahead = tol, one_sample, ahead
+
+    @property
+    def units(self) -> Units:
+        """The units of the first point; zero where they are not known yet."""
+        return self.state.units
+
+    @property
+    def grad_norm(self) -> float:
+        """‖g‖ in the last iteration; 0 before the first."""
+        return self.state.grad_norm
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
@@ -72,10 +93,10 @@ class Iteration:
         x : vector
             The current point; never changed.
         oracle : Oracle
-            Answers f, g and Hv.
+            Evaluates f, g and Hv.
         start : vector, optional
-            Where to start Lanczos instead of at the gradient: a direction of negative curvature known from
-            elsewhere, at a point where the gradient vanishes.
+            Where to start Lanczos instead of at the gradient: a known direction of negative curvature at a point where
+            the gradient vanishes.
 
         Returns
         -------
@@ -83,98 +104,181 @@ class Iteration:
             The next point; `x` itself where the iteration stayed.
         record : Record
         """
-        clock, state = time.perf_counter(), self.state
-        judge = Judge(self.settings, oracle.space.eps, state.sigma, exact=oracle.exact)
-        record = Record(state.iteration, sigma=state.sigma if self.method.has_model else math.nan)
-        at = Iterate(x, oracle, judge, record, state, start, *self._how)
-        oracle.begin(state.iteration, products=self.method.uses_krylov)
-        try:
-            point = self._advance(at)
-        finally:
-            at.release()
-        self._charge(oracle, record.krylov_dim)
-        self.at_rest = at.at_rest
-        seconds = state.seconds + time.perf_counter() - clock
-        slope = record.grad_norm if math.isfinite(record.grad_norm) else state.slope
-        carried = (judge.sigma, seconds, record.step_norm or state.reach, slope)
-        self.state = State(state.seed, state.iteration + 1, *carried, at.units.length, at.units.cubic, at.previous)
-        record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), seconds, oracle.hvp
-        return point, record
+        clock, state, method = time.perf_counter(), self.state, self.method
+        oracle.begin(state.iteration, products=method.needs_products)
+        value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
+        judge = method.sigma.judge(oracle.space.eps, exact=oracle.exact)
+        how = (self._tol, self._one_sample, self._ahead, start)
+        here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *how)
+        outcome = self._advance(here)
+        size_g, size_b, _ = oracle.sizes
+        dim = 0 if outcome.subspace is None else outcome.subspace.dim
+        oracle.meter.paper_calls += size_g + (method.model.charge(here, dim) if method.needs_products else 0) * size_b
+        decision, seconds = outcome.decision, state.seconds + time.perf_counter() - clock
+        self.at_rest = self._rests(outcome)
+        self.state = State(
+            seed=state.seed,
+            iteration=state.iteration + 1,
+            sigma=decision.sigma,
+            seconds=seconds,
+            step_norm=decision.step_norm or state.step_norm,
+            grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.grad_norm,
+            unit_length=outcome.here.units.length,
+            unit_cubic=outcome.here.units.cubic,
+            memory=state.memory if decision.memory is None else decision.memory,
+        )
+        return x if decision.point is None else decision.point, self._record(outcome, seconds)
 
-    def _advance(self, at: Iterate) -> Vector:
+    def _advance(self, here: Point) -> _Outcome:
         """Algorithm 1, with the numbers of the specification."""
-        at.measure()  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
-        for what, number in (("loss", at.record.value), ("gradient", at.record.grad_norm)):
+        outcome, subspace = _Outcome(Decision(here.state.sigma), here), None
+        for what, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
-                return self._refuse(at, f"the {what} of the gradient sample is not finite")
+                return self._failed(outcome, f"the {what} of the gradient sample is not finite")
         try:
-            point = self._cubic_step(at)
-            if point is None:
-                point = self.method.on_rejection(at, not self.method.has_model)  # 2.6  x ← x + d;  2.7  or the end
-            return point
+            if self.method.needs_products:
+                subspace = self.method.model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
+                here = replace(here, units=subspace.units)
+                outcome = _Outcome(Decision(subspace.sigma), here, subspace=subspace)
+            outcome = self._cubic_step(outcome)  # 2.3 to 2.6
+            if outcome.decision.point is not None or outcome.ended:
+                return outcome
+            only = not self.method.model.proposes
+            escaped = self.method.escape(here, outcome.subspace, outcome.decision.sigma, only=only)  # 2.6  x ← x + d
+            keeps = escaped.point is None and outcome.note == Note.NO_GRADIENT
+            return replace(outcome, decision=escaped, note=outcome.note if keeps else escaped.note or outcome.note)
         except (NonFiniteValueError, NonFiniteProductError) as problem:
-            return self._refuse(at, str(problem))
+            return self._failed(outcome, str(problem), getattr(problem, "value", math.nan))
+        finally:
+            if subspace is not None:
+                subspace.release()
 
-    def _cubic_step(self, at: Iterate) -> Vector | None:
-        """Return the next point where a cubic step is accepted, or None."""
-        try:
-            if self.method.uses_krylov:
-                build(at, solves=self.method.has_model)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
-            for step in self.method.model(at):  # 2.3  u minimises the cubic model in the space, globally
-                if at.vanishes(step):
-                    at.judge.forget(at.shortness(step))
-                    at.record.note = LOST
-                    break
-                trial = at.trial_point(step)  # s = Qu
-                point = self.method.acceptance(at, step, trial)  # 2.5  ρ;  2.6  σ, and x ← x + s where ρ ≥ η1
-                if point is not None:
-                    return point
-        except NonFiniteProductError as problem:  # there is no cubic step, but the gradient step of 2.6 is still open
-            self._refuse(at, str(problem))
-            at.spectrum = None
-        return None
+    def _cubic_step(self, outcome: _Outcome) -> _Outcome:
+        """Return the outcome with the decision on the last cubic step; its point is None where all were rejected."""
+        here, subspace, model = outcome.here, outcome.subspace, self.method.model
+        if subspace is not None and subspace.problem:  # there is no cubic step, but the gradient step of 2.6
+            return self._failed(outcome, subspace.problem)
+        trials = 0
+        for _ in range(1 + model.resolves if model.proposes else 0):
+            sigma = outcome.decision.sigma
+            step = model.propose(here, subspace, sigma)  # 2.3  u minimises the cubic model in the space, globally
+            if step is None:
+                break
+            outcome = replace(outcome, tried=replace(outcome.tried or Decision(sigma), step=step))
+            if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
+                return replace(outcome, note=Note.AT_MINIMUM)
+            if here.vanishes(step.norm):
+                share = _informative_share(here, subspace, step, trials)
+                decision = Decision(here.judge.after_vanishing(sigma, share))
+                return replace(outcome, decision=decision, note=Note.VANISHES)
+            try:
+                trial = subspace.trial_point(here.x, step)  # s = Qu
+            except NonFiniteProductError as problem:
+                return replace(self._failed(outcome, str(problem)), subspace=subspace.failed(str(problem)))
+            try:
+                decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
+            except NonFiniteValueError as problem:
+                return replace(self._failed(outcome, str(problem), problem.value), ended=True)
+            trials += decision.trials
+            tried, note = replace(decision, trials=trials), decision.note or outcome.note
+            outcome = replace(outcome, decision=decision, tried=tried, note=note)
+            if decision.point is not None:
+                break
+        return outcome
 
-    def _refuse(self, at: Iterate, note: str) -> Vector:
-        """Stay at x because something is not finite; at the very start that is an error."""
-        if at.record.iteration == 0:
+    def _failed(self, outcome: _Outcome, note: str, value: float = math.nan) -> _Outcome:
+        """Stay at x with a larger σ because something is not finite; in the first iteration that is an error."""
+        here = outcome.here
+        if here.state.iteration == 0:
             raise NonFiniteStartError(
-                f"{note} at the starting point (loss {at.record.value!r}, gradient norm {at.record.grad_norm!r}). "
+                f"{note} at the starting point (loss {here.known_value!r}, gradient norm {here.grad_norm!r}). "
                 "Start where the loss is finite, and check the data and the initial weights."
             )
-        at.judge.reject()
-        at.record.note = note
-        return at.x
+        sigma = here.judge.after_failure(outcome.decision.sigma)
+        return replace(outcome, decision=Decision(sigma), note=note, value=value)
 
-    def _charge(self, oracle: Oracle, krylov_dim: int) -> None:
-        """Count as the paper's program does (D4): |S_g| + J·|S_B|, whether or not Lanczos stopped before J.
+    def _rests(self, outcome: _Outcome) -> bool:
+        """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
+        here, tried = outcome.here, outcome.tried
+        norm = 0.0 if tried is None or tried.step is None else tried.step.norm
+        decides = here.oracle.exact or here.grad_norm == 0.0
+        return outcome.decision.at_rest and decides and norm <= self.method.epsilon_s
 
-        A Krylov space whose length follows need is charged for what it used.
-        """
-        s = self.settings
-        if self.method.uses_krylov and s.krylov_stop == "paper" and s.krylov_dim is not None:
-            krylov_dim = min(s.krylov_dim, oracle.space.dim)
-        size_g, size_b, _ = oracle.sizes
-        oracle.meter.paper_calls += size_g + krylov_dim * size_b
+    def _record(self, outcome: _Outcome, seconds: float) -> Record:
+        """Write down what the pieces decided."""
+        here, decision, subspace = outcome.here, outcome.decision, outcome.subspace
+        tried = outcome.tried or Decision(decision.sigma)
+        step, escaped = tried.step, decision.point is not None and decision.step is None
+        last = decision if decision.step is not None or escaped else tried
+        first_sigma = here.state.sigma if self.method.model.proposes else math.nan
+        share = math.nan if step is None else step.curvature_share
+        return Record(
+            here.state.iteration,
+            branch=decision.branch,
+            rho=tried.rho,
+            sigma=first_sigma if step is None else step.sigma,
+            grad_norm=here.grad_norm,
+            ritz_value=math.nan if subspace is None else subspace.ritz_value,
+            step_norm=decision.step_norm,
+            model_decrease=math.nan if step is None else step.decrease,
+            value=here.known_value if math.isnan(outcome.value) else outcome.value,
+            trial_value=last.trial_value,
+            krylov_dim=0 if subspace is None else subspace.dim,
+            trials=tried.trials + (decision.trials if decision.step is None else 0),
+            calls=here.oracle.meter.snapshot(),
+            seconds=seconds,
+            curvature_share=float(decision.branch is Branch.CURVATURE) if escaped else share,
+            note=str(outcome.note),
+            hvp=here.oracle.hvp,
+        )
+
+    def gradient_point(self, x: Vector) -> Vector:
+        """Return where gradients are taken: at x."""
+        return x
+
+    def average(self, y: Vector) -> Vector:
+        """Return y: nothing is averaged."""
+        return y
 
     # ------------------------------------------------------------------ saving and restoring
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        return numbers_of(self.state)
+        memory = {name: held for name, held in self.state.memory.items() if isinstance(held, float)}
+        return numbers_of(self.state) | {"memory": memory}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
-        return vectors_of(self.state)
+        memory = self.state.memory.items()
+        return {_MEMORY + name: held for name, held in memory if not isinstance(held, float)}
 
-    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = (), factors: Any = ()) -> None:
-        """Refuse what `numbers` and `vectors` (of which the names are asked) cannot have returned."""
-        require_fields(where, numbers, State)
-        require_vector_names(where, vectors, State)
+    def tensors(self) -> Sequence[Mapping[str, Any]]:
+        """Return further tensors of the state, by parameter; this iteration has none."""
+        return ()
 
-    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Any = ()) -> None:
-        """Go on from what `numbers` and `vectors` returned."""
-        self.state = State(**numbers, **vectors)
+    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()) -> None:
+        """Refuse what `numbers` and `vectors` (given by name) cannot have returned."""
+        require_fields(where, numbers, State, ("memory",))
+        for name, held in require_mapping(f"{where}['memory']", numbers["memory"]).items():
+            if not isinstance(held, float):
+                raise refuse(f"{where}['memory'][{name!r}]", held, "a number")
+        for name in vectors:
+            if not name.startswith(_MEMORY):
+                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
 
-    def forget(self) -> None:
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None:
+        """Continue from what `numbers` and `vectors` returned."""
+        plain = {name: held for name, held in numbers.items() if name != "memory"}
+        memory = {name.removeprefix(_MEMORY): held for name, held in vectors.items()}
+        self.state = State(**plain, memory={**numbers["memory"], **memory})
+
+    def reset(self) -> None:
         """Drop what belongs to vectors of another length."""
-        self.state = replace(self.state, previous=None)
+        memory = {name: held for name, held in self.state.memory.items() if isinstance(held, float)}
+        self.state = replace(self.state, memory=memory)
+
+
+def _informative_share(here: Point, subspace: Any, step: Any, trials: int) -> float:
+    """Ratio of the step norm to √eps·‖x‖ if the first trial step is limited by σ; 1 otherwise."""
+    limited = trials == 0 and step.multiplier > subspace.curvature
+    return float(step.norm / (math.sqrt(here.space.eps) * here.norm)) if limited else 1.0

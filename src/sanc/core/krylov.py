@@ -225,7 +225,7 @@ class Krylov:
         self._projections += projection
         return True
 
-    def left_by(self, u: Floats) -> float:
+    def residual_of(self, u: Floats) -> float:
         """β_j |u_j|: ‖∇m‖ where u is the cubic model's minimiser, ‖Bv − λv‖ where it is the vector of a Ritz pair."""
         return self.residual * abs(float(u[-1]))
 
@@ -233,7 +233,7 @@ class Krylov:
         """Diagonal and off-diagonal of T."""
         return np.array(self.alpha, np.float64), np.array(self.beta[: self.dim - 1], np.float64)
 
-    def slope(self, shift: float) -> float:
+    def model_gradient(self, shift: float) -> float:
         """β_j |u_j| for (T + shift·I) u = −start e₁, from the pivots alone; NaN where they are not all positive.
 
         That is ‖∇m‖ where `shift` is the μ of the cubic model's minimiser.
@@ -247,7 +247,7 @@ class Krylov:
             last = beta
         return result
 
-    def least_slope(self, sigma: float) -> float:
+    def least_model_gradient(self, sigma: float) -> float:
         """Bound ‖∇m‖ = β_j |u_j| of the cubic model's minimiser from below, without eigenpairs.
 
         By Cramer's rule |u_j| = ‖g‖ β_1…β_{j−1} / det(T + μI), and Gershgorin's circles bound T, with it μ, and so the

@@ -3,154 +3,365 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from sanc.core import cubic, units
-from sanc.core.iterate import LANCZOS_START, Iterate, generator
 from sanc.core.judge import LONGER
-from sanc.core.krylov import Krylov
-
-Model: TypeAlias = Callable[[Iterate], Iterator[cubic.CubicStep]]
-"""Proposes steps, the next one where the last was rejected."""
+from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.oracle import Operator
+from sanc.core.point import HARD_CASE_SIGN, Point
+from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.space import Vector
+from sanc.core.units import Units
 
 _FORCING = 0.2
-"""Share of ‖g‖ to which ‖∇m‖ is brought at least, far from a solution."""
-_LOST = 10
-"""Lanczos iterations that are made where the step is lost in the rounding of x and the gradient is not zero."""
-_ENOUGH = 0.5
-"""Share of the gradient asked for below which ‖∇m‖ is not brought."""
+"""Largest ‖∇m‖ over ‖g‖ at which an inexact Newton step is accepted."""
+_VANISHING_DIM = 10
+"""Dimension at which the space ends if the step is below the working precision of x and the gradient is not zero."""
+_TOLERANCE_SHARE = 0.5
+"""Share of the caller's tolerance below which ‖∇m‖ need not fall."""
 
 
-def build(at: Iterate, *, solves: bool) -> None:
-    """2.2 and 2.4: start Lanczos at the gradient; where that vanishes, at the direction given or at random."""
-    s, start = at.settings, at.start
-    if start is None and at.record.grad_norm == 0.0:
-        start = at.space.normal(generator(at.state, LANCZOS_START))
-    at.operator = at.oracle.hessian(at.x)
-    at.krylov = Krylov(
-        at.oracle.lanczos(
-            at.operator,
-            at.g if start is None else start,
-            limit=s.krylov_dim,
-            store=s.lanczos == "store",
-            reorthogonalise=s.reorthogonalise,
-            linear=None if start is None else at.g,
-        )
-    )
-    _grow(at, at.krylov, solves)
-    assert at.spectrum is not None
-    at.record.ritz_value = at.spectrum.leftmost
+@dataclass(frozen=True, slots=True)
+class KrylovSubspace:
+    """The Krylov space that a model built, the eigenpairs of T, and the bounds on steps in it.
 
-
-def _grow(at: Iterate, krylov: Krylov, solves: bool) -> None:
-    """Build the space, until the model is minimised well enough in it.
-
-    Along negative curvature the model promises most where it knows least: with "forcing" the space ends with the
-    first that it shows, near to the gradient, as truncated conjugate gradients do.
+    Attributes
+    ----------
+    model : KrylovModel
+        The model that built it.
+    krylov : Krylov
+        Q and T.
+    operator : Operator
+        The Hessian on S_B.
+    spectrum : Spectrum or None
+        Eigenpairs of T; None where a product was not finite.
+    sigma : float
+        σ, set at the first point, or raised while the space grew.
+    units : Units
+        Units of the first point.
+    longest : float
+        The largest step norm to which σ is left alone.
+    guessed : bool
+        Whether σ was set by `longest` or is the first one, so that it does not follow from values of f.
+    step : CubicStep or None
+        The cubic step for `sigma`.
+    problem : str
+        Why no step can be made; empty where steps can be made.
     """
-    s, norm = at.settings, at.record.grad_norm
-    limit = min(s.krylov_dim or at.space.dim, at.space.dim)
-    test_at, latest, shift, tolerance = 1, 0, math.nan, _tolerance(at)
-    forcing = s.krylov_stop == "forcing"
-    ritz_tolerance = math.inf if forcing else max(s.epsilon, norm) / 2
-    while True:
-        krylov.extend()
-        at.record.krylov_dim = j = krylov.dim
-        if j == 1:
-            _measure(at, krylov)
-        last = krylov.invariant or j >= limit or (forcing and at.oracle.exact and not krylov.definite)
-        if not last:
-            # Eigenpairs are O(j²): a long basis is tested less often, or where the μ of the last step promises it.
-            waits = j < test_at or (j < latest and krylov.slope(shift) > 2.0 * tolerance)
-            if waits or (solves and krylov.least_slope(at.judge.sigma) > tolerance):
-                continue
-        at.spectrum = cubic.spectrum(*krylov.tridiagonal())
-        if last or krylov.left_by(at.spectrum.vectors[:, 0]) <= ritz_tolerance:
-            step = _bounded(at) if solves else None
-            if last or step is None or _enough(at, krylov, step, tolerance):
-                return
-            if forcing and krylov.from_gradient:
-                test_at, latest, shift = j + 1, max(j + 8, j + j // 5), step.multiplier
-                continue
-        test_at = j + max(1, j // 5)
+
+    model: KrylovModel
+    krylov: Krylov
+    operator: Operator
+    spectrum: cubic.Spectrum | None
+    sigma: float
+    units: Units
+    longest: float = math.inf
+    guessed: bool = False
+    step: cubic.CubicStep | None = None
+    problem: str = ""
+
+    @property
+    def dim(self) -> int:
+        """Lanczos iterations made."""
+        return self.krylov.dim
+
+    @property
+    def ritz_value(self) -> float:
+        """λ1, the left-most Ritz value; NaN where a product was not finite."""
+        return math.nan if self.spectrum is None else self.spectrum.leftmost
+
+    @property
+    def curvature(self) -> float:
+        """The largest absolute Ritz value."""
+        return 0.0 if self.spectrum is None else self.spectrum.size
+
+    def ritz_vector(self) -> Vector:
+        """Return v of the left-most Ritz pair, with ‖v‖ = 1."""
+        assert self.spectrum is not None
+        (v,) = self.krylov.combine(self.spectrum.leftmost_vector)
+        return v
+
+    def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
+        """Return x + Qu, and release what the products needed."""
+        (s,) = self.krylov.combine(step.u)
+        self.release()
+        return s + x
+
+    def failed(self, problem: str) -> KrylovSubspace:
+        """Return the same space after a product that was not finite: it offers neither steps nor curvature."""
+        return replace(self, spectrum=None, step=None, problem=problem)
+
+    def release(self) -> None:
+        """Release what the products needed; a later product builds it again."""
+        self.operator.release()
 
 
-def _tolerance(at: Iterate) -> float:
-    """Return what ‖∇m‖ may be at most; "forcing" may ask for less where the step is short."""
-    if at.settings.krylov_stop == "paper":
-        return at.settings.gradient_tolerance
-    norm = at.record.grad_norm
-    fell = norm / at.state.slope if at.state.slope > 0.0 else 1.0
-    return max(min(_FORCING, fell) * norm, _ENOUGH * at.goal)
+@dataclass(frozen=True, kw_only=True)
+class KrylovModel(Piece):
+    """Builds a Krylov space and proposes no step; the escape rule uses its left-most Ritz pair.
 
-
-def _enough(at: Iterate, krylov: Krylov, step: cubic.CubicStep, tolerance: float) -> bool:
-    """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-    grad_norm, left = at.record.grad_norm, krylov.left_by(step.u)
-    if left > tolerance:
-        return False
-    if at.settings.krylov_stop == "forcing":
-        if at.vanishes(step):  # across a valley it may, where a step along the valley does not
-            return grad_norm > 0.0 and krylov.dim >= _LOST
-        return left <= max(step.norm / _length(at) * grad_norm, _ENOUGH * at.goal)
-    return True
-
-
-def _measure(at: Iterate, krylov: Krylov) -> None:
-    """Find the units and σ at the first point, and the longest step from here."""
-    s = at.settings
-    if not at.units.length:
-        curvature = math.hypot(krylov.alpha[0], krylov.residual)
-        size, slope = at.size, at.record.grad_norm
-        if not krylov.from_gradient or slope <= at.space.eps * curvature * size:
-            slope = 0.0  # a stationary point, whose gradient says nothing
-        at.units = units.measured(at.record.value, slope, curvature, size)
-        if s.sigma0 is None:
-            at.judge.move(units.FIRST * at.units.cubic)
-        at.guessed = s.first_radius is not None
-    if s.first_radius is not None:
-        at.longest = max(s.first_radius * _length(at), LONGER * at.state.reach)
-
-
-def _length(at: Iterate) -> float:
-    """Return a length that is neither large nor small here."""
-    return max(at.units.length, 0.1 * at.size)
-
-
-def _bounded(at: Iterate) -> cubic.CubicStep:
-    """Minimise the model, with σ raised where the step is far longer than the last.
-
-    σ speaks of where the last steps led, and along another direction it may let the model run far out of what it
-    was seen to hold in. The first step of all is Newton's, unless negative curvature leaves its length to a guess.
+    Attributes
+    ----------
+    krylov_dim : int or None
+        Largest number J of Lanczos iterations. None: as many as the stopping rule needs, in `minimize` alone.
+    krylov_stop : {"paper", "forcing"}
+        "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
+        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`; r is ‖g‖ over
+        that of the iteration before, and ℓ the unit of length (see `first_radius`). With an exact f it also stops at
+        the first negative curvature. A stored basis is then reorthogonalised.
+    lanczos : {"store", "regenerate"}
+        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
+    epsilon, epsilon_g : float
+        ε and ε_g of the paper; an ε_g of None is ε/4.
     """
-    assert at.krylov is not None
-    assert at.spectrum is not None
-    step = at.solve(at.judge.sigma)
-    if step.norm > at.longest and (at.state.reach > 0.0 or at.spectrum.leftmost < step.multiplier):
-        at.guessed = True
-        least = cubic.least_sigma(at.spectrum, at.krylov.linear, step, at.longest)
-        at.judge.shorten(lambda sigma: at.solve(sigma).norm, at.longest, least)
-        step = at.solve(at.judge.sigma)
-    return step
+
+    krylov_dim: int | None = setting(5, AT_LEAST_ONE)
+    krylov_stop: Literal["paper", "forcing"] = "paper"
+    lanczos: Literal["store", "regenerate"] = "store"
+    epsilon: float = setting(1e-4, POSITIVE)
+    epsilon_g: float | None = setting(None, NOT_NEGATIVE)
+
+    proposes = False
+    needs_products = True
+    resolves = 0
+
+    @property
+    def reorthogonalise(self) -> bool:
+        """Whether each Lanczos vector is orthogonalised against all earlier ones; short spaces need no more than two."""
+        return self.krylov_stop == "forcing" and self.lanczos == "store"
+
+    @property
+    def forcing(self) -> bool:
+        """Whether the space ends by an inexact Newton condition."""
+        return self.krylov_stop == "forcing"
+
+    def build(self, here: Point) -> KrylovSubspace:
+        """2.2 and 2.4: start Lanczos at the gradient; if that is zero, at the direction given or at random."""
+        start = here.start
+        if start is None and here.grad_norm == 0.0:
+            start = here.random_start()
+        operator = here.oracle.hessian(here.x)
+        try:
+            krylov = Krylov(
+                here.oracle.lanczos(
+                    operator,
+                    here.g if start is None else start,
+                    limit=self.krylov_dim,
+                    store=self.lanczos == "store",
+                    reorthogonalise=self.reorthogonalise,
+                    linear=None if start is None else here.g,
+                )
+            )
+            return _Growth(self, here, krylov, operator).run()
+        except BaseException:
+            operator.release()
+            raise
+
+    def propose(self, here: Point, subspace: KrylovSubspace, sigma: float) -> cubic.CubicStep | None:
+        """Propose no step."""
+        return None
+
+    def bounds(self, here: Point, known: Units) -> float:
+        """Return the largest step norm to which σ is left alone."""
+        return math.inf
+
+    def bounded_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace | None:
+        """Return the subspace with the step of its σ, which may be raised; None where no steps are made."""
+        return None
+
+    def charge(self, here: Point, dim: int) -> int:
+        """Return J as the paper's program counts it (D4): whether or not Lanczos stopped before.
+
+        A space whose dimension follows need is charged for the products it used.
+        """
+        if self.krylov_stop == "paper" and self.krylov_dim is not None:
+            return min(self.krylov_dim, here.space.dim)
+        return dim
 
 
-def no_steps(at: Iterate) -> Iterator[cubic.CubicStep]:
-    """Propose no cubic step; the Krylov space, where one is wanted, shows negative curvature only."""
-    return iter(())
+@dataclass(frozen=True, kw_only=True)
+class CubicModel(KrylovModel):
+    """2.3: minimises m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, globally.
 
-
-def cubic_steps(at: Iterate) -> Iterator[cubic.CubicStep]:
-    """2.3: minimise m(s) = gᵀs + ½sᵀBs + (σ/3)‖s‖³ in the Krylov space, globally, for the σ of the judge.
-
-    Where the judge rejected the step, the next one is the minimiser of its new σ, in the same space.
+    Attributes
+    ----------
+    resolves : int
+        How often a rejected step is solved again with a larger σ in the same Krylov space, without Hessian products.
+    first_radius : float or None
+        σ is at least so large that a step norm is at most this times the unit of length, or three times the last step
+        norm. The first step of a run is limited only where σ alone limits it, because its Krylov space shows little or
+        negative curvature. The unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, bounded by |f|/‖g‖
+        and ‖x‖/10 of the first point. Where this rule or `sigma0` set σ, and f falls by more than the model predicts,
+        longer steps in the same space are tried at once. None: no limit.
+    sign : {"random", "descent"}
+        In the hard case v and −v are both minimisers: toss a coin, or take the one along which f decreases.
     """
-    for _ in range(1 + at.settings.resolves):
-        step = at.solve(at.judge.sigma)
-        record = at.record
-        record.sigma, record.model_decrease, at.cubic_norm = at.judge.sigma, step.decrease, step.norm
-        record.curvature_share = step.curvature_share
-        if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-            record.note = "the model has its minimum here"
-            return
-        yield step
+
+    resolves: int = setting(0, COUNT)
+    first_radius: float | None = setting(None, POSITIVE)
+    sign: Literal["random", "descent"] = "random"
+
+    proposes = True
+
+    def propose(self, here: Point, subspace: KrylovSubspace, sigma: float) -> cubic.CubicStep | None:
+        """Return the minimiser of the model with this σ; None where a product was not finite."""
+        if subspace.spectrum is None:
+            return None
+        if subspace.step is not None and subspace.step.sigma == sigma:
+            return subspace.step
+        return self._solve(here, subspace.krylov, subspace.spectrum, sigma)
+
+    def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
+        linear = krylov.linear
+        step = cubic.solve(spectrum, linear, sigma)
+        if step.hard:
+            derivative = float(spectrum.leftmost_vector @ linear)
+            if self.sign == "descent" and derivative != 0.0:
+                sign = -math.copysign(1.0, derivative)
+            else:
+                sign = 1.0 if here.coin(HARD_CASE_SIGN) else -1.0
+            step = cubic.solve(spectrum, linear, sigma, sign)
+        return step
+
+    def bounds(self, here: Point, known: Units) -> float:
+        if self.first_radius is None:
+            return math.inf
+        return max(self.first_radius * length_scale(here, known), LONGER * here.state.step_norm)
+
+    def bounded_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+        """Minimise the model, with σ raised where the step is far longer than the last.
+
+        σ follows from the last steps, and along another direction the model may be wrong that far from x. The first
+        step of a run is Newton's, unless negative curvature leaves its norm to a guess of σ.
+        """
+        spectrum, krylov, sigma, guessed = known.spectrum, known.krylov, known.sigma, known.guessed
+        assert spectrum is not None
+        step = self._solve(here, krylov, spectrum, sigma)
+        if step.norm > known.longest and (here.state.step_norm > 0.0 or spectrum.leftmost < step.multiplier):
+            guessed = True
+            least = cubic.least_sigma(spectrum, krylov.linear, step, known.longest)
+            step = here.judge.shorten(
+                step, sigma, lambda sigma: self._solve(here, krylov, spectrum, sigma), known.longest, least
+            )
+        return replace(known, sigma=step.sigma, guessed=guessed, step=step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoModel(Piece):
+    """Asks for no Hessian products and proposes no step."""
+
+    proposes = False
+    needs_products = False
+    resolves = 0
+
+    def build(self, here: Point) -> None:
+        """Build nothing."""
+
+    def propose(self, here: Point, subspace: None, sigma: float) -> None:
+        """Propose no step."""
+
+    def charge(self, here: Point, dim: int) -> int:
+        """Return 0: there are no products."""
+        return 0
+
+
+def length_scale(here: Point, known: Units) -> float:
+    """Return a length that is neither large nor small at x."""
+    return max(known.length, 0.1 * here.norm)
+
+
+class _Growth:
+    """Extends a Krylov space until the model is minimised well enough in it.
+
+    Along negative curvature the model predicts most where it is least reliable. With "forcing" the space ends with the
+    first negative curvature, close to the gradient, as truncated conjugate gradients do.
+    """
+
+    def __init__(self, model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> None:
+        self.model, self.here, self.krylov, self.operator = model, here, krylov, operator
+        self.sigma, self.units, self.longest, self.guessed = here.state.sigma, here.units, math.inf, False
+        self.tolerance = self._gradient_tolerance()
+
+    def run(self) -> KrylovSubspace:
+        """Return the space at its end; a product that is not finite ends it without a spectrum."""
+        try:
+            return self._grow()
+        except NonFiniteProductError as problem:
+            return self._subspace(None, problem=str(problem))
+
+    def _subspace(self, spectrum: cubic.Spectrum | None, problem: str = "") -> KrylovSubspace:
+        known = (self.model, self.krylov, self.operator, spectrum, self.sigma, self.units, self.longest, self.guessed)
+        return KrylovSubspace(*known, problem=problem)
+
+    def _grow(self) -> KrylovSubspace:
+        model, here, krylov = self.model, self.here, self.krylov
+        limit = min(model.krylov_dim or here.space.dim, here.space.dim)
+        test_at, latest, shift = 1, 0, math.nan
+        ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
+        while True:
+            krylov.extend()
+            j = krylov.dim
+            if j == 1:
+                self._measure()
+            last = krylov.invariant or j >= limit or (model.forcing and here.oracle.exact and not krylov.definite)
+            if not last:
+                # Eigenpairs are O(j²): a long basis is tested less often, or where μ of the last step predicts an end.
+                waits = j < test_at or (j < latest and krylov.model_gradient(shift) > 2.0 * self.tolerance)
+                if waits or (model.proposes and krylov.least_model_gradient(self.sigma) > self.tolerance):
+                    continue
+            found = self._subspace(cubic.spectrum(*krylov.tridiagonal()))
+            assert found.spectrum is not None
+            if last or krylov.residual_of(found.spectrum.vectors[:, 0]) <= ritz_tolerance:
+                stepped = model.bounded_step(here, found)
+                if stepped is None:
+                    return found
+                self.sigma, self.guessed = stepped.sigma, stepped.guessed
+                assert stepped.step is not None
+                if last or self._enough(stepped.step):
+                    return stepped
+                if model.forcing and krylov.from_gradient:
+                    test_at, latest, shift = j + 1, max(j + 8, j + j // 5), stepped.step.multiplier
+                    continue
+            test_at = j + max(1, j // 5)
+
+    def _gradient_tolerance(self) -> float:
+        """Return the largest ‖∇m‖; "forcing" may ask for less where the step is short."""
+        model, norm = self.model, self.here.grad_norm
+        if not model.forcing:
+            return resolved_epsilon_g(model.epsilon, model.epsilon_g)
+        before = self.here.state.grad_norm
+        fell = norm / before if before > 0.0 else 1.0
+        return max(min(_FORCING, fell) * norm, _TOLERANCE_SHARE * self.here.tol)
+
+    def _enough(self, step: cubic.CubicStep) -> bool:
+        """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
+        here, residual = self.here, self.krylov.residual_of(step.u)
+        if residual > self.tolerance:
+            return False
+        if not self.model.forcing:
+            return True
+        if here.vanishes(step.norm):  # across a valley it may, where a step along the valley does not
+            return here.grad_norm > 0.0 and self.krylov.dim >= _VANISHING_DIM
+        wanted = step.norm / length_scale(here, self.units) * here.grad_norm
+        return residual <= max(wanted, _TOLERANCE_SHARE * here.tol)
+
+    def _measure(self) -> None:
+        """Set the units and σ at the first point, and the largest step norm from here."""
+        here, krylov = self.here, self.krylov
+        if not self.units.length:
+            curvature = math.hypot(krylov.alpha[0], krylov.residual)
+            norm, size = here.grad_norm, here.norm
+            if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
+                norm = 0.0  # a stationary point, whose gradient shows no length
+            self.units = units.measured(here.value, norm, curvature, size)
+            if here.judge.measures:
+                self.sigma = here.judge.bounded(units.FIRST * self.units.cubic)
+            self.guessed = self.model.bounds(here, self.units) < math.inf
+        self.longest = self.model.bounds(here, self.units)
+
+
+def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:
+    """Return ε_g: the number given, or ε/4 as in the authors' program."""
+    return epsilon / 4 if epsilon_g is None else epsilon_g

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from sanc.core.krylov import Columns, Lanczos
 from sanc.core.record import Calls
 from sanc.core.space import Space, Vector
@@ -148,15 +146,6 @@ class Oracle(ABC):
     def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
         """Start Lanczos at `start`."""
         return Lanczos(operator, start, self.space, **how)
-
-    def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        """Do vector work that is the same in every step: return ``work(f, ∇f, x, offset, *tensors)``, as fresh tensors.
-
-        The gradient is taken where the work wants it, between x and x + `offset`; at x where there is no offset.
-        """
-        value, g = self.gradient(self.space.vector(x if offset is None else work.point(x, offset)))
-        known = x.new_tensor(value if self.values else 0.0, dtype=torch.float64)
-        return list(work(known, self.space.tensor(g), x, offset, *tensors))
 
 
 class Recent(Generic[T]):

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from enum import EnumType, StrEnum
+from typing import Any
 
 
-class Branch(StrEnum):
+class _Renamed(EnumType):
+    def __getattr__(cls, name: str) -> Any:
+        if name == "UNTESTED":
+            raise AttributeError("Branch.UNTESTED is now Branch.AVERAGED, and Branch.UNCONDITIONAL for CR and CRM")
+        raise AttributeError(f"{cls.__name__} has no member {name!r}")
+
+
+class Branch(StrEnum, metaclass=_Renamed):
     """Which kind of step an iteration took."""
 
-    VERY_SUCCESSFUL = "very successful"
-    SUCCESSFUL = "successful"
-    UNTESTED = "untested"
+    VERY_SUCCESSFUL = "very successful"  # ρ > η2
+    SUCCESSFUL = "successful"  # ρ ≥ η1
+    UNCONDITIONAL = "unconditional"  # a cubic step accepted without a test
+    AVERAGED = "averaged"  # a step of the averaged phase
     CURVATURE = "curvature"
     GRADIENT = "gradient"
     STAYED = "stayed"
+
+
+class Note(StrEnum):
+    """Remarks of the iteration that a run or a test acts on."""
+
+    VANISHES = "the cubic step is below the working precision of x"
+    NO_GRADIENT = "the gradient is not finite where f is lower"
+    TRIAL_NOT_FINITE = "the trial value is not finite"
+    GRADIENT_DECIDED = "the change of f is below working precision, and the gradient norm decided"
+    AT_MINIMUM = "the model has its minimum here"
+    MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,7 @@ class Calls:
         return self.value + self.gradient + self.product
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One iteration.
 

@@ -1,10 +1,10 @@
-"""The loop around the iteration: when a minimisation ends, and how it goes on after an interruption."""
+"""The loop around the iteration: when a minimisation ends, and how it continues after an interruption."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from itertools import takewhile
@@ -12,40 +12,37 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sanc.core import doubts
+from sanc.core import consistency
 from sanc.core.curvature import Certificate, probe
-from sanc.core.family import Method
-from sanc.core.iterate import LOST
 from sanc.core.krylov import NonFiniteProductError
+from sanc.core.method import Method
 from sanc.core.oracle import Meter, Oracle
-from sanc.core.record import Branch, Record
-from sanc.core.robust import NO_GRADIENT
+from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
-from sanc.core.settings import Settings
 from sanc.core.space import Vector
 from sanc.core.units import Units, measured
 from sanc.errors import ArgumentError, NonFiniteStartError
 
-_PATIENCE = 10
-"""Iterations without any progress that rounding allows before the run is called stalled, …"""
-_TRIED = 4
-"""… and as how many of them one counts that tried everything and stayed."""
+_STALL_LIMIT = 10
+"""Iterations without progress beyond roundoff after which the run has stalled, …"""
+_EXHAUSTED = 4
+"""… and as how many of them an iteration counts that tried every step and stayed."""
 
-_YOUNG, _FEW, _SHARE = 5, 2, 0.15
-"""Iterations in which the gradient is compared with the values, and how often and how much they may differ."""
+_COMPARED, _MISFITS, _MISFIT = 5, 2, 0.15
+"""Iterations in which gradients are compared with values, misfits allowed, and the relative size of a misfit."""
 
-_LONG = 50
-"""The iteration after which the symmetry of the products is looked at."""
+_SYMMETRY_CHECK = 50
+"""The iteration after which the symmetry of the Hessian products is checked."""
 
-_LARGE = 1e4
-"""Error of a gradient, in units of the tolerance, that is large."""
+_LARGE_ERROR = 1e4
+"""Error of a differenced gradient, in units of the tolerance, that is large."""
 
-_LOOK = 10
-"""Products that a run without certificate may spend at least on a look for negative curvature at a small gradient."""
+_PROBE_PRODUCTS = 10
+"""Hessian products that a run without certificate may at least spend on a probe for negative curvature."""
 
 
 class Status(IntEnum):
-    """How a minimisation ended; `sentence` says it in words."""
+    """How a minimisation ended; `sentence` describes it."""
 
     sentence: str
 
@@ -70,7 +67,7 @@ class Status(IntEnum):
         11,
         "The gradient is not finite at the points to which lower values lead; the last with one is returned.",
     )
-    INCONSISTENT = 12, "The objective, its gradient and its Hessian products do not fit together."
+    INCONSISTENT = 12, "The objective, its gradient and its Hessian products are inconsistent."
 
     @property
     def success(self) -> bool:
@@ -79,18 +76,42 @@ class Status(IntEnum):
 
 
 class Iterates(Protocol):
-    """An iteration with its state: the core's own, or that on samples."""
+    """An iteration with its state: that of the core, or that on samples.
+
+    Attributes
+    ----------
+    averages : bool
+        Whether it can make steps from gradients alone, in an averaged phase.
+    rates : sequence of float
+        Factors of the step size, one for each parameter.
+    went_back : bool
+        Whether the last iteration returned to an earlier point.
+    units : Units
+        Units of the first point of an exact objective.
+    """
 
     method: Method
-    settings: Settings
     state: Any
     at_rest: bool
+    averages: bool
+    rates: Sequence[float]
+    went_back: bool
 
+    @property
+    def units(self) -> Units: ...
+    @property
+    def grad_norm(self) -> float: ...
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]: ...
     def numbers(self) -> dict[str, Any]: ...
     def vectors(self) -> dict[str, Any]: ...
-    def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any) -> None: ...
-    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any]) -> None: ...
+    def tensors(self) -> Sequence[Mapping[str, Any]]: ...
+    def check(
+        self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()
+    ) -> None: ...
+    def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None: ...
+    def reset(self) -> None: ...
+    def average(self, y: Vector) -> Vector: ...
+    def gradient_point(self, x: Vector) -> Vector: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +119,7 @@ class Limits:
     """Where a run ends at the latest, and how well it certifies."""
 
     tol: float
-    usual: bool  # whether that is ours, and not what the caller asked for
+    default_tol: bool  # whether the caller left `tol` out
     curvature_tol: float | None
     max_iter: float
     max_calls: float
@@ -123,9 +144,9 @@ class Run:
     best_gradient: float = math.inf
     late: Callable[[], bool] = lambda: False  # whether the time is over
     first_value: float = math.nan
-    doubted: int = 0  # steps that the values tell differently from the gradients
-    trusted: bool = False  # whether the gradient was seen to fit the values
-    examined: bool = False  # whether the values were seen to be smooth
+    misfits: int = 0  # steps along which values and gradients disagree
+    verified: bool = False  # whether differences of values confirmed the gradient
+    smooth: bool = False  # whether the values were checked for noise
     cause: str = ""  # more about the ending than its status says
     units: Units = field(default_factory=Units)  # of the first point, where that is stationary
 
@@ -148,7 +169,7 @@ class Run:
                     ending, direction = self._second_order_test()
                     if ending is not None:
                         return ending
-                if self.stalled >= _PATIENCE:
+                if self.stalled >= _STALL_LIMIT:
                     return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
@@ -190,7 +211,7 @@ class Run:
             "stalled": self.stalled,
             "best_gradient": self.best_gradient,
             "first_value": self.first_value,
-            "doubts": [self.doubted, self.trusted, self.examined],
+            "consistency": [self.misfits, self.verified, self.smooth],
             "oracle": self.oracle.numbers(),
         }
 
@@ -226,22 +247,22 @@ class Run:
             raise refuse("resume['best_gradient']", best, "a number ≥ 0")
         if not isinstance(knows, (tuple, list)) or [type(known) for known in knows] != [bool, bool]:
             raise refuse("resume['knows']", knows, "two of True and False")
-        first, doubts = state["first_value"], state["doubts"]
+        first, known = state["first_value"], state["consistency"]
         if not isinstance(first, float):
             raise refuse("resume['first_value']", first, "a number")
-        kinds = [type(entry) for entry in doubts] if isinstance(doubts, (tuple, list)) else []
-        if kinds != [int, bool, bool] or doubts[0] < 0:
-            raise refuse("resume['doubts']", doubts, "an integer ≥ 0 and two of True and False")
+        kinds = [type(entry) for entry in known] if isinstance(known, (tuple, list)) else []
+        if kinds != [int, bool, bool] or known[0] < 0:
+            raise refuse("resume['consistency']", known, "an integer ≥ 0 and two of True and False")
         meter = Meter(**state["meter"])
-        told, known = require_mapping("resume['oracle']", state["oracle"]), self.oracle.numbers()
-        if set(told) != set(known):
-            raise refuse("resume['oracle']", sorted(map(str, told)), f"{sorted(known)}")
-        self.oracle.restore(told)
+        saved, wanted = require_mapping("resume['oracle']", state["oracle"]), self.oracle.numbers()
+        if set(saved) != set(wanted):
+            raise refuse("resume['oracle']", sorted(map(str, saved)), f"{sorted(wanted)}")
+        self.oracle.restore(saved)
         self.x = state["x"]
         self.iterates.restore(numbers, vectors)
         self.stalled, self.best_gradient = state["stalled"], best
         self.first_value = first
-        self.doubted, self.trusted, self.examined = doubts
+        self.misfits, self.verified, self.smooth = known
         value, gradient = knows
         if value:  # known when the state was saved, so computed again without being counted again
             self.oracle.value(self.x)
@@ -256,64 +277,65 @@ class Run:
         lower = record.grad_norm < 0.99 * self.best_gradient
         self.best_gradient = min(self.best_gradient, record.grad_norm)
         moved = record.branch is not Branch.STAYED
-        fell = record.note != LOST and record.value - record.trial_value > self.oracle.space.eps * abs(record.value)
-        # With interpolated σ all that an iteration can try failed where x stayed: only rounding is left.
-        tried_all = self.iterates.settings.sigma_rule == "interpolate"
+        fell = record.note != Note.VANISHES and record.value - record.trial_value > self.oracle.space.eps * abs(
+            record.value
+        )
+        # With interpolated σ an iteration that stays has tried every step: only roundoff is left.
+        tried_all = self.iterates.method.sigma.sigma_rule == "interpolate"
         if lower or (moved and fell):
             self.stalled = 0
         elif moved or self.iterates.at_rest or tried_all:
-            self.stalled += 1 if moved or not tried_all else _TRIED
+            self.stalled += 1 if moved or not tried_all else _EXHAUSTED
 
     @property
     def _units(self) -> Units:
         """The units of the first point, where the iteration knows them, or as they were measured before it."""
-        state = self.iterates.state
-        known = Units(getattr(state, "length", 0.0), getattr(state, "cubic", 0.0))
+        known = self.iterates.units
         return known if known.length else self.units
 
     def _stalled(self) -> Status:
-        """Say why no step was found."""
+        """Return the ending of a run that found no step, with its cause."""
         stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
-        if any(record.note == NO_GRADIENT for record in stays):
+        if any(record.note == Note.NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
-        self.cause = self._lost() or doubts.cause(self.oracle, self.x, self._units.length or 1.0)
+        self.cause = self._below_difference_error() or consistency.cause(self.oracle, self.x, self._units.length or 1.0)
         return Status.STALLED
 
     def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
         """End the run where gradient, values and products contradict each other.
 
-        Between two points f changes by about the mean of its slopes there, and a step keeps at least half of what the
-        model promises: where three of the first steps deny that, or one found nothing lower, differences of values
-        decide. A step that stays has tried everything, so that it is worth a few evaluations to ask why; and so is a
-        long run, of its products.
+        Between two points f changes by about the mean of its directional derivatives there, and a step reaches at
+        least half of the predicted decrease. If three of the first steps contradict that, or one stays, differences of
+        values decide. An iteration that stays has tried every step, so a few evaluations to find the cause are cheap.
+        After a long run they are spent on the symmetry of the products.
         """
-        if g is None or record.note == NO_GRADIENT:
+        if g is None or record.note == Note.NO_GRADIENT:
             return None
         length, stays = self._units.length or 1.0, self.x is before and record.trials > 0
-        if not self.trusted and record.iteration < _YOUNG and (stays or self._misses(record, before, g)):
-            self.doubted += 1
-            if stays or self.doubted > _FEW:
-                self.cause = doubts.gradient(self.oracle, self.x, length)
-                self.trusted = not self.cause
-        if (stays or record.iteration == _LONG) and not self.cause and self.iterates.method.uses_krylov:
-            self.cause = doubts.asymmetry(self.oracle, self.x)
+        if not self.verified and record.iteration < _COMPARED and (stays or self._misses(record, before, g)):
+            self.misfits += 1
+            if stays or self.misfits > _MISFITS:
+                self.cause = consistency.gradient(self.oracle, self.x, length)
+                self.verified = not self.cause
+        if (stays or record.iteration == _SYMMETRY_CHECK) and not self.cause and self.iterates.method.needs_products:
+            self.cause = consistency.asymmetry(self.oracle, self.x)
         if self.cause:
             return Status.INCONSISTENT
-        if stays and not self.examined:
-            self.examined = True
-            self.cause = doubts.noise(self.oracle, self.x, length, doubts.GROSS)
+        if stays and not self.smooth:
+            self.smooth = True
+            self.cause = consistency.noise(self.oracle, self.x, length, consistency.GROSS)
         return Status.STALLED if self.cause else None
 
     def _misses(self, record: Record, before: Vector, g: Vector) -> bool:
-        """Whether f changed by other than the mean of its slopes at the two ends of the step."""
+        """Whether f changed by other than the mean of its directional derivatives at the two ends of the step."""
         if self.x is before:
             return False
         space = self.oracle.space
         s = self.x - before
-        slopes = space.dot(g, s), space.dot(self.oracle.gradient(self.x)[1], s)
-        missed = abs(record.trial_value - record.value - 0.5 * (slopes[0] + slopes[1]))
-        doubtful = missed > _SHARE * (abs(slopes[0]) + abs(slopes[1])) + 1e3 * space.eps * abs(record.value)
-        return doubtful or record.rho < 0.5
+        first, last = space.dot(g, s), space.dot(self.oracle.gradient(self.x)[1], s)
+        missed = abs(record.trial_value - record.value - 0.5 * (first + last))
+        contradicts = missed > _MISFIT * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
+        return contradicts or record.rho < 0.5
 
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the direction of its least curvature."""
@@ -324,17 +346,17 @@ class Run:
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
         )
 
-    def _lost(self) -> str:
-        """Say whether no gradient of this run was longer than the rounding of differences, where that is large."""
+    def _below_difference_error(self) -> str:
+        """Return a cause if no gradient of this run exceeded the error of differences, where that error is large."""
         known = [record.grad_norm for record in self.history]
         longest = max((norm for norm in known if math.isfinite(norm)), default=0.0)
-        longest = max(longest, getattr(self.iterates.state, "slope", 0.0), _LARGE * self.limits.tol)
-        return doubts.coarse(self.oracle, self.x, longest)
+        longest = max(longest, self.iterates.grad_norm, _LARGE_ERROR * self.limits.tol)
+        return consistency.coarse(self.oracle, self.x, longest)
 
     @property
     def _tol(self) -> float:
-        """‖g‖ at which the run may end: where the caller did not say, as differences of values can tell it here."""
-        return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.usual else 0.0)
+        """‖g‖ at which the run may end: the default is raised to the error of differenced gradients."""
+        return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.default_tol else 0.0)
 
     def _first_units(self) -> Units:
         """Measure the units by one product, before the first iteration does."""
@@ -355,12 +377,14 @@ class Run:
         measures = not self.iteration and most is None
         if measures:
             self.units = self._first_units()
-            self.cause = doubts.missing_slope(self.oracle, self.x, self.units.length) if self.oracle.written else ""
+            self.cause = (
+                consistency.missing_derivative(self.oracle, self.x, self.units.length) if self.oracle.written else ""
+            )
             if self.cause:
                 return Status.INCONSISTENT, None
         if self.iteration and not self.limits.certify:
-            look = max(_LOOK, self.oracle.meter.nhev // 10)
-            most = look if most is None else min(most, look)
+            affordable = max(_PROBE_PRODUCTS, self.oracle.meter.nhev // 10)
+            most = affordable if most is None else min(most, affordable)
         cert, v = self.probe(self.oracle, most, self.seed + self.iteration)
         self.certificate = cert = replace(cert, products=cert.products + measures)
         if cert.second_order:
@@ -369,9 +393,9 @@ class Run:
             self.cause = f"The Hessian product is not symmetric, by {cert.asymmetry:.2g}: check hess or hessp."
             return Status.INCONSISTENT, None
         if not cert.saddle:
-            self.cause = self._lost()
+            self.cause = self._below_difference_error()
             missing = Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED
             return Status.STALLED if self.cause else missing, None
-        if not self.iterates.method.uses_krylov or self.stalled >= _PATIENCE:
+        if not self.iterates.method.needs_products or self.stalled >= _STALL_LIMIT:
             return Status.FIRST_ORDER, None
         return None, v

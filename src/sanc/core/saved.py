@@ -13,9 +13,6 @@ import torch
 
 from sanc.errors import ArgumentError, shown
 
-_POSITIVE = {"sigma", "unit", "distance"}
-_SIGNED = {"along"}
-
 
 def refuse(where: str, value: object, wanted: str) -> ArgumentError:
     """Return the error for an entry of a state."""
@@ -39,13 +36,13 @@ def require_count(where: str, value: object) -> None:
 
 
 def require_fields(where: str, found: object, kind: Any, more: Collection[str] = ()) -> None:
-    """Accept the numbers of a dataclass, by the kinds of its defaults: those that are None are vectors.
+    """Accept the numbers of a dataclass, by the types of their defaults.
 
-    Integers are counts, and floats finite and not negative, but for those that may be unknown, which begin as NaN.
-    `more` are names that may stand beside them.
+    Integers are counts, and floats are finite and not negative. A field whose default is NaN may be NaN; one with the
+    metadata "signed" may be negative, and one with "positive" may not be 0. `more` names further entries.
     """
     known = require_mapping(where, found)
-    items = [item for item in fields(kind) if item.default is not None]
+    items = _numbers(kind)
     names = {item.name for item in items}.union(more)
     if strange := set(known) - names:
         raise refuse(where, sorted(map(str, strange)), f"no more than {sorted(names)}")
@@ -55,9 +52,14 @@ def require_fields(where: str, found: object, kind: Any, more: Collection[str] =
         _require_field(f"{where}[{item.name!r}]", known[item.name], item)
 
 
-def require_vector_names(where: str, vectors: Collection[str], kind: Any, more: Collection[str] = ()) -> None:
-    """Accept the names of vectors of a dataclass, and `more`."""
-    known = {item.name for item in fields(kind) if item.default is None}.union(more)
+def _numbers(kind: Any) -> list[Field[Any]]:
+    """Return the fields that hold plain numbers; vectors have the default None, and mappings a factory."""
+    return [item for item in fields(kind) if item.default is not None and item.default_factory is MISSING]
+
+
+def require_vector_names(where: str, vectors: Collection[str], kind: Any) -> None:
+    """Accept the names of vectors of a dataclass."""
+    known = {item.name for item in fields(kind) if item.default is None}
     for name in vectors:
         if name not in known:
             raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
@@ -65,7 +67,7 @@ def require_vector_names(where: str, vectors: Collection[str], kind: Any, more: 
 
 def numbers_of(state: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that are plain numbers, not vectors."""
-    return {item.name: getattr(state, item.name) for item in fields(state) if item.default is not None}
+    return {item.name: getattr(state, item.name) for item in _numbers(state)}
 
 
 def vectors_of(state: Any) -> dict[str, Any]:
@@ -83,10 +85,10 @@ def _require_field(where: str, value: object, item: Field[Any]) -> None:
         require_count(where, value)
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise refuse(where, value, "a number")
-    elif math.isnan(default) or (item.name in _SIGNED and math.isfinite(value)):
+    elif math.isnan(default) or ("signed" in item.metadata and math.isfinite(value)):
         return
-    elif not (0.0 < float(value) < math.inf or (value == 0.0 and item.name not in _POSITIVE)):
-        raise refuse(where, value, "a positive number" if item.name in _POSITIVE else "a finite number ≥ 0")
+    elif not (0.0 < float(value) < math.inf or (value == 0.0 and "positive" not in item.metadata)):
+        raise refuse(where, value, "a positive number" if "positive" in item.metadata else "a finite number ≥ 0")
 
 
 def require_vector(where: str, value: object, shape: tuple[int, ...]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves
-from sanc.core.family import Method
-from sanc.core.settings import Settings
+from sanc.core.method import Method
+from sanc.core.model import KrylovModel
 from sanc.graphs.oracle import CapturedOracle
 from sanc.graphs.recording import NotNowError, NotRecordableError, Recorder, signature
 
@@ -24,13 +24,13 @@ KINDS = 4
 class Capture:
     """Decides for an optimiser whether a step is made by recordings, and keeps them."""
 
-    def __init__(self, method: Method, settings: Settings) -> None:
+    def __init__(self, method: Method) -> None:
         self.reason = "no step was made yet"  # why the last step was not replayed; empty where it was
-        self._method, self._settings = method, settings
+        self._method, model = method, method.model
         self._refused = ""
-        if not method.has_model:
-            self._refused = f"method {method.name!r} has no model"
-        elif settings.lanczos == "regenerate":
+        if not (model.proposes and isinstance(model, KrylovModel)):
+            self._refused = f"method {method.name!r} has no cubic model"
+        elif model.lanczos == "regenerate":
             self._refused = 'lanczos = "regenerate" computes its basis twice'
         self._oracles: dict[tuple[Any, ...], CapturedOracle] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
@@ -90,15 +90,16 @@ class Capture:
             return None
         if self._recorder is None:
             self._recorder = Recorder(leaves.device)
-        s = self._settings
-        assert s.krylov_dim is not None
+        model = self._method.model
+        assert isinstance(model, KrylovModel)
+        assert model.krylov_dim is not None
         try:
             self._oracles[key] = made = CapturedOracle(
                 leaves,
                 given,
-                limit=min(s.krylov_dim, leaves.dim),
-                reorthogonalise=s.reorthogonalise,
-                joint=not self._method.on_samples(s),
+                limit=min(model.krylov_dim, leaves.dim),
+                reorthogonalise=model.reorthogonalise,
+                joint=not self._method.on_samples,
                 hvp=hvp,
                 exact=self._method.exact,
                 recorder=self._recorder,

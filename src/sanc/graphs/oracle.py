@@ -244,7 +244,7 @@ class CapturedOracle(AutogradOracle):
         return Replayed(numbers, rows, self.space)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        if offset is None or self.training is not None:
+        if self.training is not None:
             return super().advance(work, x, offset, *tensors)
         key = (work, *(tensor is None for tensor in tensors))
         if key not in self._work:

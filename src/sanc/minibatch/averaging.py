@@ -1,43 +1,49 @@
-"""A step in the metric, and the running average of the points it leads to: what a step on samples does to vectors.
+"""The vector work of an averaged step: a step in the metric, and the running average of the iterates.
 
-Steps are made on z, the gradient is taken at y between z and the average x, and x is what is handed out (schedule-free
-learning, Defazio et al. 2024): noise averages out without the step having to die.
+Steps are made on z, the gradient is taken at y between z and the average x, and the parameters hold x (schedule-free
+learning, Defazio et al. 2024): noise averages out although the step size does not fall to zero.
 
     y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
 
-Only x and the offset z − x are kept, so that whoever moves the parameters from outside moves both.
+Only x and the offset z − x are stored, so a caller who changes the parameters moves both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import MEMORY
+from sanc.core.oracle import Oracle
+from sanc.minibatch.metrics.base import Preconditioner
+from sanc.minibatch.scale import DISTANCE_MEMORY
 
 
 class AveragedStep:
-    """The vector work of one step, which the host reads when all of it is done, so that it can be recorded.
+    """The vector work of one step. The host reads its numbers at the end, so that it can be recorded.
 
     Parameters
     ----------
-    metric : Metric
-        M, whose second moments learn from every gradient.
+    metric : Preconditioner
+        M, which every gradient updates.
     averaging : float
         β.
-    learns : bool
-        Whether its factors and the distance learn, too, which need not be in every step.
+    updates_factors : bool
+        Whether the factors of the metric and the distance bound are updated too.
     total : callable, optional
-        Adds up sums over the entries of vectors, where others hold the rest of the entries.
+        Sums over ranks that hold the other entries.
     """
 
     def __init__(
-        self, metric: Metric, averaging: float, learns: bool, total: Callable[[Tensor], Tensor] | None = None
+        self,
+        metric: Preconditioner,
+        averaging: float,
+        updates_factors: bool,
+        total: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.metric, self.averaging, self.learns, self._total = metric, averaging, learns, total
+        self.metric, self.averaging, self.updates_factors, self._total = metric, averaging, updates_factors, total
 
     def tensors(self) -> list[Tensor]:
         """Return what it changes in place."""
@@ -58,29 +64,47 @@ class AveragedStep:
         start: Tensor | None = None,
         drift: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return what the host reads, the new x, the new offset, and the new drift where there was one.
+        """Return the numbers for the host, the new x, the new offset, and the new drift where there was one.
 
-        `numbers`, in float64, are the longest g that is not cut, the factor of g, its weights in the second moments and
-        in the factors, η, c and λ. Where f or g is not finite the metric learns nothing, and whoever reads that stays
-        at x. What is read: f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and after, and for the
-        distance the 1-norms of s/η and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        `numbers`, in float64, are the largest ‖g‖ that is not clipped, the factor of g, its weights in the second
+        moments and in the factors, η, c and λ. Where f or g is not finite the metric is not updated, and the iteration
+        stays at x. The numbers for the host are f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and
+        after, and for the distance bound the 1-norms of s/η and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         if self._total is not None:
             norm = self._total(norm.square()).sqrt()
         usable = torch.isfinite(value + norm)
-        longest, factor, *more = numbers.unbind()
-        g = torch.where(usable, g * (factor * (longest / torch.maximum(norm, longest))), 0.0)
+        largest, factor, *more = numbers.unbind()
+        g = torch.where(usable, g * (factor * (largest / torch.maximum(norm, largest))), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
         weight, factor_weight, eta, share, trust = (torch.stack(more) * usable).to(g.dtype).unbind()
-        direction = self.metric.direction(g, weight, factor_weight if self.learns else None)
+        direction = self.metric.update(g, weight, factor_weight if self.updates_factors else None)
         step = direction if rates is None else direction * rates
         away = torch.addcmul(offset, step, eta, value=-1.0)
         new = [torch.addcmul(x, away, share), torch.addcmul(away, away, share, value=-1.0)]
         read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
-            new.append(torch.addcmul(MEMORY * drift, direction, trust))
+            new.append(torch.addcmul(DISTANCE_MEMORY * drift, direction, trust))
             read += [step.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
         sums = torch.stack(read).double()
         return [torch.cat([torch.stack([value, norm]), sums if self._total is None else self._total(sums)]), *new]
+
+
+@runtime_checkable
+class Advances(Protocol):
+    """An oracle that combines a gradient with vector work: it leaves the loss unread, or replays a recording."""
+
+    def advance(self, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
+        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient at ``work.point(x, offset)``."""
+        ...
+
+
+def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
+    """Evaluate the gradient where `work` needs it, and do the work; without an offset the gradient is that at x."""
+    if isinstance(oracle, Advances) and offset is not None:
+        return oracle.advance(work, x, offset, *tensors)
+    value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.point(x, offset)))
+    known = x.new_tensor(value if oracle.values else 0.0, dtype=torch.float64)
+    return list(work(known, oracle.space.tensor(g), x, offset, *tensors))

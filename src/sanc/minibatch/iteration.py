@@ -1,15 +1,16 @@
-"""The iteration for mini-batches.
+"""The iteration on samples: a second-order phase, then an averaged phase.
 
-As long as the next batch agrees with what a step gained on its own, a batch is as good as the objective: steps are
-those of `sanc.core.iteration`, cubic, judged, with escapes along negative curvature. Where batches differ more than
-that, the ratio of two noisy numbers says little, and Hessian products earn less than they cost. From there on
+While the next batch confirms the decrease of a step on its own batch, a batch is as good as the objective: steps are
+those of `sanc.core.iteration`, cubic, with a ratio test and escapes along negative curvature. When batches disagree, the
+ratio of two noisy numbers shows little, and Hessian products cost more than they are worth. From there on
 
-* the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from the gradients (`sanc.minibatch.metric`),
-* with σ such that the step has a length that is natural in M (`sanc.minibatch.scale`),
-* and the parameters are a running average of the points it leads to (`sanc.minibatch.averaging`).
+* the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
+* with σ such that the step has a size that is natural in M (`sanc.minibatch.scale`),
+* and the parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
 
-Where the loss stands still, a Krylov space is built and negative curvature that it shows is followed, by one judged
-step; where the loss has risen far the run goes back to a safe point with a shorter scale (`sanc.minibatch.watch`).
+Where the loss stagnates, a Krylov space is built, and negative curvature in it is followed by one step with a ratio
+test. Where the loss has risen far, the run returns to an earlier point with a smaller step size
+(`sanc.minibatch.watch`).
 """
 
 from __future__ import annotations
@@ -23,38 +24,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.family import Method
-from sanc.core.iterate import LANCZOS_START, generator
 from sanc.core.iteration import Iteration
-from sanc.core.judge import Judge
+from sanc.core.method import Method
 from sanc.core.oracle import Oracle
+from sanc.core.point import LANCZOS_START, generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
-from sanc.core.settings import Settings
 from sanc.core.space import Vector
+from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
-from sanc.minibatch import watch
-from sanc.minibatch.averaging import AveragedStep
-from sanc.minibatch.metric import Metric
-from sanc.minibatch.scale import learn_distance, natural_length, scale, shrink, typical_weight, unit_of_length, weight
+from sanc.minibatch import scale, watch
+from sanc.minibatch.averaging import AveragedStep, advance
+from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
+from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
 KRYLOV_DIM = 5
-"""Dimension of the Krylov space where the settings leave it open: a sampled Hessian deserves no more."""
+"""Dimension of the Krylov space where the settings leave it open, as in the paper: a sampled Hessian is not exact."""
 
-_LEARN = 5
-"""Steps, after the first ones, of which one teaches the factors of the metric and the distance."""
-_FIRST_LOOK = 100
-"""The averaged step at which it is first looked for negative curvature; each look is twice as late."""
+_FACTOR_INTERVAL = 5
+"""After the first steps, one step in so many updates the factors of the metric and the distance bound."""
+_FIRST_PROBE = 100
+"""The averaged step at which negative curvature is first probed for; each probe is twice as late as the last."""
 _OUTLIER = 5.0
-"""A gradient this much longer than usual is cut to that, so that one bad batch teaches little."""
-_SAME = 1e-5
-"""Relative difference of ‖x‖² that rounding may make."""
+"""A gradient norm this many times the usual one is clipped to that, so that one bad batch changes little."""
+_SAME_NORM = 1e-5
+"""Relative difference of ‖x‖² that roundoff may make."""
 
 
-def _gap(renewed: int, renew: int) -> int:
-    """Return after how many steps the eigenbases are renewed: few at first, more as gradients change less."""
-    return min(max(renewed, 1), renew) if renewed < 4 * renew else renewed // 4
+def _interval(refreshed: int, refresh: int) -> int:
+    """Return after how many steps the metric is refreshed: few at first, more as gradients change less."""
+    return min(max(refreshed, 1), refresh) if refreshed < 4 * refresh else refreshed // 4
 
 
 class MinibatchIteration:
@@ -63,353 +63,359 @@ class MinibatchIteration:
     Parameters
     ----------
     method : Method
-        SANC; or SCR, which does not look for negative curvature where the loss stands still.
-    settings : Settings
-        Numbers and rules; `minibatch` is not None.
+        Its `minibatch` is not None.
     seed : int
         Seed of the random starts and signs.
 
     Attributes
     ----------
-    at_rest : bool
-        Always false: with samples nothing ends a run but its limits.
     went_back : bool
         Whether the last iteration returned to an earlier point.
     rates : sequence of float
-        Factors of the scale, one for each parameter; empty: 1.
-    new_metric : callable
-        Makes a metric as `Metric` does.
+        Factors of the step size, one for each parameter; empty: 1.
+    create_metric : callable
+        Creates a preconditioner from a metric, the shapes of the parameters and a vector like theirs.
     """
 
-    at_rest = False
+    at_rest = False  # with samples only limits end a run
+    averages = True
 
-    def __init__(self, method: Method, settings: Settings, seed: int) -> None:
-        assert settings.minibatch is not None
-        self.method, self.settings, self.own = method, settings, settings.minibatch
-        judged = replace(settings, krylov_dim=settings.krylov_dim or KRYLOV_DIM)
-        self.judged = Iteration(method, judged, seed, one_sample=True)
-        self.state = State(seed, noisy=not self.own.curvature)
+    def __init__(self, method: Method, seed: int) -> None:
+        assert isinstance(method.minibatch, Minibatch)
+        self.method, self.settings = method, method.minibatch
+        model = method.model
+        if getattr(model, "krylov_dim", KRYLOV_DIM) is None:
+            model = replace(model, krylov_dim=KRYLOV_DIM)  # type: ignore[type-var]
+        self.second_order = Iteration(replace(method, model=model), seed, one_sample=True)
+        self.state = State(seed, averaged=not self.settings.curvature)
         self.went_back = False
         self.rates: Sequence[float] = ()
-        self.new_metric: Callable[..., Metric] = Metric
+        self.create_metric: Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Preconditioner] = _create
         self._work: tuple[AveragedStep, AveragedStep] | None = None
-        self._squares: Vector | None = None  # the metric of a run that is resumed, until there is work again
-        self._factors: Sequence[Mapping[str, Tensor]] = ()
-        self._floors: Sequence[float] = ()
+        self._saved: Sequence[Mapping[str, Tensor]] = ()  # the metric of a resumed run, until the next averaged step
+
+    @property
+    def units(self) -> Units:
+        """No units: they belong to an exact objective."""
+        return Units()
+
+    @property
+    def grad_norm(self) -> float:
+        """‖g‖ in the last second-order step; 0 before the first."""
+        return self.second_order.grad_norm
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
-        """Make one iteration from `x`: the next point, which is `x` itself where it stayed, and the record."""
-        clock, before, judged = time.perf_counter(), self.state, self.judged.state
-        self.state = state = replace(before)  # whoever holds the one before can go back to it
+        """Make one iteration from `x`: return the next point, which is `x` itself where it stayed, and the record."""
+        clock, before, second_order = time.perf_counter(), self.state, self.second_order.state
+        self.state = state = replace(before)  # a caller that keeps the state from before can restore it
         self.went_back = False
         try:
             point, record = self._advance(x, oracle)
         except BaseException:
-            self.state, self.judged.state = before, judged
+            self.state, self.second_order.state = before, second_order
             raise
         state.iteration += 1
         state.seconds += time.perf_counter() - clock
-        record.calls, record.seconds, record.hvp = oracle.meter.snapshot(), state.seconds, oracle.hvp
-        return point, record
+        calls = oracle.meter.snapshot()
+        return point, replace(record, calls=calls, seconds=state.seconds, hvp=oracle.hvp)
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Make a step that is judged or, from where batches differ by more than steps gain (`noisy`), averaged."""
+        """Make a step of the phase that the losses of batches ask for."""
         state = self.state
-        state.noisy = state.noisy or not oracle.values
-        oracle.begin(state.iteration, products=not state.noisy)
-        if state.length == 0.0:
+        state.averaged = state.averaged or not oracle.values
+        oracle.begin(state.iteration, products=not state.averaged)
+        if state.weight_unit == 0.0:
             self._find_unit(x, oracle)
-        if not state.noisy:
+        if not state.averaged:
             value, _ = oracle.gradient(x)
-            if watch.judged_on(state, x, value, self.own, oracle.space.eps):
-                return self._judged_step(x, oracle)
-            state.noisy = True
-            shrink(state, self.own, value, self.judged.state.reach, oracle.space.dim)
-            began = self._unmisled(x, value, oracle)
+            if watch.batches_agree(state, x, value, self.settings.noise, oracle.space.eps):
+                return self._second_order_step(x, oracle)
+            state.averaged = True
+            scale.continue_small(state, self.settings.step, value, self.second_order.state.step_norm, oracle.space.dim)
+            began = self._start_of_averaging(x, value, oracle)
             if began is not x:
                 point, record = self._averaged_step(began, oracle)
-                record.note = record.note or "judged steps had fitted other batches: back to where they began"
-                return point, record
-        elif (found := self._look(x, oracle)) is not None:
+                note = "second-order steps had fitted other batches: back to where they began"
+                return point, replace(record, note=record.note or note)
+        elif (found := self._probe(x, oracle)) is not None:
             return found
         return self._averaged_step(x, oracle)
 
     def _find_unit(self, x: Vector, oracle: Oracle) -> None:
-        """Find the length in which steps are measured, at the first point."""
-        space, value, slope = oracle.space, math.nan, math.nan
+        """Set the unit of the step size at the first point."""
+        space, value, gradient_sum = oracle.space, math.nan, math.nan
         if oracle.values:
             value, g = oracle.gradient(x)
             total = space.tensor(g).abs().sum(dtype=torch.float64)
-            slope = float(total if space.total is None else space.total(total))
-        typical = typical_weight(space.tensor(x), oracle.shapes, space.total)
-        self.state.length = unit_of_length(typical, value, slope)
+            gradient_sum = float(total if space.total is None else space.total(total))
+        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.total)
+        self.state.weight_unit = scale.weight_unit(typical, value, gradient_sum)
 
-    # ------------------------------------------------------------------ steps that are judged on their batch
+    # ------------------------------------------------------------------ the second-order phase
 
-    def _judged_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
-        """Make an iteration as if the batch were the objective, and remember what it gained."""
-        state = self.state
-        self.judged.state = replace(self.judged.state, iteration=state.iteration)
-        point, record = self.judged.iterate(x, oracle, start)
+    def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+        """Make an iteration as if the batch were the objective, and remember its decrease."""
+        state, inner = self.state, self.second_order
+        inner.state = replace(inner.state, iteration=state.iteration)
+        point, record = inner.iterate(x, oracle, start)
         moved = point is not x
-        state.reached = record.trial_value if moved else record.value
-        state.gained = record.value - record.trial_value if moved else 0.0
-        state.far = record.step_norm > natural_length(state, self.own, oracle.space.dim)
+        state.last_loss = record.trial_value if moved else record.value
+        state.decrease = record.value - record.trial_value if moved else 0.0
+        state.long_step = record.step_norm > scale.typical_step_norm(state, self.settings.step, oracle.space.dim)
         return point, record
 
-    def _unmisled(self, x: Vector, value: float, oracle: Oracle) -> Vector:
-        """Return where judged steps began, if they fitted batches that say little of this one; or else x."""
+    def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
+        """Return where the second-order phase began, if this batch has a lower loss there; otherwise x."""
         state = self.state
-        if state.safe is None or value <= state.entry:
+        if state.safe is None or value <= state.first_loss:
             return x
         before = oracle.trial(state.safe)
         return state.safe if before < value or (math.isfinite(before) and not math.isfinite(value)) else x
 
-    def _look(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Now and then, where the loss stands still, follow negative curvature if a random start of Lanczos shows it.
+    def _probe(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+        """Now and then, where the loss stagnates, follow negative curvature that Lanczos finds from a random start.
 
-        A judged step is made from that start, and kept where it owes to curvature most of what it promised.
+        The step passes the ratio test, and is kept if curvature earns most of its predicted decrease.
         """
-        state, before = self.state, self.judged.state
-        looks = oracle.values and self.own.curvature and self.method.escapes
-        if not looks or state.steps < _FIRST_LOOK << state.looks:
+        state, before = self.state, self.second_order.state
+        probes = oracle.values and self.settings.curvature and self.method.escape.needs_products
+        if not probes or state.steps < _FIRST_PROBE << state.probes:
             return None
-        state.looks += 1
-        if not watch.stands_still(state):
+        state.probes += 1
+        if not watch.stagnates(state):
             return None
-        point, record = self._judged_step(x, oracle, oracle.space.normal(generator(state, LANCZOS_START)))
+        start = oracle.space.normal(generator(state.seed, state.iteration, LANCZOS_START))
+        point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > 0.5:
-            record.note = "the loss stood still: a step along negative curvature"
             state.offset = None
-            return point, record
-        self.judged.state = before
+            return point, replace(record, note="the loss stagnated: a step along negative curvature")
+        self.second_order.state = before
         return None
 
-    # ------------------------------------------------------------------ averaged steps in the metric
+    # ------------------------------------------------------------------ the averaged phase
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Make a step that is averaged, and count what it cost in the paper's measure."""
-        record = Record(self.state.iteration)
-        point = self._averaged_point(x, oracle, record)
+        """Make an averaged step, or return to an earlier point where the loss has risen."""
+        found = self._return_if_risen(x, oracle)
+        if found is None:
+            failed = self._begin(x, oracle) if self._work is None else None
+            found = self._step(x, oracle) if failed is None else failed
         oracle.meter.paper_calls += oracle.sizes[0]
-        return point, record
+        return found
 
-    def _averaged_point(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
-        """Take the gradient between z and x, step from z, and average; or go back, where the loss has risen."""
+    def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+        """Return to an earlier point if the loss has risen and the same batch shows that the steps caused it."""
         state = self.state
-        if oracle.values and watch.goes_wrong(state):
-            rise, state.mean = state.mean - state.best, math.nan  # whoever is to blame, it is watched anew
-            if self._worse_than_before(x, oracle, record, rise):
-                record.value, g = oracle.gradient(self.gradient_point(x))
-                record.grad_norm = oracle.norm(g)
-                state.shrink *= 0.5
-                record.note = "the loss rose"
-                return self._go_back(x, oracle, record)
-        if self._work is None and not self._begin(x, oracle, record):
-            return self._not_finite(x, oracle, record)
-        return self._step(x, oracle, record)
+        if not oracle.values or not watch.rises(state):
+            return None
+        rise, state.mean = state.mean - state.best, math.nan  # the watch starts again whatever the cause
+        safe = state.safe
+        if safe is None or safe is x or oracle.trial(x) - oracle.trial(safe) < 0.5 * rise:
+            return None
+        value, g = oracle.gradient(self.gradient_point(x))
+        state.reduction *= 0.5
+        record = Record(state.iteration, value=value, grad_norm=oracle.norm(g), trials=2, note="the loss rose")
+        return self._go_back(x, oracle, record)
 
-    def _begin(self, x: Vector, oracle: Oracle, record: Record) -> bool:
-        """Make the metric: that of a run that is resumed, or set up by a first gradient, if that is finite."""
-        state, own, space = self.state, self.own, oracle.space
-        metric = self.new_metric(oracle.shapes, own.metric, space.tensor(x), own.largest_side)
-        if self._squares is not None:
-            metric.restore(space.tensor(self._squares), self._factors, self._floors)
+    def _begin(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+        """Create the metric: that of a resumed run, or one set up by a first gradient; return a failure to do so."""
+        state, settings, space = self.state, self.settings, oracle.space
+        metric = self.create_metric(settings.metric, oracle.shapes, space.tensor(x))
+        if self._saved:
+            metric.restore(self._saved)
         else:
-            record.value, g = oracle.gradient(x)
-            record.grad_norm = oracle.norm(g)
-            if not math.isfinite(record.grad_norm + (record.value if oracle.values else 0.0)):
-                return False
-            state.unit = record.grad_norm or 1.0
-            if own.distance:
+            value, g = oracle.gradient(x)
+            norm = oracle.norm(g)
+            if not math.isfinite(norm + (value if oracle.values else 0.0)):
+                return self._not_finite(x, oracle, value, norm)
+            state.gradient_unit = norm or 1.0
+            if settings.step.distance:
                 state.start, state.drift = x, space.zeros()
-            metric.begin(space.tensor(g) / state.unit)
-        plain, learning = (AveragedStep(metric, own.averaging, learns, space.total) for learns in (False, True))
-        self._work = plain, learning
-        self._space = space
-        return True
+            metric.update(space.tensor(g) / state.gradient_unit, 1.0, 1.0)
+            metric.refresh()
+        averaging = settings.average.averaging
+        plain, updating = (AveragedStep(metric, averaging, updates, space.total) for updates in (False, True))
+        self._work = plain, updating
+        return None
 
-    def _step(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
-        """Make the step, and keep the books."""
-        state, own, space = self.state, self.own, oracle.space
+    def _step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+        """Make the step, and update the state."""
+        state, settings, space = self.state, self.settings, oracle.space
         assert self._work is not None
-        weights = [max(1.0 - own.memory, 1.0 / (count + 1)) for count in (state.steps, state.learnt)]
-        usual = math.sqrt(state.size) * state.unit
-        longest = max(_OUTLIER * usual, 1e-300) if state.steps > watch.YOUNG else 1e300
-        late = float(state.steps + 1) ** own.weighting
-        share = late / (state.weights + late) if own.averaging else 1.0
+        memory, average = settings.metric.memory, settings.average
+        weights = [max(1.0 - memory, 1.0 / (count + 1)) for count in (state.steps, state.factor_updates)]
+        usual = math.sqrt(state.mean_square) * state.gradient_unit
+        largest = max(_OUTLIER * usual, 1e-300) if state.steps > watch.WARM_STEPS else 1e300
+        late = float(state.steps + 1) ** average.weighting
+        share = late / (state.weight_sum + late) if average.averaging else 1.0
         here = space.tensor(x)
         factor, rates = self._factors_of_scale(here, oracle.shapes)
-        eta = factor * scale(state, own)
-        learns = state.steps < watch.YOUNG or state.steps % _LEARN == 0
-        work = self._work[learns]
-        numbers = here.new_tensor([longest, 1.0 / state.unit, *weights, eta, share, weight(state)], dtype=torch.float64)
-        vectors = (state.offset, *((state.start, state.drift) if learns else (None, None)))
+        eta = factor * scale.step_size(state, settings.step)
+        updates = state.steps < watch.WARM_STEPS or state.steps % _FACTOR_INTERVAL == 0
+        work = self._work[updates]
+        numbers = [largest, 1.0 / state.gradient_unit, *weights, eta, share, scale.distance_weight(state)]
+        vectors = (state.offset, *((state.start, state.drift) if updates else (None, None)))
         offset, *bound_from = (None if v is None else space.tensor(v) for v in vectors)
-        read, point, beyond, *drift = oracle.advance(work, here, offset, numbers, rates, *bound_from)
-        value, record.grad_norm, dual, away, *more = read.tolist()
-        record.value = value if oracle.values else math.nan
-        if not math.isfinite(value + record.grad_norm):
-            return self._not_finite(x, oracle, record)
-        state.broken = 0
+        read, point, new_offset, *drift = advance(
+            oracle, work, here, offset, here.new_tensor(numbers, dtype=torch.float64), rates, *bound_from
+        )
+        value, grad_norm, dual, away, *more = read.tolist()
+        if not math.isfinite(value + grad_norm):
+            return self._not_finite(x, oracle, value, grad_norm)
+        state.nonfinite = 0
         if oracle.values:
-            watch.watch_loss(state, x, value)
-        cut = longest / max(longest, record.grad_norm)
-        if cut < 1.0:
-            record.note = "the gradient is an outlier and was cut"
-        state.size += weights[0] * ((cut * record.grad_norm / state.unit) ** 2 - state.size)
-        state.offset = space.vector(beyond)
+            watch.observe(state, x, value)
+        clipping = largest / max(largest, grad_norm)
+        state.mean_square += weights[0] * ((clipping * grad_norm / state.gradient_unit) ** 2 - state.mean_square)
+        state.offset = space.vector(new_offset)
         state.drift = space.vector(drift[0]) if drift else state.drift
-        self._learn(more, eta, share)
-        state.weights += late
-        state.steps, state.learnt = state.steps + 1, state.learnt + learns
-        if state.steps - state.renewed >= _gap(state.renewed, own.renew):
-            state.renewed = state.steps
-            work.metric.renew()
-        self._tell(record, eta, max(dual, 0.0) * state.unit, share * math.sqrt(max(away, 0.0)), space.eps)
-        return space.vector(point)
+        self._update_norms(more, eta, share)
+        state.weight_sum += late
+        state.steps, state.factor_updates = state.steps + 1, state.factor_updates + updates
+        if state.steps - state.refreshed >= _interval(state.refreshed, settings.metric.refresh):
+            state.refreshed = state.steps
+            work.metric.refresh()
+        dual = max(dual, 0.0) * state.gradient_unit
+        record = Record(
+            state.iteration,
+            branch=Branch.AVERAGED,
+            sigma=self._sigma(eta, dual, space.eps),
+            grad_norm=grad_norm,
+            step_norm=share * math.sqrt(max(away, 0.0)),
+            model_decrease=2.0 / 3.0 * eta * dual,
+            value=value if oracle.values else math.nan,
+            note="the gradient is an outlier and was clipped" if clipping < 1.0 else "",
+        )
+        return space.vector(point), record
 
-    def _learn(self, read: Sequence[float], eta: float, share: float) -> None:
-        """Learn from ‖x‖² before and after the step and, where they were measured, from the numbers of the distance."""
-        state, expected = self.state, self.state.square
-        found, state.square, *bound = read
-        if not abs(found - expected) <= _SAME * expected:  # somebody else moved the parameters: that is not undone
+    def _update_norms(self, read: Sequence[float], eta: float, share: float) -> None:
+        """Update the state with ‖x‖² before and after the step and, where they were computed, the distance numbers."""
+        state, expected = self.state, self.state.square_norm
+        found, state.square_norm, *bound = read
+        if not abs(found - expected) <= _SAME_NORM * expected:  # the caller changed the parameters: keep the change
             state.mean, state.safe = math.nan, None
         if bound:
-            direction, state.beyond, along, drift_norm = bound
-            many = 1 if state.steps < watch.YOUNG else _LEARN
+            direction, state.offset_norm, along, drift_norm = bound
+            many = 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
             state.path = (1.0 - share) ** many * state.path + (1.0 - share) * many * eta * direction
-            learn_distance(state, along, drift_norm)
+            scale.update_distance(state, along, drift_norm)
 
-    def _tell(self, record: Record, eta: float, dual: float, step_norm: float, eps: float) -> None:
-        """Write the record: with ‖s‖_M = η√(gᵀM⁻¹g), where `dual` is gᵀM⁻¹g, σ is such that σ‖s‖_M = 1/η.
+    def _sigma(self, eta: float, dual: float, eps: float) -> float:
+        """Return σ = 1/(η‖s‖_M) for the record, with ‖s‖_M = η√(gᵀM⁻¹g) and `dual` = gᵀM⁻¹g.
 
-        The σ of judged steps stays as it is.
+        The σ of second-order steps is left alone.
         """
-        judge = Judge(self.settings, eps, self.judged.state.sigma)
         if eta > 0.0 and dual > 0.0:
-            judge.move(1.0 / (eta * eta * math.sqrt(dual)))
-        record.sigma, record.model_decrease = judge.sigma, 2.0 / 3.0 * eta * dual
-        record.branch, record.step_norm = Branch.UNTESTED, step_norm
+            return self.method.sigma.judge(eps).bounded(1.0 / (eta * eta * math.sqrt(dual)))
+        return self.second_order.state.sigma
 
     def _factors_of_scale(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
-        """Return the factor of the scale, and a vector of more where parameters have different ones."""
+        """Return the factor of η, and a vector of factors where parameters have different ones."""
         if len(set(self.rates)) <= 1:
             return (self.rates[0] if self.rates else 1.0), None
         sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
         return 1.0, torch.repeat_interleave(like.new_tensor(self.rates), sizes)
 
-    # ------------------------------------------------------------------ going back
+    # ------------------------------------------------------------------ returning to an earlier point
 
-    def _not_finite(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
-        """Stay: the batch may be to blame; where it is not the only one, go back."""
-        state = self.state
-        what = "gradient" if math.isfinite(record.value) or not oracle.values else "loss"
-        record.note = f"the {what} of the gradient sample is not finite"
+    def _not_finite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
+        """Stay if this batch alone is not finite; return to an earlier point if others are not either."""
+        state, value = self.state, value if oracle.values else math.nan
+        what = "gradient" if math.isfinite(value) or not oracle.values else "loss"
+        note = f"the {what} of the gradient sample is not finite"
         if state.iteration == 0 and oracle.values:
             raise NonFiniteStartError(
-                f"{record.note} at the starting point (loss {record.value!r}, gradient norm {record.grad_norm!r})."
+                f"{note} at the starting point (loss {value!r}, gradient norm {grad_norm!r})."
                 " Start where the loss is finite, and check the data and the initial weights."
             )
-        state.broken += 1
-        if state.broken < 2 or self._batch_is_broken(oracle, record):
-            return x
-        state.shrink *= 0.5
+        state.nonfinite += 1
+        record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
+        if state.nonfinite < 2:
+            return x, record
+        if state.safe is not None and oracle.values:
+            record = replace(record, trials=1)
+            if not math.isfinite(oracle.trial(state.safe)):  # earlier batches were finite there: the data are not
+                return x, record
+        state.reduction *= 0.5
         return self._go_back(x, oracle, record)
 
-    def _batch_is_broken(self, oracle: Oracle, record: Record) -> bool:
-        """Whether the loss of this batch is not finite where earlier ones were, so that the data are to blame."""
-        if self.state.safe is None or not oracle.values:
-            return False
-        record.trials += 1
-        return not math.isfinite(oracle.trial(self.state.safe))
-
-    def _worse_than_before(self, x: Vector, oracle: Oracle, record: Record, rise: float) -> bool:
-        """Whether the last steps made the loss high, and not the data: the same batch tells, at both points."""
-        safe = self.state.safe
-        if safe is None or safe is x:
-            return False
-        record.trials += 2
-        return not oracle.trial(x) - oracle.trial(safe) < 0.5 * rise
-
-    def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> Vector:
-        """Return to the last safe point; what the batch said of the bad one is not learnt."""
+    def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
+        """Return to the last safe point; the metric ignores the batch."""
         state = self.state
         state.offset = None
         if state.safe is None or state.safe is x:
-            return x
-        record.step_norm = oracle.space.norm(state.safe - x)
-        record.note += ": back to the last safe point"
+            return x, record
         self.went_back = True
-        return state.safe
+        note = f"{record.note}: back to the last safe point"
+        return state.safe, replace(record, step_norm=oracle.space.norm(state.safe - x), note=note)
 
     # ------------------------------------------------------------------ where gradients are taken
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y for an average x."""
         offset = self.state.offset
-        return x if offset is None else x + offset * (1.0 - self.own.averaging)
+        return x if offset is None else x + offset * (1.0 - self.settings.average.averaging)
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a y."""
         offset = self.state.offset
-        return y if offset is None else y - offset * (1.0 - self.own.averaging)
+        return y if offset is None else y - offset * (1.0 - self.settings.average.averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        floors = self._floors if self._work is None else self._work[0].metric.floors()
-        return numbers_of(self.state) | {"judged": self.judged.numbers(), "floors": list(floors)}
+        return numbers_of(self.state) | {"second_order": self.second_order.numbers()}
 
     def vectors(self) -> dict[str, Any]:
-        """Return the vectors of the state, and the metric's second moments."""
-        if self._work is not None:
-            self._squares = self._space.vector(self._work[0].metric.squares())
-        return vectors_of(self.state) | ({} if self._squares is None else {"squares": self._squares})
+        """Return the vectors of the state."""
+        return vectors_of(self.state)
 
-    def factors(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the rest of the metric: for every parameter the tensors that turn its basis."""
-        return self._factors if self._work is None else self._work[0].metric.factors()
+    def tensors(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the tensors of the metric, by parameter; none before the first averaged step."""
+        return self._saved if self._work is None else self._work[0].metric.save()
 
     def check(
         self,
         where: str,
         numbers: Any,
         vectors: Collection[str],
-        shapes: Sequence[tuple[int, ...]] | None,
-        factors: Sequence[Mapping[str, Tensor]] = (),
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        tensors: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
-        """Refuse what `numbers`, `vectors` (of which the names are asked) and `factors` cannot have returned.
+        """Refuse what `numbers`, `vectors` (given by name) and `tensors` cannot have returned.
 
-        `shapes` are those of the parameters that the vectors belong to; without them the metric is not looked at.
+        `shapes` are those of the parameters; without them the metric is not checked.
         """
-        require_fields(where, numbers, State, ("judged", "floors"))
-        self.judged.check(f"{where}['judged']", numbers["judged"], ())
-        require_vector_names(where, vectors, State, {"squares"})
-        known = "squares" in vectors
-        if numbers["steps"] and not known:
+        require_fields(where, numbers, State, ("second_order",))
+        self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())
+        require_vector_names(where, vectors, State)
+        if numbers["steps"] and not any(tensors):
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
-        judged = not numbers["noisy"] and not math.isnan(numbers["reached"])
-        for name, needed in (("safe", judged), ("start", "drift" in vectors), ("drift", "start" in vectors)):
+        second_order = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
+        for name, needed in (("safe", second_order), ("start", "drift" in vectors), ("drift", "start" in vectors)):
             if needed and name not in vectors:
                 raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
         if shapes is not None:
-            metric = Metric(shapes, self.own.metric, torch.empty(0, device="meta"), self.own.largest_side)
-            metric.check(f"{where}['floors']", numbers["floors"], factors, known=known)
+            check_saved("the metric", self.settings.metric, shapes, tensors if any(tensors) else ())
 
     def restore(
-        self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], factors: Sequence[Mapping[str, Tensor]] = ()
+        self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Sequence[Mapping[str, Tensor]] = ()
     ) -> None:
-        """Go on from what `numbers`, `vectors` and `factors` returned."""
-        self.state = State(**{name: held for name, held in {**numbers, **vectors}.items() if name in State.__slots__})
-        self.judged.restore(numbers["judged"], {})
-        self._work, self._floors = None, numbers["floors"]
-        self._squares, self._factors = vectors.get("squares"), factors
+        """Continue from what `numbers`, `vectors` and `tensors` returned."""
+        plain = {name: held for name, held in numbers.items() if name != "second_order"}
+        self.state = State(**plain, **vectors)
+        self.second_order.restore(numbers["second_order"], {})
+        self._work, self._saved = None, tensors if any(tensors) else ()
 
-    def forget(self) -> None:
-        """Begin anew with vectors of another length; the counts stay."""
+    def reset(self) -> None:
+        """Start again with vectors of another length; the counts stay."""
         state = self.state
-        self.state = State(state.seed, state.iteration, state.seconds, state.noisy)
-        self.judged.forget()
-        self._work, self._squares, self._factors, self._floors = None, None, (), ()
+        self.state = State(state.seed, state.iteration, state.seconds, state.averaged)
+        self.second_order.reset()
+        self._work, self._saved = None, ()
+
+
+def _create(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+    """Create a preconditioner on one process."""
+    return metric.create(shapes, like)

@@ -1,15 +1,14 @@
-"""The scale η of a step on samples: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
+"""The size η of an averaged step: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
 
-M measures a gradient by its own size, so one number is a natural length of a step in every network: `scale` times the
-size of a typical weight at the first point, which is smaller in wide layers and follows the units of the weights. Where
-the way is longer than that can tell, a lower bound of the distance to a solution says so (Mishchenko and Defazio 2023,
-Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
+M measures a gradient by its own size, so one number is a natural step size in every network: `scale` times a typical
+weight at the first point, which is smaller in wide layers and follows the units of the weights. If the solution is
+farther away, a lower bound of the distance shows it (Mishchenko and Defazio 2023, Prodigy): for the directions
+p_i = M⁻¹g_i and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
-It is an estimate, not a proof, with p in place of g; so it may stretch the scale, but only by `FARTHEST`, unless the
-last steps led the same way: where z has come nearly as far from x as its steps are long together, there is little
-noise to be afraid of.
+With p in place of g this is an estimate, not a proof. So it may raise η by at most `LARGEST_STRETCH`, unless the last
+steps were aligned: where ‖z − x‖ is nearly the sum of the step norms there is little noise.
 """
 
 from __future__ import annotations
@@ -21,71 +20,72 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-from sanc.core.settings import MinibatchSettings
+from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 
-UNKNOWN = 1.0 / 15.0
-"""The size of a typical weight where all are zero: as in a layer of 75 inputs. It has no units."""
+UNKNOWN_WEIGHT = 1.0 / 15.0
+"""A typical weight where all are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
 _ABOVE_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
-FARTHEST = 2.0
-"""The most by which a long way stretches the scale, where the last steps differ."""
-STRAIGHT = 0.7
-"""‖z − x‖_1 over the length of the steps that led there, above which they led the same way."""
-ARRIVED = 0.01
-"""Share of the loss, and length of the last judged step in units of an averaged one, below which it had arrived."""
-GROWTH = 1.1
-"""By which a scale that was made smaller grows back in a step, where the last steps led the same way."""
-MEMORY = 0.998
-"""Of the sums that the bound is made of."""
+LARGEST_STRETCH = 2.0
+"""The largest factor by which the distance bound raises η, where the last steps disagree."""
+ALIGNED = 0.7
+"""‖z − x‖_1 over the 1-norm of the steps that led there, above which these are aligned."""
+CONVERGED = 0.01
+"""Share of the loss, and of an averaged step norm, below which the second-order phase had converged."""
+REGROWTH = 1.1
+"""Factor by which a reduced η grows back in a step, where the last steps are aligned."""
+DISTANCE_MEMORY = 0.998
+"""Decay of the sums in the distance bound: 500 steps, long beside `warm_up`."""
 
 
-def scale(state: State, own: MinibatchSettings) -> float:
-    """η of the next step: grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`)."""
-    farthest = math.inf if state.steps > 2 * own.warm_up and straight(state) else FARTHEST * own.scale
-    base = min(max(own.scale, own.distance * state.distance), farthest)
-    ramp = min(1.0, (state.steps + 1) / own.warm_up) if own.warm_up else 1.0
-    slower = math.sqrt(1.0 + state.steps / own.slow_down) if own.slow_down else 1.0
-    return state.length * base * ramp / slower * state.shrink
+def step_size(state: State, step: StepScale) -> float:
+    """η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`)."""
+    aligned = state.steps > 2 * step.warm_up and steps_are_aligned(state)
+    largest = math.inf if aligned else LARGEST_STRETCH * step.scale
+    base = min(max(step.scale, step.distance * state.distance), largest)
+    ramp = min(1.0, (state.steps + 1) / step.warm_up) if step.warm_up else 1.0
+    slower = math.sqrt(1.0 + state.steps / step.slow_down) if step.slow_down else 1.0
+    return state.weight_unit * base * ramp / slower * state.reduction
 
 
-def natural_length(state: State, own: MinibatchSettings, dim: int) -> float:
-    """‖s‖ of an averaged step, in which every coordinate moves by about the scale."""
-    return state.length * own.scale * math.sqrt(dim)
+def typical_step_norm(state: State, step: StepScale, dim: int) -> float:
+    """‖s‖ of an averaged step, in which every coordinate changes by about η."""
+    return state.weight_unit * step.scale * math.sqrt(dim)
 
 
-def straight(state: State) -> bool:
-    """Whether the last steps led the same way."""
-    return state.beyond > STRAIGHT * state.path
+def steps_are_aligned(state: State) -> bool:
+    """Whether the last steps point the same way."""
+    return state.offset_norm > ALIGNED * state.path
 
 
-def shrink(state: State, own: MinibatchSettings, value: float, reach: float, dim: int) -> None:
-    """Begin where judged steps ended: where they took nearly all of the loss and were very short, they had arrived."""
-    length = reach / natural_length(state, own, dim)
-    if value < ARRIVED * state.entry and length < ARRIVED:
-        state.shrink = length
+def continue_small(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> None:
+    """Reduce η to the last second-order step norm, if that phase removed nearly all of the loss and its steps were tiny."""
+    share = step_norm / typical_step_norm(state, step, dim)
+    if value < CONVERGED * state.first_loss and share < CONVERGED:
+        state.reduction = share
 
 
-def learn_distance(state: State, along: float, drift_norm: float) -> None:
-    """Raise the bound, given ⟨p, x_0 − z⟩ and ‖Σ λ_i p_i‖_1; let a small scale grow."""
-    if straight(state):
-        state.shrink = min(1.0, GROWTH * state.shrink)
-    state.along = MEMORY * state.along + weight(state) * along
-    if drift_norm > 0.0 and math.isfinite(state.along / drift_norm):
-        state.distance = max(state.distance, state.along / drift_norm / state.length)
+def update_distance(state: State, along: float, drift_norm: float) -> None:
+    """Raise the bound, given ⟨p, x_0 − z⟩ and ‖Σ λ_i p_i‖_1; let a reduced η grow."""
+    if steps_are_aligned(state):
+        state.reduction = min(1.0, REGROWTH * state.reduction)
+    state.alignment = DISTANCE_MEMORY * state.alignment + distance_weight(state) * along
+    if drift_norm > 0.0 and math.isfinite(state.alignment / drift_norm):
+        state.distance = max(state.distance, state.alignment / drift_norm / state.weight_unit)
 
 
-def weight(state: State) -> float:
+def distance_weight(state: State) -> float:
     """λ of the next direction."""
-    return (1.0 - MEMORY) * state.distance * state.distance
+    return (1.0 - DISTANCE_MEMORY) * state.distance * state.distance
 
 
 def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable[[Tensor], Tensor] | None) -> float:
-    """Return the root mean square of a matrix's entries that is typical of x; 0 where there is none.
+    """Return a typical root mean square of a matrix's entries in x; 0 where there is none.
 
-    Those of the matrices are averaged geometrically, each with the weight of its size; vectors and matrices that are
-    zero say nothing. It is bounded by the median over matrices, for one large matrix may have far larger entries than
-    the others: embeddings often do. `total` adds up sums over entries, where others hold the rest of them.
+    Those of the matrices are averaged geometrically, weighted by their sizes; vectors and zero matrices are left out.
+    The result is bounded by the median over matrices, because one large matrix, often an embedding, may have far larger
+    entries than the others. `total` sums over ranks that hold the other entries.
     """
     pieces = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
     many = [float(len(piece)) if len(shape) > 1 else 0.0 for piece, shape in zip(pieces, shapes, strict=True)]
@@ -102,13 +102,13 @@ def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable
     return min(mean, _ABOVE_MEDIAN * median_low(root for root, _ in known))
 
 
-def unit_of_length(weight: float, value: float, slope: float) -> float:
-    """Return the length in which steps are measured: a typical weight at the first point.
+def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
+    """Return the unit of η: a typical weight at the first point.
 
-    Where moving all coordinates by that could not change the loss by a tenth, with ‖g‖_1 = `slope`, the weights are
-    near a saddle at zero, as after a tiny initialisation, and the unit is larger.
+    If a change of all coordinates by that could not change the loss by a tenth, with ‖g‖_1 = `gradient_sum`, the weights
+    are near a saddle at zero, as after a tiny initialisation, and the unit is larger.
     """
     if weight == 0.0:
-        return UNKNOWN
-    needed = math.inf if slope == 0.0 else 0.1 * abs(value) / slope
-    return weight if math.isnan(needed) else max(weight, min(needed, UNKNOWN))
+        return UNKNOWN_WEIGHT
+    needed = math.inf if gradient_sum == 0.0 else 0.1 * abs(value) / gradient_sum
+    return weight if math.isnan(needed) else max(weight, min(needed, UNKNOWN_WEIGHT))

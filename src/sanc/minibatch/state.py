@@ -1,49 +1,54 @@
-"""What the iteration on samples carries from one step to the next."""
+"""The state of the iteration on samples."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sanc.core.space import Vector
 
 
 @dataclass(slots=True)
 class State:
-    """All of it but the metric: numbers, and vectors, which are never changed in place."""
+    """All of it except the metric: numbers, and vectors, which are never changed in place.
+
+    Unknown losses are NaN.
+    """
 
     seed: int
     iteration: int = 0
     seconds: float = 0.0
-    noisy: bool = False  # whether batches differ by more than a step gains
-    misses: int = 0  # batches in a row that told otherwise of the last judged steps
-    idle: int = 0  # judged steps since they last halved the loss …
+    averaged: bool = False  # whether the averaged phase has begun
+    # The second-order phase.
+    disagreements: int = 0  # consecutive batches that disagreed with the last step
+    slow_steps: int = 0  # steps since the loss was last halved …
     level: float = math.nan  # … to this
-    entry: float = math.nan  # the loss where judged steps began
-    gained: float = math.nan  # by the last judged step, on its own batch …
-    reached: float = math.nan  # … and the loss it reached there
-    far: bool = False  # whether it led farther than an averaged step would have
-    steps: int = 0  # averaged steps
-    learnt: int = 0  # those that taught the factors of the metric
-    renewed: int = 0  # the one after which the eigenbases were renewed
-    weights: float = 0.0  # sum of the weights in the average
-    unit: float = 1.0  # norm of the first gradient, in which all are measured
-    length: float = 0.0  # a typical weight at the first point, the unit of steps; 0: not yet known
-    size: float = 1.0  # mean square of the gradients' norms
-    shrink: float = 1.0  # of the scale, after a run went wrong
-    broken: int = 0  # steps in a row whose loss or gradient was not finite
-    distance: float = 1e-6  # the largest lower bound of the distance to a solution, in the metric and that unit
-    path: float = 0.0  # length of the steps that led to z, weighted as in z − x, in the 1-norm …
-    beyond: float = 0.0  # … and ‖z − x‖_1
-    along: float = 0.0  # what that bound is made of, beside `drift`
-    watched: int = 0  # losses in the mean
+    first_loss: float = math.nan  # the loss where the phase began
+    decrease: float = math.nan  # of the last step, on its own batch …
+    last_loss: float = math.nan  # … and the loss it reached there
+    long_step: bool = False  # whether that step was longer than an averaged one
+    # The averaged phase.
+    steps: int = 0
+    factor_updates: int = 0  # steps that updated the factors of the metric
+    refreshed: int = 0  # the step after which the metric was last refreshed
+    weight_sum: float = 0.0  # of the weights in the average
+    gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
+    weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
+    mean_square: float = 1.0  # of the gradient norms, in that unit
+    reduction: float = 1.0  # factor of η, after the loss rose
+    nonfinite: int = 0  # consecutive steps whose loss or gradient was not finite
+    distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
+    path: float = 0.0  # 1-norm of the steps that led to z, weighted as in z − x …
+    offset_norm: float = 0.0  # … and ‖z − x‖_1
+    alignment: float = field(default=0.0, metadata={"signed": True})  # numerator of the distance bound
+    observed: int = 0  # losses in the mean
     mean: float = math.nan  # of the loss …
     variance: float = 0.0  # … and its variance
-    best: float = math.nan  # the lowest mean, slowly forgotten
-    square: float = math.nan  # ‖x‖² where the last averaged step ended: another says that somebody moved the parameters
-    looked: float = math.nan  # the mean when progress was last looked at …
-    looks: int = 0  # … and how often it was
-    offset: Vector | None = None  # z − x: from the average to where steps are made
-    safe: Vector | None = None  # a point to go back to
+    best: float = math.nan  # the lowest mean, which relaxes slowly towards the mean
+    square_norm: float = math.nan  # ‖x‖² after the last averaged step; another value: the caller changed x
+    probed_mean: float = math.nan  # the mean when stagnation was last checked …
+    probes: int = 0  # … and how often it was
+    offset: Vector | None = None  # z − x
+    safe: Vector | None = None  # a point to return to
     start: Vector | None = None  # where averaging began
     drift: Vector | None = None  # weighted sum of the directions

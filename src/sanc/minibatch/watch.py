@@ -1,71 +1,72 @@
-"""What the losses of batches say: whether noise took over, whether the run goes wrong, and whether it stands still."""
+"""What the losses of batches show: whether batches agree, whether the loss rises, and whether it stagnates."""
 
 from __future__ import annotations
 
 import math
 
-from sanc.core.settings import MinibatchSettings
 from sanc.core.space import Vector
 from sanc.minibatch.state import State
 
-_PAYS = 0.5
-"""Share of the loss to which judged steps have to bring it to be worth their products …"""
-_IDLE = 4
-"""… within so many steps, or twice as many where a step leads farther than an averaged one."""
-_PATIENCE = 2
-"""Batches in a row that must disagree before noise has taken over …"""
+_WORTHWHILE = 0.5
+"""Factor by which second-order steps have to reduce the loss to be worth their products …"""
+_SLOW_LIMIT = 4
+"""… within so many steps, or twice as many where a step is longer than an averaged one."""
+_DISAGREEMENT_LIMIT = 2
+"""Consecutive batches that must disagree to end the second-order phase …"""
 _GROSS = 10.0
-"""… or one, by so many times as much."""
-_MEMORY = 0.95
-_FORGET_BEST = 0.002
+"""… or one that disagrees by so many times as much."""
+_LOSS_MEMORY = 0.95
+"""Decay of the running mean of the loss."""
+_BEST_RELAXATION = 0.002
+"""Share by which the best mean approaches the mean in a step, so that a drift of the data does not count as a rise."""
 _RISEN = 2.0
-"""Standard deviations of a batch by which the mean loss may lie above the best; chance alone does not lead there."""
-_MOVED = 0.5
-"""Standard deviations by which the mean loss falls where a run is not standing still."""
-YOUNG = 20
-"""Averaged steps after which means say something."""
+"""Standard deviations of a batch by which the mean loss exceeds the best when it has risen."""
+_FALLEN = 0.5
+"""Standard deviations by which the mean loss falls unless it stagnates."""
+WARM_STEPS = 20
+"""Averaged steps after which running means are reliable."""
 
 
-def judged_on(state: State, x: Vector, value: float, own: MinibatchSettings, eps: float) -> bool:
-    """Whether steps go on being judged, by what this batch tells of the last one, which led to x.
+def batches_agree(state: State, x: Vector, value: float, noise: float, eps: float) -> bool:
+    """Whether the second-order phase continues, given the loss of a new batch where the last step ended.
 
-    They do where it tells what the step's own batch told, but for rounding. Where it differs by less than the step
-    gained, they do as long as they halve the loss within some steps; where it differs by more for a second time in a
-    row, or by far more, they do not.
+    It does if the batch confirms the loss that the last step reached, up to roundoff. If it differs by less than the
+    decrease of the step, the phase continues while the loss is halved within some steps. It ends when batches differ by
+    more twice in a row, or once by far more.
     """
-    if math.isnan(state.reached):  # the first
-        state.level = state.entry = value
+    if math.isnan(state.last_loss):  # the first batch
+        state.level = state.first_loss = value
         state.safe = x
         return True
-    off = abs(value - state.reached) - 100.0 * eps * abs(value)
-    state.misses = 0 if off <= own.noise * state.gained else state.misses + 1
-    state.idle = 0 if value < _PAYS * state.level else state.idle + 1
-    state.level = value if state.idle == 0 else state.level
-    agrees = state.misses < _PATIENCE and off <= _GROSS * own.noise * state.gained
-    return off <= 0.0 or (agrees and state.idle < (2 * _IDLE if state.far else _IDLE))
+    off = abs(value - state.last_loss) - 100.0 * eps * abs(value)
+    state.disagreements = 0 if off <= noise * state.decrease else state.disagreements + 1
+    state.slow_steps = 0 if value < _WORTHWHILE * state.level else state.slow_steps + 1
+    state.level = value if state.slow_steps == 0 else state.level
+    agrees = state.disagreements < _DISAGREEMENT_LIMIT and off <= _GROSS * noise * state.decrease
+    return off <= 0.0 or (agrees and state.slow_steps < (2 * _SLOW_LIMIT if state.long_step else _SLOW_LIMIT))
 
 
-def watch_loss(state: State, x: Vector, value: float) -> None:
-    """Keep mean and spread of the loss, the best mean, and a point to go back to."""
+def observe(state: State, x: Vector, value: float) -> None:
+    """Update mean and variance of the loss, the best mean, and the point to return to."""
     if math.isnan(state.mean):
         state.mean = state.best = value
-        state.watched, state.variance, state.safe = 0, 0.0, None
-    state.watched += 1
-    weight = max(1 - _MEMORY, 1.0 / (state.watched + 1))
+        state.observed, state.variance, state.safe = 0, 0.0, None
+    state.observed += 1
+    weight = max(1 - _LOSS_MEMORY, 1.0 / (state.observed + 1))
     off = value - state.mean
     state.mean += weight * off
     state.variance = min((1 - weight) * (state.variance + weight * off * off), 1e300)
-    state.best += _FORGET_BEST * (state.mean - state.best)
+    state.best += _BEST_RELAXATION * (state.mean - state.best)
     if state.mean <= state.best or state.safe is None:
         state.best, state.safe = state.mean, x
 
 
-def goes_wrong(state: State) -> bool:
+def rises(state: State) -> bool:
     """Whether the mean loss has risen far above the best."""
-    return state.watched > YOUNG and state.mean - state.best > _RISEN * math.sqrt(state.variance)
+    return state.observed > WARM_STEPS and state.mean - state.best > _RISEN * math.sqrt(state.variance)
 
 
-def stands_still(state: State) -> bool:
-    """Whether the mean loss has not fallen since the last look."""
-    before, state.looked = state.looked, state.mean
-    return state.mean > before - _MOVED * math.sqrt(state.variance)
+def stagnates(state: State) -> bool:
+    """Whether the mean loss has not fallen since the last check."""
+    before, state.probed_mean = state.probed_mean, state.mean
+    return state.mean > before - _FALLEN * math.sqrt(state.variance)

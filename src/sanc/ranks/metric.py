@@ -1,13 +1,14 @@
-"""The metric of sharded parameters: every matrix is dealt to one rank, which keeps its factors and its bases.
+"""Any metric for sharded parameters: each parameter that it couples is dealt to one rank, which keeps its state.
 
-The shards of a gradient go to the owners of the matrices, M⁻¹g comes back, each with one exchange (as in Distributed
-Shampoo, Shi et al. 2023), so that factors, eigenproblems and the products with the bases are shared out. What is not
-turned is worked on where it lies.
+The shards of a gradient go to the owners, M⁻¹g comes back, each with one exchange (as in Distributed Shampoo, Shi et
+al. 2023), so that factors, eigenproblems and the products with the bases are distributed. Other parameters are handled
+where they lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
-from sanc.minibatch.metric import Metric, MetricKind, floor, turned_sides
+from sanc.errors import ArgumentError, shown
+from sanc.minibatch.metrics.base import Metric, Preconditioner, Reduce
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
 from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, rows_of
@@ -76,128 +78,142 @@ class Dealer:
         return torch.split_with_sizes(came, wanted)
 
 
-class DealtMetric(Metric):
-    """M of sharded parameters; a matrix that is not sharded by rows is not turned."""
+class ShardedPreconditioner(Preconditioner):
+    """Any metric for sharded parameters.
 
-    def __init__(self, leaves: ShardedLeaves, kind: MetricKind, like: Tensor, largest_side: int) -> None:
+    A parameter whose entries the metric couples is dealt to one rank if it is sharded by rows. The others are handled
+    where they lie, as vectors.
+    """
+
+    def __init__(self, metric: Metric, leaves: ShardedLeaves, like: Tensor) -> None:
         self._ranks, self._leaves, self._like = leaves.ranks, leaves, like.new_empty(0)
-        self._scalar, self._largest_side = kind == "none", largest_side
         self._sizes = [part.numel() for part in leaves.split(like)]
-        shapes = {}
-        for place, p in enumerate(leaves.tensors):
-            sides = turned_sides(tuple(p.shape), largest_side) if kind == "kronecker" else None
-            if sides is not None and p.placements[0].dim == 0:  # type: ignore[attr-defined]
-                shapes[place] = sides
-        self._places, self._shapes = list(shapes), list(shapes.values())
-        self._unturned = [place for place in range(len(self._sizes)) if place not in shapes]
-        costs = [float(sum(side**3 for side in sides if side <= largest_side)) for sides in self._shapes]
-        self._owners = deal(costs, self._ranks.size)
-        self._dealer = Dealer(self._ranks, self._shapes, self._owners)
-        mine = [self._shapes[place] for place in self._dealer.own]
-        self._mine = Metric(mine, "kronecker", like, largest_side) if mine else None
-        lengths = [self._sizes[place] for place in self._unturned]
-        self._square, self._floor = like.new_zeros(sum(lengths)), like.new_zeros(())
-        self._entries = sum(leaves.tensors[place].numel() for place in self._unturned)
+        shapes = [tuple(p.shape) for p in leaves.tensors]
+        by_rows = [p.placements[0].dim == 0 for p in leaves.tensors]  # type: ignore[attr-defined]
+        self._dealt = [p for p, shape in enumerate(shapes) if metric.couples(shape) and by_rows[p]]
+        self._kept = [place for place in range(len(shapes)) if place not in self._dealt]
+        dealt_shapes = [shapes[place] for place in self._dealt]
+        owners = deal([_cost(shape) for shape in dealt_shapes], self._ranks.size)
+        self._owners, self._dealer = owners, Dealer(self._ranks, dealt_shapes, owners)
+        self._own = [self._dealt[number] for number in self._dealer.own]
+        kept_shapes = [(self._sizes[place],) for place in self._kept]
+        coupled = [place for place in self._kept if metric.couples((math.prod(shapes[place]),))]
+        if coupled:
+            raise ArgumentError(
+                f"metric = {shown(metric)} couples the entries of a parameter of shape {shapes[coupled[0]]}, which is "
+                "sharded: use sanc.Kronecker, sanc.Diagonal or sanc.Identity with sharded parameters."
+            )
+        self._mine = metric.create([shapes[place] for place in self._own], like) if self._own else None
+        entries = sum(math.prod(shapes[place]) for place in self._kept)
+        self._rest = metric.create(kept_shapes, like, self._reduce(entries)) if self._kept else None
+        # What a rank saves of a parameter that another one owns: names and shapes, without memory.
+        self._layout = metric.create(dealt_shapes, torch.empty(0, device="meta")).save() if self._dealt else []
 
-    def direction(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+    def _reduce(self, entries: int) -> Reduce:
+        ranks = self._ranks
+        return Reduce(
+            total=lambda tensor: ranks.sum(tensor, "a sum over entries"),
+            largest=lambda tensor: ranks.sum(tensor, "a largest entry", dist.ReduceOp.MAX),
+            entries=entries,
+        )
+
+    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+        return self._applied(g, lambda inner, part: inner.update(part, weight, factor_weight))
+
+    def apply(self, g: Tensor) -> Tensor:
+        return self._applied(g, lambda inner, part: inner.apply(part))
+
+    def _applied(self, g: Tensor, work: Callable[[Preconditioner, Tensor], Tensor]) -> Tensor:
+        """Return M⁻¹g from the work of both preconditioners."""
         pieces = torch.split_with_sizes(g, self._sizes)
-        rest = torch.cat([self._like, *(pieces[place] for place in self._unturned)])
-        square = rest.square()
-        if self._scalar:
-            square = (self._ranks.sum(square.sum().double(), "a mean") / self._entries).to(g.dtype).expand_as(square)
-        self._square.lerp_(square, weight)
-        rest = rest / (self._square.sqrt() + self._floor)
-        turned: list[Tensor] = []
-        if self._places:
-            blocks = self._dealer.to_owners([pieces[place] for place in self._places], self._like)
+        found: dict[int, Tensor] = {}
+        if self._rest is not None:
+            rest = work(self._rest, torch.cat([self._like, *(pieces[place] for place in self._kept)]))
+            parts = torch.split_with_sizes(rest, [self._sizes[place] for place in self._kept])
+            found |= dict(zip(self._kept, parts, strict=True))
+        if self._dealt:
+            blocks = self._dealer.to_owners([pieces[place] for place in self._dealt], self._like)
             if self._mine is not None:
-                found = self._mine.direction(torch.cat(blocks), weight, factor_weight)
-                blocks = list(torch.split_with_sizes(found, [len(block) for block in blocks]))
-            turned = self._dealer.to_shards(blocks, self._like)
-        return self._put_together(rest, turned)
-
-    def _put_together(self, rest: Tensor, turned: Sequence[Tensor]) -> Tensor:
-        """Bring what is not turned, and the parts of the matrices, into the order of the parameters."""
-        lengths = [self._sizes[place] for place in self._unturned]
-        found = dict(zip(self._unturned, torch.split_with_sizes(rest, lengths), strict=True))
-        found |= dict(zip(self._places, turned, strict=True))
+                whole = work(self._mine, torch.cat(blocks))
+                blocks = list(torch.split_with_sizes(whole, [len(block) for block in blocks]))
+            found |= dict(zip(self._dealt, self._dealer.to_shards(blocks, self._like), strict=True))
         return torch.cat([found[place] for place in range(len(self._sizes))])
 
-    def renew(self) -> None:
-        largest = torch.cat([self._square, self._square.new_zeros(1)]).amax()
-        self._floor.copy_(floor(self._ranks.sum(largest, "a largest entry", dist.ReduceOp.MAX)))
+    def refresh(self) -> None:
+        if self._rest is not None:
+            self._rest.refresh()
         if self._mine is not None:
-            self._mine.renew()
+            self._mine.refresh()
 
     def tensors(self) -> list[Tensor]:
-        return [self._square, self._floor, *(self._mine.tensors() if self._mine is not None else ())]
+        return [tensor for inner in (self._rest, self._mine) if inner is not None for tensor in inner.tensors()]
 
-    def squares(self) -> Tensor:
-        """Return this rank's part of V; of a matrix, rows of the V that its owner has in the basis of the matrix."""
-        whole: list[Tensor] = []
-        if self._mine is not None:
-            sizes = [self._shapes[place][0] * self._shapes[place][1] for place in self._dealer.own]
-            whole = list(torch.split_with_sizes(self._mine.squares(), sizes))
-        turned = self._dealer.to_shards(whole, self._like) if self._places else []
-        return self._put_together(self._square, turned)
-
-    def _factor_dealer(self) -> tuple[list[tuple[int, str]], list[tuple[int, int]], Dealer]:
-        """Return whose the factors and bases are and what they are called, their shapes, and who deals them."""
+    def _names(self) -> tuple[list[tuple[int, str]], list[tuple[int, ...]], Dealer]:
+        """Return which dealt parameter each saved tensor belongs to and its name, the shapes, and a dealer for them."""
         names, shapes, owners = [], [], []
-        for place, sides, owner in zip(self._places, self._shapes, self._owners, strict=True):
-            for number, name in enumerate(("left", "right", "left_basis", "right_basis")):
-                side = sides[number % 2]
-                if side <= self._largest_side:
-                    names.append((place, name))
-                    shapes.append((side, side))
-                    owners.append(owner)
+        for place, owner, layout in zip(self._dealt, self._owners, self._layout, strict=True):
+            for name, tensor in layout.items():
+                names.append((place, name))
+                shapes.append(tuple(tensor.shape))
+                owners.append(owner)
         return names, shapes, Dealer(self._ranks, shapes, owners)
 
-    def factors(self) -> list[dict[str, Tensor]]:
-        """Return for every parameter its factors and bases, sharded by rows."""
+    def save(self) -> list[dict[str, Tensor]]:
+        """Return for every parameter its tensors, sharded by rows, or like the parameter."""
         found: list[dict[str, Tensor]] = [{} for _ in self._sizes]
-        if not self._places:
-            return found
-        names, shapes, dealer = self._factor_dealer()
-        mine = dict(zip(self._own_places(), self._mine.factors(), strict=True)) if self._mine is not None else {}
-        wholes = [mine[names[number][0]][names[number][1]].reshape(-1) for number in dealer.own]
-        parts = dealer.to_shards(wholes, self._like)
-        for (place, name), shape, part in zip(names, shapes, parts, strict=True):
-            like = self._leaves.tensors[place]
-            found[place][name] = as_shard(part.reshape(-1, shape[1]), like, torch.Size(shape))
+        if self._dealt:
+            names, shapes, dealer = self._names()
+            mine = dict(zip(self._own, self._mine.save(), strict=True)) if self._mine is not None else {}
+            wholes = [mine[names[number][0]][names[number][1]].reshape(-1) for number in dealer.own]
+            parts = dealer.to_shards(wholes, self._like)
+            for (place, name), shape, part in zip(names, shapes, parts, strict=True):
+                like = self._leaves.tensors[place]
+                found[place][name] = as_shard(part.reshape(-1, *shape[1:]), like, torch.Size(shape))
+        if self._rest is not None:
+            for place, saved in zip(self._kept, self._rest.save(), strict=True):
+                leaf = self._leaves.tensors[place]
+                for name, tensor in saved.items():
+                    if name in self._rest.like_parameter:
+                        found[place][name] = as_shard(tensor.view(self._leaves.held(leaf).shape), leaf)
+                    else:  # the same on all ranks
+                        begin, end = rows_of(len(tensor), self._ranks.rank, self._ranks.size)
+                        found[place][name] = as_shard(tensor[begin:end].clone(), leaf, tensor.shape)
         return found
 
-    def _own_places(self) -> list[int]:
-        return [self._places[number] for number in self._dealer.own]
-
-    def floors(self) -> list[float]:
-        """Return ε of every matrix, and that of the rest."""
-        row = self._floor.new_zeros(len(self._places) + 1)
-        if self._mine is not None:
-            for number, value in zip(self._mine.turned(), self._mine.floors(), strict=True):
-                row[self._dealer.own[number]] = value
-        found: list[float] = self._ranks.sum(row, "ε of the metric").tolist()
-        return [*found[:-1], float(self._floor)]
-
-    def restore(self, squares: Tensor, factors: Sequence[Mapping[str, Tensor]], floors: Sequence[float]) -> None:
-        pieces = torch.split_with_sizes(squares, self._sizes)
-        self._floor.fill_(floors[-1])
-        self._square.copy_(torch.cat([self._like, *(pieces[place] for place in self._unturned)]))
-        if not self._places:
+    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
+        held = self._leaves.held
+        if self._rest is not None:
+            kept = []
+            for place in self._kept:
+                entry = {}
+                for name, tensor in saved[place].items():
+                    part = held(tensor).reshape(-1)
+                    entry[name] = part if name in self._rest.like_parameter else self._gathered(part, tensor.shape)
+                kept.append(entry)
+            self._rest.restore(kept)
+        if not self._dealt:
             return
-        names, shapes, dealer = self._factor_dealer()
-        parts: list[Any] = [self._leaves.held(factors[place][name]).reshape(-1) for place, name in names]
+        names, shapes, dealer = self._names()
+        parts: list[Any] = [held(saved[place][name]).reshape(-1) for place, name in names]
         wholes = dict(zip(dealer.own, dealer.to_owners(parts, self._like), strict=True))
-        found: dict[int, dict[str, Tensor]] = {place: {} for place in self._own_places()}
+        mine: dict[int, dict[str, Tensor]] = {place: {} for place in self._own}
         for number, whole in wholes.items():
-            found[names[number][0]][names[number][1]] = whole.view(shapes[number])
-        mine = self._dealer.to_owners([pieces[place] for place in self._places], self._like)
+            mine[names[number][0]][names[number][1]] = whole.view(shapes[number])
         if self._mine is not None:
-            for held in found.values():
-                for name in ("left", "right", "left_basis", "right_basis"):
-                    held.setdefault(name, self._like.new_zeros(0, 0))
-            own = [floors[self._dealer.own[number]] for number in self._mine.turned()]
-            self._mine.restore(torch.cat(mine), list(found.values()), own)
+            self._mine.restore(list(mine.values()))
+
+    def _gathered(self, part: Tensor, shape: torch.Size) -> Tensor:
+        """Return a tensor of which each rank holds rows."""
+        whole = part.new_zeros(shape)
+        begin, end = rows_of(shape[0], self._ranks.rank, self._ranks.size)
+        whole[begin:end] = part.view(-1, *shape[1:])
+        return self._ranks.sum(whole, "the metric")
+
+
+def _cost(shape: Sequence[int]) -> float:
+    """Return the cost of a parameter, in products with its eigenbases."""
+    rows = shape[0] if len(shape) > 1 else 1
+    return float(rows**3 + (math.prod(shape) // max(rows, 1)) ** 3)
 
 
 class Sharded(DataParallel):
@@ -224,6 +240,6 @@ class Sharded(DataParallel):
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
         return GivenGradient(leaves, point, meter)  # averaged in the backward pass
 
-    def metric(self, shapes: Sequence[tuple[int, ...]], kind: Any, like: Tensor, largest_side: int) -> Metric:
+    def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
         assert self._leaves is not None
-        return DealtMetric(self._leaves, kind, like, largest_side)
+        return ShardedPreconditioner(metric, self._leaves, like)

@@ -16,7 +16,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
-from sanc.minibatch.metric import Metric
+from sanc.minibatch.metrics.base import Metric, Preconditioner
 from sanc.ranks.compare import compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
@@ -49,9 +49,9 @@ class OneProcess:
         """Make what knows the gradients in the leaves."""
         return GivenGradient(leaves, point, meter)
 
-    def metric(self, shapes: Sequence[tuple[int, ...]], kind: Any, like: Tensor, largest_side: int) -> Metric:
-        """Make a metric."""
-        return Metric(shapes, kind, like, largest_side)
+    def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+        """Create a preconditioner."""
+        return metric.create(shapes, like)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         """Hear of an optimiser that is made."""

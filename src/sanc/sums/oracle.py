@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.saved import refuse
-from sanc.core.settings import Sampling
 from sanc.core.space import NumpySpace
 from sanc.errors import ArgumentTypeError, require, require_integer, shown
 from sanc.sums.linear import FiniteSum
@@ -29,7 +28,7 @@ class Draws:
     its own.
     """
 
-    def __init__(self, n: int, seed: int, sampling: Sampling) -> None:
+    def __init__(self, n: int, seed: int, sampling: Literal["uniform", "buffered"]) -> None:
         self._n, self._seed, self._sampling = n, seed, sampling
         self._bits = np.random.Philox(seed)
         self._generator, self._state = np.random.Generator(self._bits), self._bits.state
@@ -97,7 +96,7 @@ class SumOracle(Oracle):
         problem: FiniteSum,
         wanted: tuple[int | None, int | None, int | None],
         seed: int,
-        sampling: Sampling = "uniform",
+        sampling: Literal["uniform", "buffered"] = "uniform",
         *,
         grow: bool = False,
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import HVP_MODES
+from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
-from sanc.driving import STYLES, Driver
 from sanc.errors import ArgumentError, one_of, shown
-from sanc.groups import check_group
-from sanc.minibatch.iteration import MinibatchIteration
-from sanc.ranks.modes import OneProcess
+from sanc.optim.driving import STYLES, Driver
+from sanc.optim.groups import check_group
 
 _ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
 
@@ -31,20 +29,17 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
     for name, vector in driver.iterates.vectors().items():
         for p, part in zip(driver.known.tensors, driver.known.pack(vector), strict=True):
             states[p][name] = part
-    if isinstance(driver.iterates, MinibatchIteration):
-        for p, factors in zip(driver.known.tensors, driver.iterates.factors(), strict=False):
-            states[p]["factors"] = factors
+    for p, tensors in zip(driver.known.tensors, driver.iterates.tensors(), strict=False):
+        states[p]["metric"] = dict(tensors)
 
 
 def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
     """Return all but the vectors, which so many parameters have."""
-    leaves, numbers = driver.oracle.leaves.tensors, driver.iterates.numbers()
-    # torch.distributed.checkpoint takes lists and tensors of the same length only.
-    lists = {name: json.dumps(held) for name, held in numbers.items() if isinstance(held, list)}
+    leaves = driver.oracle.leaves.tensors
     return {
         "method": driver.method.name,
-        "settings": asdict(driver.settings),
-        "numbers": numbers | lists,
+        "settings": saved_settings(driver.method),
+        "numbers": driver.iterates.numbers(),
         "meter": asdict(driver.meter),
         "hvp": driver.oracle.hvp,
         "style": driver.oracle.style,
@@ -56,7 +51,7 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
 
 
 def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
-    """Return `engine`, its numbers as they were, where this optimiser can go on from it."""
+    """Return `engine` if this optimiser can continue from it."""
     if not isinstance(engine, dict):
         raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
     if not engine.keys() >= _ENTRIES:
@@ -83,17 +78,13 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         raise refuse(f"{where}['sizes']", engine["sizes"], "a tensor")
     require_count(f"{where}['vectors']", engine["vectors"])
     one_of("hvp", engine["hvp"], HVP_MODES)
-    return engine | {"numbers": {name: _as_it_was(name, held) for name, held in engine["numbers"].items()}}
+    return engine
 
 
-def _as_it_was(name: str, held: Any) -> Any:
-    """Return a number as it was; lists of them were written as text."""
-    if not isinstance(held, str):
-        return held
-    try:
-        return json.loads(held)
-    except ValueError:
-        raise refuse(f"state_dict['engine']['numbers'][{name!r}]", held, "a list of numbers") from None
+def saved_settings(method: Method) -> dict[str, Any]:
+    """Return the settings of a method as plain values."""
+    plain = (bool, int, float, str, type(None))
+    return {name: held if isinstance(held, plain) else repr(held) for name, held in method.options().items()}
 
 
 def checked_groups(saved: Any, own: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -139,27 +130,26 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
 def checked_vectors(
     driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
 ) -> tuple[Leaves | None, dict[str, Any], list[Any]]:
-    """Return whom the vectors belong to, the vectors, and the factors of the metric; `states` are by parameter."""
+    """Return the leaves of the vectors, the vectors, and the tensors of the metric; `states` are by parameter."""
     saved = [p for p in parameters if states.get(p)]
     known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
     entries = [dict(states[p]) for p in saved]
-    factors = [entry.pop("factors", {}) for entry in entries]  # a checkpoint may have lost empty ones
+    tensors = [entry.pop("metric", {}) for entry in entries]
     for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
         if set(entry) != set(entries[0]):
             raise refuse(f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}")
         for name, part in entry.items():
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
     vectors = {} if known is None else {n: known.flatten([entry[n] for entry in entries]) for n in entries[0]}
-    here = type(driver.mode).metric is OneProcess.metric  # otherwise every rank has a part of the metric only
-    shapes = [tuple(p.shape) for p in saved] if here else None
-    driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, factors)
-    return known, vectors, factors
+    shapes = [tuple(p.shape) for p in saved]
+    driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
+    return known, vectors, tensors
 
 
 def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
     """Say what differs from the run that was saved."""
     for name, value in engine["settings"].items():
-        mine = asdict(driver.settings).get(name)
+        mine = saved_settings(driver.method).get(name)
         if mine != value:
             text = f"the state was saved with {name} = {value!r} and this optimiser has {mine!r}"
             warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=4)
@@ -169,7 +159,7 @@ def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
 
 
 def restore(
-    driver: Driver, engine: Mapping[str, Any], known: Leaves | None, vectors: Mapping[str, Any], factors: Sequence[Any]
+    driver: Driver, engine: Mapping[str, Any], known: Leaves | None, vectors: Mapping[str, Any], tensors: Sequence[Any]
 ) -> None:
     """Go on from a state that was checked."""
     if driver.hvp == "auto":
@@ -177,7 +167,7 @@ def restore(
     if driver.capture is not None:
         driver.capture.forget()
     driver.known = known
-    driver.iterates.restore(engine["numbers"], vectors, factors)
+    driver.iterates.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
 from sanc.core.oracle import Oracle
-from sanc.core.settings import Sampling
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
+from sanc.minimisation.trees import Tree, is_tree
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
-from sanc.trees import Tree, is_tree
 
 SCHEMES = ("2-point", "3-point", "cs")
 """Ways to make derivatives of differences, by SciPy's names."""
@@ -43,7 +42,7 @@ def build_oracle(
     hvp: HvpMode = "auto",
     sizes: tuple[int | None, int | None, int | None] = (None, None, None),
     seed: int = 0,
-    sampling: Sampling = "uniform",
+    sampling: Literal["uniform", "buffered"] = "uniform",
     grow: bool = False,
     name: str = "x0",
 ) -> tuple[Oracle, Vector, Restore]:

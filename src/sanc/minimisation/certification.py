@@ -8,7 +8,7 @@ from typing import Any
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.curvature import Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
-from sanc.objective import build_oracle, own_modes
+from sanc.minimisation.objective import build_oracle, own_modes
 
 __all__ = ["Certificate", "certificate"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Never
 
 from torch import Tensor, nn
@@ -13,7 +12,14 @@ from torch.optim import Optimizer
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
-from sanc.checkpoints import (
+from sanc.core.interrupts import uninterrupted
+from sanc.core.method import Method
+from sanc.core.record import Record
+from sanc.core.run import Iterates
+from sanc.core.saved import require_mapping
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
+from sanc.minibatch.iteration import KRYLOV_DIM
+from sanc.optim.checkpoints import (
     checked_engine,
     checked_groups,
     checked_state,
@@ -23,16 +29,9 @@ from sanc.checkpoints import (
     warn_of_changes,
     write_states,
 )
-from sanc.core.family import METHODS, make_settings
-from sanc.core.interrupts import uninterrupted
-from sanc.core.iteration import Iteration
-from sanc.core.record import Record
-from sanc.core.saved import require_mapping
-from sanc.core.settings import Settings
-from sanc.driving import STYLES, Driver
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
-from sanc.groups import called, check_group, gather
-from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.optim.driving import STYLES, Driver
+from sanc.optim.groups import called, check_group, gather
+from sanc.presets import compose, with_options
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
 
@@ -51,7 +50,7 @@ class CubicOptimizer(Optimizer):
         Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
         left alone).
-    preset : {"robust", "paper", "authors"} or Settings
+    preset : {"robust", "paper"} or Method
         The set of rules and numbers to start from. "robust" has no constants to tune. In SANC and SCR it judges steps
         as long as batches agree, and averages them in a learnt metric where they do not; the parameters then hold the
         average between steps. ``minibatch=None`` takes every batch for the objective.
@@ -81,8 +80,8 @@ class CubicOptimizer(Optimizer):
         Steps after which parameters and decisions are compared over the ranks, where a difference is an error; 0:
         never.
     **options
-        Any field of `sanc.Settings` or `sanc.MinibatchSettings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2,
-        lanczos, metric, scale …
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
+        eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
 
     Attributes
     ----------
@@ -105,7 +104,7 @@ class CubicOptimizer(Optimizer):
         self,
         params: Iterable[Any],
         *by_position: Never,
-        preset: str | Settings = "robust",
+        preset: str | Method = "robust",
         lr: float = 1.0,
         weight_decay: float = 0.0,
         hvp: HvpMode = "auto",
@@ -122,16 +121,15 @@ class CubicOptimizer(Optimizer):
                 f"{shown(by_position[0])} was given by position after params: pass settings by name. If it is a "
                 "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
             )
-        method = METHODS[self.method]
         own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
-        settings = make_settings(method, preset, options, own)
-        if settings.krylov_dim is None:
+        method = compose(self.method, preset, options, own)
+        if getattr(method.model, "krylov_dim", KRYLOV_DIM) is None:
             if "krylov_dim" in options:
                 raise ArgumentError(
-                    "krylov_dim = None cannot be used here: pass the most Lanczos iterations, such as 5."
+                    "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
                 )
-            settings = replace(settings, krylov_dim=KRYLOV_DIM)
+            method = with_options(method, {"krylov_dim": KRYLOV_DIM})
         one_of("hvp", hvp, HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
@@ -156,8 +154,8 @@ class CubicOptimizer(Optimizer):
             )
         leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(None if seed is None else int(seed))
         how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
-        mode.begin(self.param_groups, {"method": self.method, "settings": settings} | how)
-        self._driver = Driver(method, settings, leaves, mode=mode, **how)  # type: ignore[arg-type]
+        mode.begin(self.param_groups, {"method": self.method, "settings": method} | how)
+        self._driver = Driver(method, leaves, mode=mode, **how)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_driver": self._driver}
@@ -186,7 +184,7 @@ class CubicOptimizer(Optimizer):
         return "capture = False" if capture is None else capture.reason
 
     @property
-    def _iterates(self) -> Iteration | MinibatchIteration:
+    def _iterates(self) -> Iterates:
         return self._driver.iterates
 
     # ------------------------------------------------------------------ parameters
@@ -237,12 +235,12 @@ class CubicOptimizer(Optimizer):
             The loss of `closure` where the gradient was taken, without weight decay, the mean over the ranks: before
             the step, or, where steps are averaged, a little beside the average.
         """
-        if METHODS[self.method].exact and (hessian is not None or objective is not None):
+        if self._driver.method.exact and (hessian is not None or objective is not None):
             raise ArgumentError(
                 "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or "
                 "use SCR."
             )
-        if objective is not None and isinstance(self._iterates, MinibatchIteration):
+        if objective is not None and self._iterates.averages:
             raise ArgumentError(
                 "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'

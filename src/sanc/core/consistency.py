@@ -23,7 +23,7 @@ _NOISY, GROSS = 1e2, 1e6
 """Noise of f in units of its rounding error from which it is called that, and from which nothing else need be tried."""
 
 
-def slope_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
+def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
     """Return the slope of f along its gradient, as differences of values show it, over ‖g‖, and the error of that.
 
     Central differences with four steps, relative to `length`, are tried, and the two that agree best are believed; but
@@ -51,7 +51,7 @@ def gradient(oracle: Oracle, x: Vector, length: float) -> str:
     """Say what is wrong with the gradient at x where values contradict it."""
     if oracle.gradient_error(x) > _MISFIT * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # its differences say no more than the values
-    ratio, error = slope_ratio(oracle, x, length)
+    ratio, error = derivative_ratio(oracle, x, length)
     if not abs(ratio - 1.0) > _MISFIT + 10.0 * error:
         return ""
     if abs(ratio + 1.0) <= _MISFIT + 10.0 * error:
@@ -59,7 +59,7 @@ def gradient(oracle: Oracle, x: Vector, length: float) -> str:
     return f"The gradient does not fit the values: along it they change {ratio:.3g} times as fast as it says."
 
 
-def missing_slope(oracle: Oracle, x: Vector, length: float) -> str:
+def missing_derivative(oracle: Oracle, x: Vector, length: float) -> str:
     """Say whether the values have a slope at x, where the gradient is small.
 
     It shows along a random direction by two steps, far shorter than `length`, in which f would hardly bend.

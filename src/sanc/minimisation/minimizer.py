@@ -14,18 +14,18 @@ from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
-from sanc.core.family import Method, find_method, make_settings
 from sanc.core.iteration import Iteration
+from sanc.core.method import Method
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
-from sanc.core.settings import Settings
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.objective import Restore, build_oracle, own_modes
+from sanc.minimisation.objective import Restore, build_oracle, own_modes
+from sanc.minimisation.result import Result
+from sanc.presets import compose, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import find_ranks
 from sanc.ranks.sums import SharedSum
-from sanc.result import Result
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
 
@@ -42,7 +42,7 @@ def minimize(
     fun: Any,
     x0: Any,
     args: tuple[Any, ...] = (),
-    method: str | None = None,
+    method: str | Method | None = None,
     jac: Callable[..., Any] | bool | str | None = None,
     hess: Callable[..., Any] | str | None = None,
     hessp: Callable[..., Any] | None = None,
@@ -52,7 +52,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
     *,
-    preset: str | Settings = "robust",
+    preset: str | Method = "robust",
     curvature_tol: float | None = None,
     max_iter: int | None = 10_000,
     max_calls: float | None = None,
@@ -83,8 +83,9 @@ def minimize(
         functions as it is and comes back as ``res.x``.
     args : tuple
         Further arguments of `fun`, `jac`, `hess` and `hessp`.
-    method : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}, optional
-        Member of the family; by default "sanc".
+    method : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"} or Method, optional
+        Member of the family, composed from `preset`; by default "sanc". Or a composition of pieces, which is taken as
+        it is.
     jac, hess, hessp : callable, optional
         Gradient ``jac(x)`` (or True where `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without
         `jac` torch differentiates `fun`; without either Hessian, or with the name of a scheme as `hess`, `jac` is
@@ -103,8 +104,8 @@ def minimize(
     options : mapping, optional
         More of the keyword arguments below, as SciPy takes them. SciPy's names are understood here and as keyword
         arguments: maxiter (`max_iter`), maxfev and maxfun (`max_nfev`), gtol (`tol`, always of the 2-norm).
-    preset : {"robust", "paper", "authors"} or Settings
-        The set of rules and numbers to start from. "robust" has no constants to tune.
+    preset : {"robust", "paper"} or Method
+        What the method is composed from. "robust" has no constants to tune.
     curvature_tol : float, optional
         How negative λ_min may be. By default √tol, and where f is small √(tol·L2) with a guess of the Lipschitz
         constant L2 of the Hessian from the first point.
@@ -142,11 +143,12 @@ def minimize(
         all get the result of one process that has the rows of rank 0, then those of rank 1, and so on. "default" is
         the group that was initialised; None: each rank for itself.
     **settings
-        Any field of `sanc.Settings`: sigma0, eta1, eta2, gamma, krylov_dim, L1, L2, lanczos …
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
+        eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
 
     Returns
     -------
-    sanc.result.Result
+    sanc.minimisation.result.Result
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate (undecided where `certify` is off
         and its products did not suffice, None where the run then ended before it looked), and hvp (how torch made the
@@ -163,8 +165,7 @@ def minimize(
         return minimize(fun, x0, **_merged({} if options is None else options, locals()))
 
     _require_free(bounds, constraints)
-    chosen = find_method("sanc" if method is None else method)
-    tuned = make_settings(chosen, preset, settings, _arguments())
+    chosen = _composed(method, preset, settings)
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
         require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
@@ -180,7 +181,7 @@ def minimize(
             )
         fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
     sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
-    on_samples = chosen.on_samples(tuned) and not grow_samples and any(size is not None for size in sizes)
+    on_samples = chosen.on_samples and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
         raise ArgumentError(
             f"objective_batch_size = {objective_batch_size!r} cannot be used: steps are judged on the gradient sample. "
@@ -196,11 +197,11 @@ def minimize(
         hvp=hvp,
         sizes=sizes,
         seed=seed,
-        sampling=tuned.sampling,
+        sampling=chosen.sampling,
         grow=grow_samples,
     )
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
-    usual = tol is None
+    default_tol = tol is None
     if tol is None:
         tol = 1e-8 if oracle.space.eps < 1e-10 else 1e-4
         tol = max(tol, _DIFFERENCED.get(str(jac), 0.0))
@@ -213,16 +214,17 @@ def minimize(
     most = {"max_iter": max_iter, "max_calls": max_calls, "max_time": max_time, "max_nfev": max_nfev}
     ends = {name: math.inf if value is None else value for name, value in most.items()}
     limits = Limits(
-        tol=tol, usual=usual, curvature_tol=curvature_tol, certify=certify, max_products=max_products, **ends
+        tol=tol,
+        default_tol=default_tol,
+        curvature_tol=curvature_tol,
+        certify=certify,
+        max_products=max_products,
+        **ends,
     )
-    iterates = (
-        MinibatchIteration(chosen, tuned, seed)
-        if on_samples
-        else Iteration(chosen, tuned, seed, tol, ahead=oracle.exact)
-    )
+    iterates = MinibatchIteration(chosen, seed) if on_samples else Iteration(chosen, seed, tol, ahead=oracle.exact)
     run = Run(oracle, iterates, limits, x, seed)
     if ranks is not None:
-        compare_call(ranks, {"arguments": (chosen.name, tuned, sizes, seed, limits)}, x)
+        compare_call(ranks, {"arguments": (chosen, sizes, seed, limits)}, x)
     if resume is not None:
         run.resume(resume)
     report, clock = _reporter(callback, restore, disp), time.perf_counter
@@ -234,6 +236,14 @@ def minimize(
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
+
+
+def _composed(method: str | Method | None, preset: str | Method, settings: Mapping[str, Any]) -> Method:
+    """Return the method with its settings: a member of the family, or the caller's composition."""
+    if not isinstance(method, Method):
+        return compose("sanc" if method is None else method, preset, settings, _arguments())
+    require(preset == "robust", "preset", preset, "leave it out beside a Method, which has all its pieces")
+    return with_options(method, settings, _arguments())
 
 
 @cache

@@ -23,16 +23,16 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode
 from sanc.autograd.randomness import HOOK, derive, own_randomness
-from sanc.core.family import Method
 from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
+from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
-from sanc.core.settings import Settings
+from sanc.core.run import Iterates
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.first_step import check_callable, check_closure
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.optim.first_step import check_callable, check_closure
 from sanc.ranks.modes import OneProcess
 
 STYLES = {
@@ -50,7 +50,7 @@ class Driver:
     ----------
     mode : OneProcess
         Where the work is done: here, or on several ranks.
-    iterates : Iteration or MinibatchIteration
+    iterates : Iterates
         The iteration, with its state.
     oracle : AutogradOracle
         What evaluates closures; it lives as long as the optimiser.
@@ -63,7 +63,6 @@ class Driver:
     def __init__(
         self,
         method: Method,
-        settings: Settings,
         leaves: Leaves,
         *,
         hvp: HvpMode,
@@ -73,7 +72,7 @@ class Driver:
         seed: int,
         mode: OneProcess,
     ) -> None:
-        self.method, self.settings, self.mode = method, settings, mode
+        self.method, self.mode = method, mode
         self.hvp = hvp  # as it was asked for
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
@@ -85,11 +84,13 @@ class Driver:
         left = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
         self._left = weakref.WeakValueDictionary(left)  # gradients that somebody left here before
         self.oracle = self._new_oracle(leaves, hvp, "")
-        kind = MinibatchIteration if method.on_samples(settings) else Iteration
-        self.iterates: Iteration | MinibatchIteration = kind(method, settings, seed)
-        if isinstance(self.iterates, MinibatchIteration):
-            self.iterates.new_metric = mode.metric
-        self.capture = Capture(method, settings) if capture else None
+        self.iterates: Iterates
+        if method.on_samples:
+            self.iterates = averaging = MinibatchIteration(method, seed)
+            averaging.create_metric = mode.metric
+        else:
+            self.iterates = Iteration(method, seed)
+        self.capture = Capture(method) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
         oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.style
@@ -122,8 +123,7 @@ class Driver:
         samples = self._samples(given)
         first = self.iterates.state.iteration == 0
         self._refuse_what_would_be_lost(given[0], leaves)
-        if isinstance(self.iterates, MinibatchIteration):
-            self.iterates.rates = leaves.rates
+        self.iterates.rates = leaves.rates
         with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
             captured = None
             if self.capture is not None and self.oracle.style != "backward":
@@ -209,12 +209,10 @@ class Driver:
             if oracle is self.oracle and (first or oracle.fresh):
                 self._probe(oracle, x, first=first)
             if known is None or not known.matches(oracle.leaves):
-                iterates.forget()
+                iterates.reset()
             self.known = oracle.leaves
             point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
-            if getattr(iterates, "went_back", False) or not (
-                math.isfinite(record.grad_norm) and math.isfinite(record.value)
-            ):
+            if iterates.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
@@ -225,8 +223,7 @@ class Driver:
             oracle.load(point)
             loss = oracle.raw_loss
             oracle.unbind()
-        record.style = self.oracle.style
-        self.record = record
+        self.record = replace(record, style=self.oracle.style)
         assert loss is not None
         return loss
 
@@ -236,7 +233,7 @@ class Driver:
         try:
             if self.check:
                 check_closure(oracle, x, first=first)
-            if first and isinstance(self.iterates, MinibatchIteration) and not self.iterates.state.noisy:
+            if first and self.iterates.averages and not self.iterates.state.averaged:
                 operator = oracle.hessian(x)  # what has no second derivative shows here, not halfway through a step
                 operator(torch.ones_like(x))
                 operator.release()
@@ -274,7 +271,7 @@ class Driver:
     def step_on_gradients(self, leaves: Leaves) -> None:
         """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
         iterates = self.iterates
-        if not isinstance(iterates, MinibatchIteration):
+        if not iterates.averages:
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
                 'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
@@ -294,15 +291,15 @@ class Driver:
         if self.known is None or not self.known.matches(leaves):
             if self.known is not None and self.known.intact:
                 self.move(at_average=True)  # whatever is frozen from now on stays there
-            iterates.forget()
+            iterates.reset()
         first = iterates.state.iteration == 0
         y = leaves.read()
         iterates.rates = leaves.rates
         point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
         self.at_average, self.known = False, leaves
-        self.oracle.style = record.style = "gradients"
-        self.record = record
+        self.oracle.style = "gradients"
+        self.record = replace(record, style="gradients")
         if first:
             self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
 
@@ -313,7 +310,6 @@ class Driver:
         iterates = self.iterates
         if not self.by_gradients or at_average is self.at_average:
             return
-        assert isinstance(iterates, MinibatchIteration)
         assert self.known is not None
         here = self.known.read()
         self.known.write(iterates.average(here) if at_average else iterates.gradient_point(here))  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""A method of the family: a composition of pieces, each with its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+from sanc.core.acceptance import RatioTest
+from sanc.core.escape import PaperEscape
+from sanc.core.judge import SigmaUpdate
+from sanc.core.model import CubicModel
+from sanc.core.pieces import Acceptance, Escape, Model
+from sanc.core.settings import NOT_NEGATIVE, Piece, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Piece):
+    """A method: what the iteration is composed of. With no arguments it is the paper's.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    model : Model
+        Builds the Krylov space and proposes steps in it.
+    acceptance : Acceptance
+        Decides on a trial point.
+    escape : Escape
+        Ends an iteration whose step was rejected.
+    sigma : SigmaUpdate
+        How σ starts and changes.
+    minibatch : Minibatch or None
+        How steps on samples are made once batches disagree. None takes every sample for the objective and builds a
+        Krylov space in every step, as the paper does.
+    exact : bool
+        Whether it is for one exact objective only.
+    epsilon_s : float
+        ε_s of the paper: a run on samples ends where the method stays and the cubic step norm is at most this.
+    sampling : {"uniform", "buffered"}
+        How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
+        buffer of one batch, as the authors' program does.
+    """
+
+    name: str = "sanc"
+    model: Model = field(default_factory=CubicModel)
+    acceptance: Acceptance = field(default_factory=RatioTest)
+    escape: Escape = field(default_factory=PaperEscape)
+    sigma: SigmaUpdate = field(default_factory=SigmaUpdate)
+    minibatch: Any = None
+    exact: bool = False
+    epsilon_s: float = setting(1e-8, NOT_NEGATIVE)
+    sampling: Literal["uniform", "buffered"] = "uniform"
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether it needs Hessian products."""
+        return self.model.needs_products and (self.model.proposes or self.escape.needs_products)
+
+    @property
+    def on_samples(self) -> bool:
+        """Whether, with samples, steps are made as `minibatch` describes."""
+        return self.minibatch is not None and not self.exact
+
+    def options(self) -> dict[str, Any]:
+        """Return all settings side by side, by their names."""
+        return dict(settings_of(self))
+
+
+def settings_of(piece: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a piece, and of the pieces it is composed of."""
+    for item in fields(piece):
+        value = getattr(piece, item.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            yield item.name, type(value).__name__
+            yield from settings_of(value)
+        else:
+            yield item.name, value

@@ -1,0 +1,55 @@
+"""The authors' program as a preset, so that their curves can be laid over ours (D3).
+
+It differs from the paper in the escape rule, in the floor of σ and in how samples are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sanc import Branch, Method, PaperEscape, Point, SigmaUpdate
+
+_FLOAT32_FLOOR = 1e-20
+"""The program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorsEscape(PaperEscape):
+    """The escape rule of the program.
+
+    It moves only if λ1 < −ε, compares with ε_g/L1 instead of ε_g²/L1, and takes the gradient on S_B.
+    """
+
+    def choose(self, ritz_value: float, grad_norm: float, *, only: bool) -> tuple[Branch, float]:
+        """Return the branch, and the step norm along v or the factor of −g."""
+        if not ritz_value < -self.epsilon:
+            stays = not only and not math.isnan(ritz_value)
+            return (Branch.STAYED, 0.0) if stays else (Branch.GRADIENT, 1.0 / self.L1)
+        slack = self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
+        quotient = ritz_value / self.L2
+        curvature = quotient * quotient * (-2 * ritz_value / 3 - self.epsilon / 6)
+        if curvature > (grad_norm * grad_norm / 4 - slack) / self.L1:
+            return Branch.CURVATURE, 2 * -ritz_value / self.L2
+        return Branch.GRADIENT, 1.0 / self.L1
+
+    def gradient(self, here: Point, subspace: Any) -> Any:
+        """Return the gradient on S_B."""
+        return here.g if subspace is None else subspace.operator.gradient()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorsSigma(SigmaUpdate):
+    """The paper's rule for σ with the program's floor."""
+
+    sigma_floor: float | None = 1e-80
+
+    def judge(self, eps: float, *, exact: bool = False) -> Any:
+        """Return the rules, with the floor that numbers of this precision have in the program."""
+        rules = super().judge(eps, exact=exact)
+        return replace(rules, floor=max(rules.floor, _FLOAT32_FLOOR)) if eps > 1e-10 else rules
+
+
+AUTHORS = Method(escape=AuthorsEscape(), sigma=AuthorsSigma(), sampling="buffered")
+"""The preset: pass it as ``preset=AUTHORS``."""

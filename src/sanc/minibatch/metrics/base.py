@@ -1,0 +1,126 @@
+"""What a metric is: settings that create a preconditioner, which learns from gradients and applies M⁻¹.
+
+A new metric is one file: a frozen dataclass with `create` and `couples`, and a `Preconditioner`. A user passes it as
+``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from the protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sanc.core.saved import refuse, require_mapping, require_vector
+
+Shape = tuple[int, ...]
+
+_EPSILON = 1e-6
+"""ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sums and maxima over all ranks, where each holds a part of the entries.
+
+    Attributes
+    ----------
+    total, largest : callable
+        Reduce a tensor over the ranks.
+    entries : int
+        Entries on all ranks.
+    """
+
+    total: Callable[[Tensor], Tensor]
+    largest: Callable[[Tensor], Tensor]
+    entries: int
+
+
+class Preconditioner(ABC):
+    """M with its state, for gradients that lie one after another in a flat vector.
+
+    Attributes
+    ----------
+    like_parameter : tuple of str
+        Names of the saved tensors that have an entry for each entry of the parameter.
+    """
+
+    like_parameter: tuple[str, ...] = ()
+
+    @abstractmethod
+    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+        """Update M with a gradient and return M⁻¹g.
+
+        `weight` is that of g in the running means, `factor_weight` its weight in means that are updated less often, or
+        None in steps in which these are left alone.
+        """
+
+    @abstractmethod
+    def apply(self, g: Tensor) -> Tensor:
+        """Return M⁻¹g."""
+
+    def refresh(self) -> None:  # noqa: B027 - not every metric has something to refresh
+        """Recompute what is recomputed only now and then, such as eigenbases."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor that `update` and `refresh` change in place, so that a recording can restore them."""
+
+    @abstractmethod
+    def save(self) -> list[dict[str, Tensor]]:
+        """Return for every parameter the tensors of its state, by name, as copies with at least one dimension."""
+
+    @abstractmethod
+    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over what `save` returned."""
+
+
+class Metric(Protocol):
+    """The settings of a metric.
+
+    Attributes
+    ----------
+    memory : float
+        Decay of the running means: a gradient has the weight 1 − `memory`, and more at first.
+    refresh : int
+        Steps after which `Preconditioner.refresh` is called; more often at first, less often in a long run.
+    """
+
+    @property
+    def memory(self) -> float: ...
+    @property
+    def refresh(self) -> int: ...
+    def couples(self, shape: Shape) -> bool:
+        """Whether M couples the entries of a parameter of this shape, so that one rank must hold all of them."""
+        ...
+
+    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: Reduce | None = None) -> Preconditioner:
+        """Return a preconditioner for parameters of these shapes, on the device and of the type of `like`."""
+        ...
+
+
+def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequence[Any]) -> None:
+    """Refuse tensors that a preconditioner for these shapes cannot have saved."""
+    wanted = metric.create(shapes, torch.empty(0, device="meta")).save() if saved else []
+    nothing: dict[str, Tensor] = {}
+    for place, (known, found) in enumerate(zip_longest(wanted, saved, fillvalue=nothing)):
+        label = f"{where} of parameter {place}"
+        if set(require_mapping(label, found)) != set(known):
+            raise refuse(label, sorted(map(str, found)), f"tensors of the names {sorted(known)}")
+        for name, tensor in known.items():
+            require_vector(f"{label}[{name!r}]", found[name], tuple(tensor.shape))
+
+
+def epsilon(largest: Tensor) -> Tensor:
+    """Return ε for blocks with these largest second moments: directions below it are not amplified further."""
+    return _EPSILON * largest.sqrt() + math.sqrt(torch.finfo(largest.dtype).tiny)
+
+
+def sizes_of(shapes: Sequence[Shape]) -> list[int]:
+    """Return the number of entries of each shape."""
+    return [math.prod(shape) for shape in shapes]

@@ -1,0 +1,93 @@
+"""The settings of the iteration on samples: metric, step scale, average, and when the averaged phase begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sanc.core.settings import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.errors import ArgumentTypeError, shown
+from sanc.minibatch.metrics.base import Metric
+from sanc.minibatch.metrics.diagonal import Diagonal
+from sanc.minibatch.metrics.identity import Identity
+from sanc.minibatch.metrics.kronecker import Kronecker
+
+METRICS = {"kronecker": Kronecker, "diagonal": Diagonal, "none": Identity}
+"""The metrics that have a name; others are passed as objects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepScale(Piece):
+    """The size η of an averaged step s = −η M⁻¹g.
+
+    Attributes
+    ----------
+    scale : float
+        η, about the change of each coordinate, in units of a typical weight: the root mean square of a matrix's
+        entries at the first point, or 1/15 where they are zero.
+    distance : float
+        η is this times a lower bound of the distance to a solution where that is larger, at most twice `scale`; 0
+        turns the bound off.
+    warm_up : int
+        Steps over which η grows to its value.
+    slow_down : int
+        η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
+    """
+
+    scale: float = setting(0.15, POSITIVE)
+    distance: float = setting(2.0, NOT_NEGATIVE)
+    warm_up: int = setting(20, COUNT)
+    slow_down: int = setting(150, COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Piece):
+    """The running average of the iterates (schedule-free learning, Defazio et al. 2024).
+
+    Attributes
+    ----------
+    averaging : float
+        β: the gradient is taken at y = x + (1 − β)(z − x), between the average x and the iterate z; 0: no average.
+    weighting : float
+        The k-th iterate has the weight k to this power.
+    """
+
+    averaging: float = setting(0.85, BELOW_ONE)
+    weighting: float = setting(2.0, NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minibatch(Piece):
+    """How steps on samples are made: a second-order phase while batches agree, then an averaged phase in a metric.
+
+    Attributes
+    ----------
+    metric : Metric
+        The norm in which averaged steps are measured, learnt from gradients: `Kronecker`, `Diagonal`, `Identity`, or
+        an object of the caller's. The names "kronecker", "diagonal" and "none" are accepted too.
+    step : StepScale
+        The size of averaged steps.
+    average : Average
+        The average that the parameters hold.
+    curvature : bool
+        Whether Hessian products are used: in the second-order phase, and where the loss stagnates.
+    noise : float
+        Two batches agree if their losses at the new point differ by at most `noise` times the decrease of the last
+        step.
+    """
+
+    metric: Metric = field(default_factory=Kronecker)
+    step: StepScale = field(default_factory=StepScale)
+    average: Average = field(default_factory=Average)
+    curvature: bool = True
+    noise: float = setting(1.0, NOT_NEGATIVE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.metric, str) and self.metric in METRICS:
+            object.__setattr__(self, "metric", METRICS[self.metric]())
+        missing = [name for name in ("memory", "refresh", "couples", "create") if not hasattr(self.metric, name)]
+        if missing:
+            raise ArgumentTypeError(
+                f"metric = {shown(self.metric)} cannot be used: it has no {', '.join(missing)}. Pass one of "
+                f"{', '.join(map(repr, METRICS))}, or an object like sanc.Kronecker()."
+            )

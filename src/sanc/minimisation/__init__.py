@@ -1,0 +1,8 @@
+"""The minimiser for functions and finite sums, in SciPy's shape, and certificates of points."""
+
+from sanc.core.run import Status
+from sanc.minimisation.certification import Certificate, certificate
+from sanc.minimisation.minimizer import minimize, scipy_method
+from sanc.minimisation.result import Result
+
+__all__ = ["Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"]

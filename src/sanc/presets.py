@@ -1,0 +1,182 @@
+"""The family and the presets by name, and how options change them.
+
+A preset is a `Method`: a composition of pieces with their settings. A member of the family takes pieces of a preset and
+replaces some. An option sets the piece, or the setting of a piece, that has its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
+from sanc.core.escape import CheckedEscape, GradientStep, Stay
+from sanc.core.judge import SigmaUpdate
+from sanc.core.method import Method, settings_of
+from sanc.core.model import CubicModel, KrylovModel, NoModel
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, one_of, shown
+from sanc.minibatch.settings import METRICS, Minibatch
+
+PRESETS: Mapping[str, Method] = {
+    "paper": Method(),
+    "robust": Method(
+        model=CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, resolves=12, sign="descent"),
+        acceptance=RatioTest(eta1=0.1, eta2=0.75, rounding_guard=True),
+        escape=CheckedEscape(),
+        sigma=SigmaUpdate(sigma0=None, sigma_floor=1e-290, sigma_ceiling=1e290, sigma_rule="interpolate"),
+        minibatch=Minibatch(),
+    ),
+}
+"""The presets by name: the paper to the letter, and the default, with nothing to tune."""
+
+
+def _fixed(preset: Method, name: str, **pieces: Any) -> Method:
+    """Return a member of the family whose σ is fixed: it neither solves a step again nor limits its norm."""
+    model = preset.model
+    if isinstance(model, CubicModel):
+        model = replace(model, resolves=0, first_radius=None)
+    return replace(preset, **{"name": name, "model": model, "escape": Stay(), "minibatch": None, **pieces})
+
+
+def _curvature_only(preset: Method) -> Method:
+    model = preset.model
+    if isinstance(model, CubicModel):
+        names = [item.name for item in fields(KrylovModel)]
+        model = KrylovModel(**{name: getattr(model, name) for name in names})
+    return _fixed(preset, "ncd", model=model, acceptance=AcceptAll(), escape=preset.escape)
+
+
+def _gradient_only(preset: Method) -> Method:
+    step = GradientStep(checked=bool(getattr(preset.escape, "checked", False)))
+    return _fixed(preset, "sgd", model=NoModel(), acceptance=AcceptAll(), escape=step)
+
+
+METHODS: Mapping[str, Callable[[Method], Method]] = {
+    "sanc": lambda preset: preset,
+    "scr": lambda preset: replace(preset, name="scr", escape=Stay()),
+    "arc": lambda preset: replace(preset, name="arc", escape=Stay(), exact=True),
+    "cr": lambda preset: _fixed(preset, "cr", acceptance=AcceptAll()),
+    "crm": lambda preset: _fixed(preset, "crm", acceptance=Momentum()),
+    "ncd": _curvature_only,
+    "sgd": _gradient_only,
+}
+"""The family: how each member is composed from a preset."""
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
+"""Settings of a member that a preset by name does not have."""
+
+_RENAMED = {
+    "renew": "refresh, of the metric",
+    "reorthogonalise": 'krylov_stop: "forcing" reorthogonalises',
+    "estimate_constants": "escape: sanc.CheckedEscape() estimates them, sanc.PaperEscape(L1=…, L2=…) does not",
+    "escape_check": "escape: sanc.CheckedEscape() checks its step, sanc.PaperEscape() does not",
+    "curvature_guard": "escape, and sanc.lab.authors.AuthorsEscape() has it",
+    "otherwise": "escape, and sanc.lab.authors.AuthorsEscape() has it",
+    "gradient_tolerance_power": "escape, and sanc.lab.authors.AuthorsEscape() has it",
+    "fallback_sample": "escape, and sanc.lab.authors.AuthorsEscape() has it",
+}
+"""Options of earlier versions, and the option that replaced each."""
+
+
+def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Any) -> Method:
+    """Return a member of the family with all its settings.
+
+    Parameters
+    ----------
+    name : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}
+        The member.
+    preset : {"robust", "paper"} or Method
+        What it is composed from.
+    **options
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and settings of pieces, by name.
+
+    Examples
+    --------
+    >>> import sanc
+    >>> sanc.method_for("cr", "paper").sigma.sigma0
+    5.0
+    >>> sanc.method_for(metric="diagonal", eta1=0.2).minibatch.metric
+    Diagonal(memory=0.95, refresh=50)
+    """
+    return compose(name, preset, options)
+
+
+def compose(name: object, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
+    """Preset, then the member's own pieces and defaults, then the options; `also` are names the caller takes itself."""
+    lower = name.lower() if isinstance(name, str) else ""
+    member = lower if lower in METHODS else one_of("method", name, METHODS)
+    if isinstance(preset, Method):
+        method, defaults = METHODS[member](preset), {}
+    elif isinstance(preset, str) and preset in PRESETS:
+        method, defaults = METHODS[member](PRESETS[preset]), _DEFAULTS.get(member, {})
+    else:
+        if preset == "authors":
+            raise ArgumentError('preset = "authors" is now an object: pass preset=sanc.lab.authors.AUTHORS.')
+        raise ArgumentError(
+            f"preset = {shown(preset)} is neither known by name nor a sanc.Method: {nearest(str(preset), PRESETS)}"
+        )
+    return with_options(method, {**defaults, **options}, also)
+
+
+def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
+    """Return a method with other pieces and settings; `also` are names the caller takes itself."""
+    for name, value in sorted(options.items(), key=lambda option: not _is_piece(option[0])):  # pieces first
+        method = _with_option(method, name, value, also)
+    return method
+
+
+def _is_piece(name: str) -> bool:
+    return name in ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+
+
+def _with_option(method: Method, name: str, value: Any, also: Iterable[str]) -> Method:
+    if name in _RENAMED:
+        raise ArgumentError(f"option {name!r} (= {shown(value)}) is now {_RENAMED[name]}.")
+    if name in ("metric",) and isinstance(value, str):
+        value = METRICS[one_of("metric", value, METRICS)]()
+    if method.minibatch is None and name in dict(settings_of(Minibatch())):
+        if method.name not in ("sanc", "scr"):
+            raise ArgumentError(
+                f"{name} = {shown(value)} is used by sanc and scr alone, not by {method.name}: leave it out."
+            )
+        method = replace(method, minibatch=Minibatch())
+    if name == "lanczos" and not hasattr(method.model, "lanczos") and method.model.needs_products:
+        raise ArgumentError(
+            f"lanczos = {shown(value)} cannot be used with {type(method.model).__name__}: leave it out."
+        )
+    changed, found = _set(method, name, value)
+    if not found:
+        raise _unknown(method, name, value, also)
+    return changed
+
+
+def _set(piece: Any, name: str, value: Any) -> tuple[Any, bool]:
+    """Return a piece in which every setting of this name, in it or in its pieces, has the value; and whether one did."""
+    changes, found = {}, False
+    for item in fields(piece):
+        held = getattr(piece, item.name)
+        if item.name == name and item.name not in ("name", "exact"):
+            changes[name], found = value, True
+        elif is_dataclass(held) and not isinstance(held, type):
+            inner, inside = _set(held, name, value)
+            if inside:
+                changes[item.name], found = inner, True
+    return (replace(piece, **changes) if changes else piece), found
+
+
+def _unknown(method: Method, name: str, value: object, also: Iterable[str]) -> ArgumentError:
+    """Return the error for an option that no piece of this method has."""
+    for member, compose_from in METHODS.items():
+        for preset in PRESETS.values():
+            if name in dict(settings_of(compose_from(preset))):
+                users = member if name in ("momentum", "lr") else "other pieces"
+                return ArgumentError(
+                    f"{name} = {shown(value)} is used by {users} alone, not by {method.name}: leave it out."
+                )
+    known = set(also).union(*(dict(settings_of(method)) for method in PRESETS.values()))
+    far = "leave it out, or look for its name in help(sanc.Method) and help(sanc.Minibatch)."
+    return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, far)}")
+
+
+__all__ = ["METHODS", "PRESETS", "ArgumentTypeError", "compose", "method_for", "with_options"]
