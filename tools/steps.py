@@ -44,7 +44,9 @@ def minimised(fun: Any, x0: Any, **options: Any) -> tuple[str, list[int]]:
 
     digest = hashlib.sha256()
     options |= composed(options.get("method", "sanc"), options.pop("preset", "robust"))
-    res = sanc.minimize(fun, x0, callback=lambda intermediate_result: digest.update(bits(intermediate_result.x)), **options)
+    res = sanc.minimize(
+        fun, x0, callback=lambda intermediate_result: digest.update(bits(intermediate_result.x)), **options
+    )
     digest.update(bits(res.x))
     return digest.hexdigest()[:16], [int(res.status), res.nit, res.nfev, res.njev, res.nhev]
 
@@ -78,9 +80,9 @@ def runs() -> Iterator[tuple[str, Run]]:
     """Yield the runs by name."""
     import numpy as np
     import torch
-    import zoo
 
     import sanc
+    import zoo
 
     for problem in zoo.PROBLEMS:
         x0 = torch.from_numpy(problem.x0)
@@ -90,7 +92,10 @@ def runs() -> Iterator[tuple[str, Run]]:
             for method in METHODS:
                 for preset in ("robust", "paper", "authors"):
                     o = {"method": method, "preset": preset, "max_iter": 40}
-                    yield f"family/{problem.name}/{method}/{preset}", lambda f=problem.fun, x0=x0, o=o: minimised(f, x0, **o)
+                    yield (
+                        f"family/{problem.name}/{method}/{preset}",
+                        lambda f=problem.fun, x0=x0, o=o: minimised(f, x0, **o),
+                    )
     for start in (*zoo.SADDLES, *zoo.HIDDEN):
         for preset in ("robust", "paper"):
             o = {"preset": preset, "max_iter": 200}

@@ -15,7 +15,7 @@ from sanc.core.escape import CheckedEscape, GradientStep, Stay
 from sanc.core.judge import SigmaUpdate
 from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, one_of, shown
+from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import METRICS, Minibatch
 
 PRESETS: Mapping[str, Method] = {
@@ -106,8 +106,9 @@ def compose(name: object, preset: object, options: Mapping[str, Any], also: Iter
     """Preset, then the member's own pieces and defaults, then the options; `also` are names the caller takes itself."""
     lower = name.lower() if isinstance(name, str) else ""
     member = lower if lower in METHODS else one_of("method", name, METHODS)
+    defaults: Mapping[str, Any] = {}
     if isinstance(preset, Method):
-        method, defaults = METHODS[member](preset), {}
+        method = METHODS[member](preset)
     elif isinstance(preset, str) and preset in PRESETS:
         method, defaults = METHODS[member](PRESETS[preset]), _DEFAULTS.get(member, {})
     else:
@@ -133,50 +134,50 @@ def _is_piece(name: str) -> bool:
 def _with_option(method: Method, name: str, value: Any, also: Iterable[str]) -> Method:
     if name in _RENAMED:
         raise ArgumentError(f"option {name!r} (= {shown(value)}) is now {_RENAMED[name]}.")
-    if name in ("metric",) and isinstance(value, str):
+    if name == "metric" and isinstance(value, str):
         value = METRICS[one_of("metric", value, METRICS)]()
-    if method.minibatch is None and name in dict(settings_of(Minibatch())):
-        if method.name not in ("sanc", "scr"):
+    if method.minibatch is None and name in _names(Minibatch()):
+        if method.name in METHODS and method.name not in ("sanc", "scr"):
             raise ArgumentError(
                 f"{name} = {shown(value)} is used by sanc and scr alone, not by {method.name}: leave it out."
             )
         method = replace(method, minibatch=Minibatch())
-    if name == "lanczos" and not hasattr(method.model, "lanczos") and method.model.needs_products:
-        raise ArgumentError(
-            f"lanczos = {shown(value)} cannot be used with {type(method.model).__name__}: leave it out."
-        )
-    changed, found = _set(method, name, value)
-    if not found:
+    changed: Method | None = None if name in ("name", "exact") else _changed(method, name, value)
+    if changed is None:
         raise _unknown(method, name, value, also)
     return changed
 
 
-def _set(piece: Any, name: str, value: Any) -> tuple[Any, bool]:
-    """Return a piece in which every setting of this name, in it or in its pieces, has the value; and whether one did."""
-    changes, found = {}, False
+def _changed(piece: Any, name: str, value: Any) -> Any:
+    """Return the piece with this value in all settings of this name, its own and its pieces'; None if there are none."""
+    changes = {}
     for item in fields(piece):
         held = getattr(piece, item.name)
-        if item.name == name and item.name not in ("name", "exact"):
-            changes[name], found = value, True
-        elif is_dataclass(held) and not isinstance(held, type):
-            inner, inside = _set(held, name, value)
-            if inside:
-                changes[item.name], found = inner, True
-    return (replace(piece, **changes) if changes else piece), found
+        if item.name == name:
+            changes[name] = value
+        elif is_dataclass(held):
+            inner = _changed(held, name, value)
+            if inner is not None:
+                changes[item.name] = inner
+    return replace(piece, **changes) if changes else None
+
+
+def _names(piece: Any) -> set[str]:
+    return {name for name, _ in settings_of(piece)}
 
 
 def _unknown(method: Method, name: str, value: object, also: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
-    for member, compose_from in METHODS.items():
-        for preset in PRESETS.values():
-            if name in dict(settings_of(compose_from(preset))):
-                users = member if name in ("momentum", "lr") else "other pieces"
+    composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
+    known = set(also).union(*map(_names, composed))
+    for other in composed:
+        for item in fields(other):
+            piece = getattr(other, item.name)
+            if is_dataclass(piece) and name in _names(piece):
+                mine = type(getattr(method, item.name)).__name__
                 return ArgumentError(
-                    f"{name} = {shown(value)} is used by {users} alone, not by {method.name}: leave it out."
+                    f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {mine} as "
+                    f"its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
                 )
-    known = set(also).union(*(dict(settings_of(method)) for method in PRESETS.values()))
     far = "leave it out, or look for its name in help(sanc.Method) and help(sanc.Minibatch)."
     return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, far)}")
-
-
-__all__ = ["METHODS", "PRESETS", "ArgumentTypeError", "compose", "method_for", "with_options"]

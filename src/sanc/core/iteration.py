@@ -2,8 +2,8 @@
 
 A method is a composition of pieces: a model (Krylov space and cubic steps), an acceptance rule and an escape rule. Each
 piece returns what it decided; the iteration alone writes the state and the record. It knows vectors only through a
-`Space` and the objective only through an `Oracle`. Its random draws are functions of (seed, iteration), so a run that is
-resumed repeats a run that was not interrupted.
+`Space` and the objective only through an `Oracle`. Its random draws are functions of (seed, iteration), so a resumed
+run repeats a run that was not interrupted.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class KrylovModel(Piece):
 
     @property
     def reorthogonalise(self) -> bool:
-        """Whether each Lanczos vector is orthogonalised against all earlier ones; short spaces need no more than two."""
+        """Whether each Lanczos vector is orthogonalised against all earlier ones."""
         return self.krylov_stop == "forcing" and self.lanczos == "store"
 
     @property

@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from sanc.core import consistency
 from sanc.core.curvature import Certificate, probe
@@ -206,6 +207,7 @@ class Run:
             "x": self.x * 1.0,  # copies: whatever is done to them, the run does not notice
             "numbers": self.iterates.numbers(),
             "vectors": {name: vector * 1.0 for name, vector in self.iterates.vectors().items()},
+            "tensors": [dict(tensors) for tensors in self.iterates.tensors()],
             "meter": asdict(self.oracle.meter),
             "knows": self.oracle.knows(self.x),
             "stalled": self.stalled,
@@ -235,7 +237,8 @@ class Run:
                 "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in "
                 "the run that was interrupted, and a state of this version."
             )
-        self.iterates.check("resume['numbers']", numbers, vectors, self.oracle.shapes)
+        tensors = _as_tensors(state["tensors"])
+        self.iterates.check("resume['numbers']", numbers, vectors, self.oracle.shapes, tensors)
         for name, vector in {"x": state["x"], **vectors}.items():
             require_vector(f"resume[{name!r}]", vector, (dim,))
             if type(vector) is not type(self.x) or vector.dtype != self.x.dtype:  # type: ignore[attr-defined]
@@ -259,7 +262,7 @@ class Run:
             raise refuse("resume['oracle']", sorted(map(str, saved)), f"{sorted(wanted)}")
         self.oracle.restore(saved)
         self.x = state["x"]
-        self.iterates.restore(numbers, vectors)
+        self.iterates.restore(numbers, vectors, tensors)
         self.stalled, self.best_gradient = state["stalled"], best
         self.first_value = first
         self.misfits, self.verified, self.smooth = known
@@ -399,3 +402,16 @@ class Run:
         if not self.iterates.method.needs_products or self.stalled >= _STALL_LIMIT:
             return Status.FIRST_ORDER, None
         return None, v
+
+
+def _as_tensors(saved: Any) -> list[dict[str, torch.Tensor]]:
+    """Return saved tensors of the iteration as such; a file may hold them as arrays."""
+    if not isinstance(saved, (list, tuple)):
+        raise refuse("resume['tensors']", saved, "a list of mappings")
+    found = []
+    for entry in saved:
+        items = require_mapping("an entry of resume['tensors']", entry).items()
+        if not all(isinstance(held, np.ndarray | torch.Tensor) for _, held in items):
+            raise refuse("an entry of resume['tensors']", entry, "tensors by name")
+        found.append({name: torch.as_tensor(held) for name, held in items})
+    return found

@@ -38,7 +38,8 @@ class Piece:
     """A frozen set of settings that checks itself; the pieces of `sanc` derive from it, others need not."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        kind: Any = type(self)
+        hints = _hints(kind)
         for item in fields(self):
             _check(item.name, getattr(self, item.name), hints[item.name], item.metadata.get("range"))
 

@@ -44,7 +44,7 @@ SETTINGS: dict[str, tuple[str, Variant]] = {
 }
 """The methods, with their settings in words."""
 
-_SHORT = dict(zip(BRANCHES, ("very", "succ.", "untested", "curv.", "grad.", "stayed"), strict=True))
+_SHORT = dict(zip(BRANCHES, ("very", "succ.", "uncond.", "averaged", "curv.", "grad.", "stayed"), strict=True))
 
 
 def panel(budget: int = BUDGET, batch: int = BATCH) -> Panel:

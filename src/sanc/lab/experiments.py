@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, ArgumentError, settings_for
+from sanc import METHODS, PRESETS, ArgumentError, Method, method_for
 from sanc.errors import one_of
+from sanc.lab.authors import AUTHORS
 
 CONSTANTS: Mapping[str, tuple[float, float]] = (
     dict.fromkeys(("w1a", "w8a", "a9a"), (10.0, 10.0))
@@ -18,6 +19,10 @@ CONSTANTS: Mapping[str, tuple[float, float]] = (
 """L1 and L2 of the escape step, as the paper tuned them for each data set."""
 
 
+LAB_PRESETS: Mapping[str, str | Method] = {**{name: name for name in PRESETS}, "authors": AUTHORS}
+"""The presets of the laboratory by name, as the argument `preset`."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A method with a preset and options of its own in a panel: its settings are these and nothing else."""
@@ -25,6 +30,15 @@ class Variant:
     method: str
     preset: str = "robust"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The preset and the options, as `minimize` and the optimisers take them."""
+        return {"preset": LAB_PRESETS[one_of("preset", self.preset, LAB_PRESETS)], **self.options}
+
+    def composed(self) -> Method:
+        """Return the method with all its settings."""
+        return method_for(self.method, **self.arguments)
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,10 @@ class RunSpec:
 
     @property
     def variant(self) -> Variant:
-        """The method, its preset and its options: the panel's, the tuned L1 and L2, CR's σ; for "robust" only σ0."""
+        """The method, its preset and its options: the panel's, the tuned L1 and L2, CR's σ; for "robust" only σ0.
+
+        A published panel has options for all its methods, of which each takes those it has.
+        """
         panel, method, preset = self.panel, self.method, self.preset
         if method in panel.variants:
             return panel.variants[method]
@@ -127,16 +144,23 @@ class RunSpec:
             options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
         if panel.data in CONSTANTS and preset != "robust":
             options = dict(zip(("L1", "L2"), CONSTANTS[panel.data], strict=True)) | options
+        if method in ("cr", "crm"):
+            options.setdefault("sigma0", 5.0)
         rate = options.pop("lr", 0.01)
-        return Variant(method, preset, {"lr": rate} if method == "sgd" else options)
+        if method == "sgd":
+            options = {"lr": rate}
+        elif published:
+            known = Variant(method, preset).composed().options()
+            options = {name: value for name, value in options.items() if name in known}
+        return Variant(method, preset, options)
 
     @property
     def on_samples(self) -> bool:
-        """Whether steps are judged on the gradient sample, so that there is no objective sample."""
+        """Whether ρ is formed on the gradient sample, so that there is no objective sample."""
         variant = self.variant
         if variant.method not in METHODS:
             return False
-        return METHODS[variant.method].on_samples(settings_for(variant.method, variant.preset, **variant.options))
+        return variant.composed().on_samples
 
 
 def select(

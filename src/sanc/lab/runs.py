@@ -18,7 +18,7 @@ import sanc
 from sanc import ArgumentError
 from sanc.lab import datasets, models, own_files
 from sanc.lab.directory import Journal, claim, finished
-from sanc.lab.experiments import Panel, RunSpec
+from sanc.lab.experiments import Panel, RunSpec, Variant
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
 """Told the share of the budget spent, the last known loss, the branch and σ of the last iteration."""
@@ -30,7 +30,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     """Return the full configuration of a run."""
     panel, variant = spec.panel, spec.variant
     sanc.errors.one_of("unit", panel.unit, ("paper_calls", "calls"))
-    sigma0 = panel.options.get("sigma0", sanc.PRESETS[spec.preset].sigma0)
+    sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().sigma.sigma0)
     kind = _KINDS.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
     config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
@@ -69,7 +69,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
     for method in panel.methods:
         variant = RunSpec(panel, method, 0, preset).variant
         if variant.method in sanc.METHODS:
-            sanc.settings_for(variant.method, variant.preset, **variant.options)
+            variant.composed()
     if not panel.network:
         if panel.problem in ("logistic", "svm") and loaded.classes != 2:
             raise ArgumentError(
@@ -140,11 +140,12 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     if journal.saved is None:
         journal.start(problem.value(start))
     variant = spec.variant
-    judged = sanc.METHODS[sanc.errors.one_of("method", variant.method, sanc.METHODS)].tested and not spec.on_samples
+    sanc.errors.one_of("method", variant.method, sanc.METHODS)
+    tested = isinstance(variant.composed().acceptance, sanc.RatioTest) and not spec.on_samples
 
     def watch(intermediate_result: Any) -> bool:
         record, loss = intermediate_result.record, None
-        if judged:  # on all rows, so the loss is known; without a trial it is the one before
+        if tested:  # on all rows, so the loss is known; without a trial it is the one before
             loss = journal.loss if math.isnan(intermediate_result.fun) else float(intermediate_result.fun)
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
         tick(journal.share, journal.loss, str(record.branch), record.sigma)
@@ -156,11 +157,11 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
 
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
-        problem, start, method=variant.method, preset=variant.preset, seed=spec.seed,
-        batch_size=batch, objective_batch_size=None if judged or spec.on_samples else batch,
+        problem, start, method=variant.method, seed=spec.seed,
+        batch_size=batch, objective_batch_size=None if tested or spec.on_samples else batch,
         max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
-        **variant.options,
+        **variant.arguments,
     )  # fmt: skip
     status = "call limit" if journal.spent >= journal.budget else result.status.name.lower().replace("_", " ")
     journal.finish(status, result.fun)
@@ -238,4 +239,4 @@ def _optimiser(spec: RunSpec, model: torch.nn.Module) -> Any:
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[variant.method]
         return kind(groups, **variant.options)
     family = getattr(sanc, variant.method.upper())
-    return family(groups, preset=variant.preset, seed=spec.seed, hvp="double-backward", **variant.options)
+    return family(groups, seed=spec.seed, hvp="double-backward", **variant.arguments)

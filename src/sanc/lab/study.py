@@ -77,7 +77,7 @@ class Study:
 
     def go(self) -> int:
         """Say what will happen, do it, draw it, and say where the result is; return the exit code."""
-        one_of("--preset", self.preset, sanc.PRESETS)
+        one_of("--preset", self.preset, experiments.LAB_PRESETS)
         one_of("--device", self.device.partition(":")[0], ("cpu", "cuda"))
         if self.device != "cpu" and not torch.cuda.is_available():
             raise sanc.ArgumentError(f"--device {self.device!r} is not there: torch sees no CUDA device; use cpu.")

@@ -34,14 +34,17 @@ AXES: dict[str, str] = {
 BRANCHES: dict[str, str] = {
     Branch.VERY_SUCCESSFUL.value: "#1B4F8A",
     Branch.SUCCESSFUL.value: "#7FB2DD",
-    Branch.UNTESTED.value: "#B9A7CF",
+    Branch.UNCONDITIONAL.value: "#8E6FB5",
+    Branch.AVERAGED.value: "#B9A7CF",
     Branch.CURVATURE.value: "#C8401B",
     Branch.GRADIENT.value: "#F2B84B",
     Branch.STAYED.value: "#D3D3D0",
 }
 """Branches in the order of every table and picture, with their colours."""
 
-DARK_BRANCHES = dict(zip(BRANCHES, ("#4E8FD9", "#A9CFF2", "#A78FC9", "#F0663C", "#F2B84B", "#5A5D63"), strict=True))
+DARK_BRANCHES = dict(
+    zip(BRANCHES, ("#4E8FD9", "#A9CFF2", "#C9A3F0", "#A78FC9", "#F0663C", "#F2B84B", "#5A5D63"), strict=True)
+)
 """Their colours on a dark ground."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sanc import SancError
+from sanc import Branch, SancError
 from sanc.lab.experiments import FIGURES
 from sanc.lab.style import BRANCHES, look, rank
 
@@ -107,6 +107,8 @@ def _row(raw: bytes) -> dict[str, Any]:
             raise ValueError(f"{name} = {value!r:.60} cannot be read")
         if isinstance(value, int):
             float(value)  # or it is too large
+    if row.get("branch") == "untested":  # of version 0.2.0
+        row["branch"] = Branch.AVERAGED.value
     if row.get("branch") not in (None, "", *BRANCHES):
         raise ValueError(f"branch = {row['branch']!r:.60} is not known")
     return row

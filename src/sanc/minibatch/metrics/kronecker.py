@@ -169,7 +169,7 @@ class _Stack:
 
     def named(self) -> dict[str, Tensor]:
         """Return the factors and the bases of the sides that are rotated."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for side, rotates, factor, basis in zip(_SIDES, self._rotates, self._factors, self._bases, strict=True):
             if rotates:
                 found |= {side: factor, f"{side}_basis": basis}
