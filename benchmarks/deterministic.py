@@ -322,8 +322,8 @@ def draw(runs: Sequence[dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
 
     def style(method: str) -> dict[str, Any]:
-        look = {"lw": 2.6, "color": "black", "zorder": 5} if method == "sanc" else {"lw": 1.3}
-        return {"color": f"C{METHODS.index(method)}", "label": method} | look
+        line = {"lw": 2.6, "color": "black", "zorder": 5} if method == "sanc" else {"lw": 1.3}
+        return {"color": f"C{METHODS.index(method)}", "label": method} | line
 
     methods = list(dict.fromkeys(run["method"] for run in runs))
     names = list(dict.fromkeys(run["problem"] for run in runs))

@@ -64,10 +64,10 @@ def peak_and_rest(call: Callable[[], Any], device: torch.device) -> tuple[int, i
         answer = torch.cuda.max_memory_allocated(device) - before, torch.cuda.memory_allocated(device) - before
         del kept
         return answer
-    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, _no_collection():
+    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace, _no_collection():
         kept = call()
     del kept
-    results = seen.profiler.kineto_results
+    results = trace.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
     live = highest = 0
     for _, size in changes:

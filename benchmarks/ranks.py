@@ -139,15 +139,15 @@ def estimate(ranks: int) -> dict[str, float]:
     }
 
 
-ASSUMPTIONS = (
-    f"Assumptions: {PARAMETERS:.0e} parameters in matrices of {SIDE} × {SIDE} (`largest_side` = {SIDE}), float32 for "
-    f"communication and for the metric; {TOKENS:,} tokens per rank; {SPEED / 1e12:.0f} TFLOP/s in forward and backward "
-    f"passes, {METRIC_SPEED / 1e12:.0f} in all products of the metric; {BANDWIDTH / 1e9:.0f} GB/s and "
-    f"{1e6 * LATENCY:.0f} µs · log₂(ranks) per collective; ring algorithms. DDP overlaps its reduction with the "
-    "backward pass. FSDP2 gathers twice and scatters once, and overlaps two of the three with the passes if these take "
-    "long enough. Reductions of the optimiser do not overlap. A Hessian product costs 4/3 of a gradient, and a value "
-    "costs a forward pass. No rank waits for a slower one. This is an estimate: none of it was measured."
-)
+ASSUMPTIONS = f"""Assumptions:
+
+- {PARAMETERS:.0e} parameters in matrices of {SIDE} × {SIDE} (`largest_side` = {SIDE}), float32 for communication and \
+for the metric; {TOKENS:,} tokens per rank.
+- {SPEED / 1e12:.0f} TFLOP/s in forward and backward passes, {METRIC_SPEED / 1e12:.0f} in all products of the metric; \
+{BANDWIDTH / 1e9:.0f} GB/s and {1e6 * LATENCY:.0f} µs · log₂(ranks) for a collective; ring algorithms.
+- DDP overlaps its sum with the backward pass. FSDP2 gathers twice and scatters once, and overlaps two of the three \
+with the passes if these take long enough. Sums of the optimiser are not overlapped.
+- A Hessian product costs 4/3 of a gradient, and a value a forward pass. No rank waits for a slower one."""
 
 
 # ---------------------------------------------------------------------- command
@@ -167,22 +167,35 @@ def page(document: Mapping[str, Any]) -> str:
     names = list(next(iter(document["model"].values())))
     estimates = [(name, *(f"{document['model'][size][name]:.3f}" for size in sizes)) for name in names]
     machine, parameters = document["machine"], document["parameters"]
-    setup = (
-        f"Written by `python -m benchmarks.ranks`. {parameters:,} parameters in float32 ({4e-6 * parameters:.2f} MB), "
-        f"{document['rows']} rows shared by the ranks, gloo, {machine['cores']} cores, torch {machine['torch']}; "
-        f"medians of {document['steps']} interleaved steps. Ranks beyond the number of cores share them, so the times "
-        f"measure overhead, not scaling; the load average before the run was {machine['load']:.1f}. Bytes are those of "
-        "the tensors that one rank passes to collectives."
-    )
-    summary = (
-        "Driven by gradients, SANC sends what DDP sends, and one collective of a few numbers in which the ranks detect "
-        "that DDP has averaged already. Driven by closures, it sends one vector for each gradient and each product. A "
-        "value is sent with a gradient; at a trial point it takes a collective of a few numbers. With sharded "
-        "parameters, two exchanges of the gradient's shards and the sums of inner products come on top of FSDP2."
-    )
-    parts = ["# Ranks: traffic and time of a step", setup, markdown_table(heads, rows), summary]
-    parts += ["## Many ranks: an estimate", "Seconds of a step."]
-    parts += [markdown_table(("step", *(f"{size} ranks" for size in sizes)), estimates), ASSUMPTIONS]
+    slower = [
+        entry["milliseconds"] / found[ADAMW]["milliseconds"]
+        for size, found in document["measured"].items()
+        for name, entry in found.items()
+        if size != "1" and name != ADAMW
+    ]
+    parts = [
+        "# Ranks: traffic and time of a step",
+        "Driven by gradients, a step of SANC sends what DDP sends and one small collective more; driven by closures, "
+        "it sends one vector for each gradient and each product. On 2 and 4 ranks a step takes "
+        f"{min(slower):.2f} to {max(slower):.2f} times as long as one of DDP with AdamW.",
+        markdown_table(heads, rows),
+        "Driven by gradients, the additional collective of a few numbers detects that DDP has already averaged. Driven "
+        "by closures, function values are sent with a gradient; at trial points they cost a collective of a few "
+        "numbers. Sharded parameters add two exchanges of the gradient's shards to what FSDP2 sends, and the sums of "
+        "inner products.",
+        "## How it was measured",
+        f"`python -m benchmarks.ranks` writes this page. {parameters:,} parameters in float32 "
+        f"({4e-6 * parameters:.2f} MB), {document['rows']} rows shared by the ranks, gloo, {machine['cores']} cores, "
+        f"torch {machine['torch']}; medians of {document['steps']} interleaved steps. Bytes are those of the tensors "
+        "that one rank passes to collectives.",
+        "## Caveats",
+        "Ranks beyond the number of cores share them, so the times show the overhead of a step, not how it scales. The "
+        f"load average before the run was {machine['load']:.1f}.",
+        "## A model of many ranks",
+        "Seconds of a step, by a model; none of these numbers was measured.",
+        markdown_table(("step", *(f"{size} ranks" for size in sizes)), estimates),
+        ASSUMPTIONS,
+    ]
     return "\n\n".join(parts)
 
 

@@ -465,10 +465,9 @@ def step_summary(entry: dict[str, Any]) -> str:
     mostly = steps.pop(NEGATIVE, 0)
     branches = ", ".join(f"{number} {branch}" for branch, number in sorted(steps.items()))
     return (
-        f"sanc.minimize: {steps.total()} steps ({branches}). Steps of branch curvature account for "
-        f"{decrease['curvature'] / total:.1%} of the decrease, and components of cubic steps along negative curvature "
-        f"for another {decrease[NEGATIVE] / total:.1%}. Such components make up most of the predicted decrease in "
-        f"{mostly} steps."
+        f"`sanc.minimize` takes {steps.total()} steps ({branches}). The curvature branch contributes "
+        f"{decrease['curvature'] / total:.1%} of the decrease and negative curvature in cubic steps "
+        f"{decrease[NEGATIVE] / total:.1%}; in {mostly} of them it accounts for most of the predicted decrease."
     )
 
 
@@ -499,8 +498,8 @@ def figure(document: dict[str, Any]) -> Any:
                     marks = np.array([mark[:3] for mark in result["marks"] if mark[3] == kind])
                     if len(marks):
                         axes.plot(marks[:, column], marks[:, 2], marker, color="black", markersize=5, zorder=7)
-                        look = {"linestyle": "", "marker": marker, "color": "black", "label": text}
-                        handles[kind] = Line2D([], [], **look)
+                        marks_style = {"linestyle": "", "marker": marker, "color": "black", "label": text}
+                        handles[kind] = Line2D([], [], **marks_style)
         row[0].set_title(f"{name}: {entry['title']}", loc="left", fontsize=8.5)
         row[1].legend(handles=list(handles.values()), frameon=False, fontsize=7.5)
     return drawing

@@ -9,7 +9,7 @@ gradient as one flat vector, products by double backward between flat vectors, a
 no Lanczos process, no cubic model and no decision. There are two kinds of steps:
 
 * one sample: `opt.step(batch)`; f(x) comes with the gradient, the products share its graph, one value is new;
-* three samples: a gradient, products on a second sample with a gradient graph of its own, two values on a third.
+* three samples: a gradient, products on a second sample, which needs a second gradient graph, two values on a third.
 
 The goals: on a CPU, a step takes at most 1.3 times its bare calls; on a GPU, a captured step (`capture=True`) of the
 MLP is at least 6 times as fast as an eager one, and a captured step of a CNN is not slower.

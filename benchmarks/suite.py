@@ -262,7 +262,7 @@ class Problem:
         x, y, held_x, held_y = (self._tensor(arrays[key]) for key in ("x", "y", "held_x", "held_y"))
         self.train, self.held = (x, y), (held_x[:EVALUATION_ROWS], held_y[:EVALUATION_ROWS])
         rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[:EVALUATION_ROWS]).to(self.device)
-        self.seen = (x[rows], y[rows])
+        self.evaluated = (x[rows], y[rows])
         self.size = min(task.batch, len(x))
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -307,7 +307,7 @@ class Problem:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)  # the noise of a loss is the same in every evaluation
             ends = []
-            for tensors, penalty in ((self.seen, True), (self.held, False)):
+            for tensors, penalty in ((self.evaluated, True), (self.held, False)):
                 loss, total = self.loss(model, penalty=penalty), torch.zeros((), device=self.device)
                 for part in zip(*(t.split(1024) for t in tensors), strict=True):
                     total += loss(*part).detach().float() * len(part[0])

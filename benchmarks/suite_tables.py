@@ -33,8 +33,8 @@ def cost(run: Run, target: float) -> float:
 
 def best(run: Run, kind: str) -> float:
     """Return the lowest held-out loss or the highest accuracy of a run; NaN if there is none."""
-    seen = [value for value in run.get("curve", {}).get(kind, []) if value is not None and math.isfinite(value)]
-    return (max if kind == "accuracy" else min)(seen) if seen else math.nan
+    values = [value for value in run.get("curve", {}).get(kind, []) if value is not None and math.isfinite(value)]
+    return (max if kind == "accuracy" else min)(values) if values else math.nan
 
 
 def tuned(runs: Sequence[Run], task: str, method: str) -> tuple[float | None, bool] | None:
@@ -150,11 +150,11 @@ def overview(rows: Sequence[Run]) -> str:
 
 
 LEGEND = f"""\
-evaluations: until the target, over the budget, the upper median of the seeds; ∞ if most seeds do not reach the target,
-which counts as {UNSOLVED:g} in means. final loss: final training loss, the upper median, then the lowest and the
-highest. held-out, accuracy: the best of a run, median. failed: the final loss exceeds that of AdamW with its default
-rate, or is not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach the
-target."""
+evaluations: until the target, over the budget, the upper median of the seeds; ∞ if most seeds do not reach the \
+target, which counts as {UNSOLVED:g} in means. final loss: final training loss, the upper median, then the lowest and \
+the highest. held-out, accuracy: the best of a run, median. failed: the final loss exceeds that of AdamW with its \
+default rate, or is not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach \
+the target."""
 
 
 def report(runs: Sequence[Run], folder: Path | None) -> str:
@@ -223,12 +223,12 @@ def draw_curves(runs: Sequence[Run]) -> Any:
     tasks = [task for task in tasks if any(run["task"] == task for run in runs)]
     lines = -(-len(tasks) // 4)
     figure = Figure(figsize=(14.0, 2.9 * lines + 0.6), layout="constrained")
-    panels, seen = list(figure.subplots(lines, 4, squeeze=False).flat), {}
+    panels, handles = list(figure.subplots(lines, 4, squeeze=False).flat), {}
     for axes, task in zip(panels, tasks, strict=False):
         for name, some in groups_of(runs, task).items():
             run = sorted(some, key=final)[len(some) // 2]
             if name in (*SHOWN[:9], *VARIANTS) and math.isfinite(final(run)):
-                (seen[name],) = axes.plot(run["curve"]["evaluations"], run["curve"]["train"], **style(name))
+                (handles[name],) = axes.plot(run["curve"]["evaluations"], run["curve"]["train"], **style(name))
         target = target_of(runs, task)
         if math.isfinite(target):
             axes.axhline(target, color="grey", lw=0.8, ls=":")
@@ -239,5 +239,5 @@ def draw_curves(runs: Sequence[Run]) -> Any:
         axes.tick_params(labelsize=7)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncol=10, fontsize=8, frameon=False)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncol=10, fontsize=8, frameon=False)
     return figure

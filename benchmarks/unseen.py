@@ -234,8 +234,8 @@ def _modern(n: int, add: Callable[..., None]) -> None:
         0.01 * rng.standard_normal(2 * m * rank),
     )
     rays = normal(5 * m, 2 * m)
-    seen = (rays @ normal(2 * m)) ** 2
-    add(f"PHASES-{n}", lambda x: ((rays @ x) ** 2 - seen).square().mean(), 0.1 * rng.standard_normal(2 * m))
+    measured = (rays @ normal(2 * m)) ** 2
+    add(f"PHASES-{n}", lambda x: ((rays @ x) ** 2 - measured).square().mean(), 0.1 * rng.standard_normal(2 * m))
 
     def lennard_jones(x: Tensor) -> Tensor:
         s = _pairs(x) ** -3

@@ -45,7 +45,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(name: str, folder: Path, batch: int = 4) -> suite.Problem:
     task = dataclasses.replace(suite.TASKS[name], batch=batch)
     problem = suite.Problem(task, folder, CPU)
-    problem.seen, problem.held = (tuple(t[:8] for t in tensors) for tensors in (problem.seen, problem.held))
+    problem.evaluated, problem.held = (tuple(t[:8] for t in tensors) for tensors in (problem.evaluated, problem.held))
     return problem
 
 
