@@ -38,10 +38,7 @@ EXACT: Mapping[str, dict[str, Any]] = {
     "no bound on the first step": {"first_radius": None},
     "no allowance for roundoff": {"rounding_guard": False},
     "Krylov dimension 5, the paper's stop": {"krylov_dim": 5, "krylov_stop": "paper"},
-    "no reorthogonalisation": {"reorthogonalise": False},
-    "escape unchecked, L1 = L2 = 10, random sign": {
-        "escape_check": "finite", "estimate_constants": False, "sign": "random"
-    },
+    "the paper's escape: fixed L1 = L2 = 10, random sign, unchecked": {"escape": sanc.PaperEscape()},
 }  # fmt: skip
 SAMPLED: Mapping[str, dict[str, Any]] = {
     "default": {},

@@ -42,15 +42,15 @@ def simulate(method, seed, start=1.0, floor=0.05, budget=50_000, steps=240, spee
         stuck = abs(loss - saddle) < 0.05 * (start - floor) and progress < {"sanc": 0.16, "ncd": 0.3}.get(method, 0.45)
         gain = (loss - floor) * rate / steps * rng.uniform(0.4, 1.7) * (0.05 if stuck else 1.0)
         if method in ("cr", "crm"):
-            branch = "untested"
+            branch = "unconditional"
         elif method == "sgd":
             branch, gain = "gradient", gain + rng.normal() * 0.004 * (start - floor)
         elif method == "ncd":
             branch = "curvature" if rng.random() < 0.45 else "gradient"
         else:
-            odds = [0.7 - 0.4 * progress, 0.15, 0, 0.1 * (1 - progress), 0.05 + 0.1 * progress, 0.3 * progress]
+            odds = [0.7 - 0.4 * progress, 0.15, 0, 0, 0.1 * (1 - progress), 0.05 + 0.1 * progress, 0.3 * progress]
             if method == "scr":
-                odds = [odds[0], odds[1], 0, 0, 0, odds[5] + odds[3] + odds[4]]
+                odds = [odds[0], odds[1], 0, 0, 0, 0, odds[6] + odds[4] + odds[5]]
             branch = str(rng.choice(list(BRANCHES), p=np.array(odds) / sum(odds)))
             if branch == "stayed":
                 gain = 0.0

@@ -18,7 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sanc
+from composing import composed
 from sanc.core.saved import vectors_of
+from sanc.lab.authors import AUTHORS
 
 ROWS = 12
 
@@ -84,7 +86,8 @@ def cases(steps, rows=ROWS):
     """Name, method, settings, style, whether DDP wraps the model, whether batches are counted, and the data."""
     even, uneven = batches(steps, rows), batches(steps, rows, last=rows - 3)
     found = {
-        name: (method, {"preset": preset}, "loss", False, False, even) for name, (method, preset) in METHODS.items()
+        name: (method, composed(method.lower(), preset), "loss", False, False, even)
+        for name, (method, preset) in METHODS.items()
     }
     for style in ("loss", "backward", "gradients"):
         for ddp in (False, True):
@@ -382,7 +385,7 @@ def sums():
         ("paper", "csr", {"preset": "paper", "max_iter": 20, "tol": 1e-5}),
         ("sampled", "dense", {"batch_size": 6, "max_iter": 40, "seed": 1}),
         ("sampled paper", "csr", {"batch_size": 3, "preset": "paper", "max_iter": 30, "max_time": 1e6}),
-        ("authors", "svm", {"batch_size": 8, "preset": "authors", "max_iter": 30}),
+        ("authors", "svm", {"batch_size": 8, "preset": AUTHORS, "max_iter": 30}),
         ("growing", "svm", {"batch_size": 4, "method": "scr", "preset": "paper", "grow_samples": True, "max_iter": 15}),
         ("softmax", "softmax", {"max_iter": 30}),
     ):
@@ -409,14 +412,14 @@ def sums():
 # ---------------------------------------------------------------------------------------------- sharded parameters
 
 SHARDED = {
-    "judged": ("loss", {"preset": "paper"}),
+    "second-order": ("loss", {"preset": "paper"}),
     "robust": ("loss", {"weight_decay": 1e-2}),
     "averaged": ("loss", {"curvature": False, "weight_decay": 1e-2}),
     "backward": ("backward", {}),
     "gradients": ("gradients", {"lr": 0.5}),
     "no metric": ("gradients", {"metric": "none"}),
     "diagonal": ("gradients", {"metric": "diagonal"}),
-    "long sides": ("gradients", {"largest_side": 6, "renew": 2}),
+    "long sides": ("gradients", {"largest_side": 6, "refresh": 2}),
     "regenerate": ("loss", {"preset": "paper", "lanczos": "regenerate"}),
 }
 

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import sanc
+from composing import PRESETS, composed
 from sanc import Branch
+from sanc.lab.authors import AUTHORS
 from sanc.problems import Logistic
 from sanc.sums.oracle import Draws, buffered_order
 
@@ -54,7 +56,7 @@ def losses(problem, method, sigma0, seed, preset="authors"):
         trace.append((r.record.calls.paper_calls, problem.value(r.x)))
 
     sanc.minimize(
-        problem, start, method=method, preset=preset, sigma0=sigma0, L1=10.0, L2=10.0,
+        problem, start, method=method, **composed(method, preset, L1=10.0, L2=10.0) | {"sigma0": sigma0},
         batch_size=problem.n // 20, seed=seed, max_calls=MARKS[-1], callback=watch, certify=False,
     )  # fmt: skip
     return [max((c, v) for c, v in trace if c <= mark)[1] for mark in MARKS]
@@ -126,7 +128,7 @@ def test_sgd_is_torchs_sgd(generated):
 
 def test_cr_takes_every_step_with_its_fixed_sigma(generated):
     res = sanc.minimize(generated, np.ones(60), method="cr", preset="paper", batch_size=100, max_iter=20, certify=False)
-    assert {r.branch for r in res.history} == {Branch.UNTESTED}
+    assert {r.branch for r in res.history} == {Branch.UNCONDITIONAL}
     assert {r.sigma for r in res.history} == {5.0}
 
 
@@ -134,7 +136,7 @@ def test_crm_never_ends_worse_than_its_cubic_point(generated):
     """Momentum is kept only where it lowers f below the cubic point's."""
     res = sanc.minimize(generated, np.ones(60), method="crm", preset="paper", max_iter=30, certify=False)
     used = [r for r in res.history if r.note == "momentum"]
-    assert used and {r.branch for r in res.history} == {Branch.UNTESTED}
+    assert used and {r.branch for r in res.history} == {Branch.UNCONDITIONAL}
     values = [r.value for r in res.history]
     assert all(b <= a + 1e-12 for a, b in pairwise(values))
     plain = sanc.minimize(generated, np.ones(60), method="cr", preset="paper", max_iter=30, certify=False)
@@ -182,7 +184,7 @@ def test_buffered_samples_make_epochs():
 
     rng = np.random.default_rng(0)
     problem = Indices(rng.standard_normal((105, 3)), rng.integers(0, 2, 105))
-    sanc.minimize(problem, np.ones(3), method="sgd", preset="authors", batch_size=10, max_iter=20, certify=False)
+    sanc.minimize(problem, np.ones(3), method="sgd", preset=AUTHORS, batch_size=10, max_iter=20, certify=False)
     gradients = [rows for rows in problem.seen if len(rows) == 10]
     assert len(gradients) == 20
     for epoch in (gradients[:10], gradients[10:]):
@@ -197,7 +199,7 @@ def test_the_authors_fall_back_on_the_hessian_sample(generated):
         res = sanc.minimize(
             generated,
             np.ones(60),
-            preset=preset,
+            preset=PRESETS[preset],
             sigma0=1e-3,
             batch_size=100,
             seed=2,

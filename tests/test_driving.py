@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sanc
 from driving import drive, flat
+from sanc.lab.authors import AUTHORS
 
 
 def network(kind="plain"):
@@ -90,7 +91,9 @@ def test_train_and_eval_move_between_the_two_points():
     average = flat(model)
     state = opt._iterates.state
     opt.train()
-    assert torch.allclose(flat(model), average + (1 - opt._iterates.own.averaging) * state.offset, rtol=0, atol=1e-12)
+    assert torch.allclose(
+        flat(model), average + (1 - opt._iterates.settings.average.averaging) * state.offset, rtol=0, atol=1e-12
+    )
     opt.train()
     opt.eval()
     assert torch.allclose(flat(model), average, rtol=0, atol=1e-12)
@@ -157,7 +160,7 @@ def test_styles_cannot_be_mixed(first, second, words):
 
 
 @pytest.mark.parametrize(("cls", "options"), [
-    (sanc.SANC, {"preset": "paper"}), (sanc.SANC, {"preset": "authors"}), (sanc.ARC, {}), (sanc.CR, {}),
+    (sanc.SANC, {"preset": "paper"}), (sanc.SANC, {"preset": AUTHORS}), (sanc.ARC, {}), (sanc.CR, {}),
     (sanc.SANC, {"minibatch": None}),
 ])  # fmt: skip
 def test_methods_that_need_a_model_ask_for_a_closure(cls, options):
@@ -476,7 +479,7 @@ def test_autocast_around_a_step_is_for_the_closure_alone(style):
 
         with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
             drive(style, forward, opt, [(a.float(), b.float()) for a, b in batches(12)])
-        assert opt._iterates.state.noisy  # steps are averaged
+        assert opt._iterates.state.averaged  # steps are averaged
         ends.append(flat(model))
     assert torch.allclose(*ends, rtol=0, atol=1e-6)
 

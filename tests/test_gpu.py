@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import sanc
+from composing import composed
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
+from sanc.lab.authors import AUTHORS
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -39,7 +41,7 @@ def test_the_device_takes_the_path_of_the_host(cls, preset):
     finals = []
     for device in ("cpu", "cuda"):
         model, x, y = build(device=device)
-        opt = cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=1)
+        opt = cls(model.parameters(), seed=1, **composed(cls, preset, L1=2.0, L2=2.0))
         others = {} if cls is sanc.ARC else {"hessian": loss_of(model, x[30:60], y[30:60])}
         for _ in range(18 if preset == "robust" else 6):  # averages and an old Krylov space included
             opt.step(loss_of(model, x[:30], y[:30]), **others)
@@ -85,7 +87,7 @@ def test_dropout_resumes_bit_for_bit_on_the_device():
             opt.step(loss_of(model, x, y))
 
     model, x, y = build(torch.float32, dropout=0.4)
-    opt = sanc.SANC(model.parameters(), seed=5, L1=2.0, L2=2.0)
+    opt = sanc.SANC(model.parameters(), seed=5)
     train(model, opt, 25)
     buffer = io.BytesIO()
     torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, buffer)
@@ -95,7 +97,7 @@ def test_dropout_resumes_bit_for_bit_on_the_device():
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
     again, _, _ = build(torch.float32, dropout=0.4)
-    other = sanc.SANC(again.parameters(), L1=2.0, L2=2.0)
+    other = sanc.SANC(again.parameters())
     again.load_state_dict(saved["model"])
     other.load_state_dict(saved["opt"])
     torch.cuda.set_rng_state(state)
@@ -111,7 +113,7 @@ def test_bf16_autocast():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return nn.functional.cross_entropy(model(x), y)
 
-    opt = sanc.SANC(model.parameters(), L1=2.0, L2=2.0, seed=0)
+    opt = sanc.SANC(model.parameters(), seed=0)
     start = float(opt.step(closure))
     for _ in range(30):
         end = float(opt.step(closure))
@@ -138,7 +140,7 @@ def test_a_cudnn_rnn_is_named_and_finite_differences_work():
     assert torch.equal(before, flat(model))
     with torch.backends.cudnn.flags(enabled=False):  # the remedy that the message names
         sanc.SANC(model.parameters(), seed=0).step(loss_of(model, x, y))
-    opt = sanc.SANC(model.parameters(), hvp="finite-difference", L1=2.0, L2=2.0, seed=0)
+    opt = sanc.SANC(model.parameters(), hvp="finite-difference", seed=0)
     start = float(opt.step(loss_of(model, x, y)))
     for _ in range(20):
         end = float(opt.step(loss_of(model, x, y)))
@@ -170,7 +172,7 @@ def test_fused_attention_is_named(dtype):
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
 def test_five_hundred_steps_leak_nothing(hvp):
     model, x, y = build(torch.float32)
-    opt = sanc.SANC(model.parameters(), hvp=hvp, L1=2.0, L2=2.0, seed=0)
+    opt = sanc.SANC(model.parameters(), hvp=hvp, seed=0)
     for _ in range(150):  # until everything that is kept is there
         opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
     torch.cuda.synchronize()
@@ -310,7 +312,7 @@ def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
 
 
 @pytest.mark.parametrize(
-    "options", [{"preset": "authors"}, {"minibatch": None}, {"cls": sanc.SCR}, {"cls": sanc.CRM}], ids=str
+    "options", [{"preset": AUTHORS}, {"minibatch": None}, {"cls": sanc.SCR}, {"cls": sanc.CRM}], ids=str
 )
 def test_graphs_of_the_rest_of_the_family(options):
     """Rejections, re-solved steps and escapes take part; the judge on the host is the same."""

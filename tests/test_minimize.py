@@ -14,11 +14,11 @@ import pytest
 import scipy.optimize
 import scipy.sparse
 import torch
+from sanc.core.robust import NO_GRADIENT
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc import Branch, Status
-from sanc.core.robust import NO_GRADIENT
 from sanc.problems import Logistic
 from sanc.sums.oracle import Draws
 
@@ -560,7 +560,7 @@ def test_early_stop_needs_both_tests():
         (dict(fun=3), ["fun = 3", "function"]),
         (dict(method="sancc"), ["method = 'sancc'", "did you mean 'sanc'"]),
         (dict(method=3), ["method = 3"]),
-        (dict(preset="authers"), ["did you mean 'authors'"]),
+        (dict(preset="robst"), ["did you mean 'robust'"]),
         (dict(sigm0=1.0), ["'sigm0'", "did you mean 'sigma0'"]),
         (dict(maxiters=3), ["'maxiters'", "did you mean"]),
         (dict(maxiter=3, max_iter=4), ["'maxiter' stands beside 'max_iter'"]),

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import sanc
+from composing import composed
 from sanc import Branch
-from sanc.minibatch.iteration import MinibatchIteration
 
 FAMILY = [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD]
 PRESETS = ["paper", "authors", "robust"]
@@ -53,7 +53,7 @@ def closures(cls, model, x, y):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_member_trains(cls, preset):
     model, x, y = make()
-    opt = cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=1)
+    opt = cls(model.parameters(), seed=1, **composed(cls, preset, L1=2.0, L2=2.0))
     closure = loss_of(model, x, y)
     first = float(opt.step(closure))
     for _ in range(30):
@@ -146,7 +146,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
     def build():
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)).double()
-        return model, cls(model.parameters(), preset=preset, L1=2.0, L2=2.0, seed=np.int64(11))
+        return model, cls(model.parameters(), seed=np.int64(11), **composed(cls, preset, L1=2.0, L2=2.0))
 
     data = torch.utils.data.TensorDataset(*make()[1:])
 
@@ -173,7 +173,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
     again, opt2 = build()
-    opt2 = cls(again.parameters(), preset=preset, L1=2.0, L2=2.0)  # no seed given: it comes from the checkpoint
+    opt2 = cls(again.parameters(), **composed(cls, preset, L1=2.0, L2=2.0))  # the seed comes from the checkpoint
     samples2 = sanc.ThreeSamples(data, 16, seed=0)
     again.load_state_dict(saved["model"])
     opt2.load_state_dict(saved["opt"])
@@ -331,19 +331,19 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
         value = good()
         return value if torch.equal(flat(model), w) else value * float("nan")
 
-    opt = cls(model.parameters(), preset=preset, seed=0, L1=1.0, L2=1.0, check=False)
-    judged = getattr(opt._iterates, "judged", opt._iterates)
+    opt = cls(model.parameters(), seed=0, check=False, **composed(cls, preset, L1=1.0, L2=1.0))
+    tested = getattr(opt._iterates, "second_order", opt._iterates)
     sigma = 0.0  # the first one is found in the first step
     for k in range(3):
-        if isinstance(opt._iterates, MinibatchIteration):  # judges on the gradient sample
+        if opt._iterates.averages:  # forms ρ on the gradient sample
             opt.step(cliff, hessian=good)
         else:
             opt.step(good, objective=cliff)
         assert torch.equal(flat(model), w), k
         assert opt.record.branch is Branch.STAYED
-        lost = "vanishes in the rounding" in opt.record.note or sigma > 1e20  # nothing is learnt from such a step
-        assert judged.state.sigma > sigma or lost
-        sigma = judged.state.sigma
+        lost = "below the working precision" in opt.record.note or sigma > 1e20  # nothing is learnt from such a step
+        assert tested.state.sigma > sigma or lost
+        sigma = tested.state.sigma
         assert "finite" in opt.record.note or "lower" in opt.record.note or lost
 
 
@@ -479,7 +479,7 @@ def test_a_zero_gradient_at_a_strict_saddle_is_escaped(cls, preset):
     def closure():
         return 0.5 * (scale * p**2).sum() + 0.25 * (p**4).sum()
 
-    opt = cls([p], preset=preset, L1=4.0, L2=4.0, seed=0)
+    opt = cls([p], seed=0, **composed(cls, preset, L1=4.0, L2=4.0))
     for _ in range(40):
         opt.step(closure)
     assert closure().item() == pytest.approx(-0.25, abs=1e-3)  # at p = (±1, 0, …)

@@ -263,7 +263,7 @@ def test_the_gradient_decides_where_rounding_hides_the_decrease() -> None:
     found = sanc.minimize(fun, x0)
     assert found.success
     assert float(torch.linalg.norm(found.jac)) <= 1e-8
-    assert "gradient decided" in found.history[-1].note
+    assert "gradient norm decided" in found.history[-1].note
     assert not sanc.minimize(fun, x0, rounding_guard=False).success
 
 

@@ -7,7 +7,6 @@ since the site does not contain them.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,15 @@ def presets() -> str:
     """Return a table of every setting in every preset."""
     head = [f"`{name}`" for name in sanc.PRESETS]
     lines = [f"| setting | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
-    for item in fields(sanc.Settings):
-        values = [getattr(settings, item.name) for settings in sanc.PRESETS.values()]
-        shown = [f"`{_written(value)}`" for value in values]
-        lines.append(f"| `{item.name}` | {' | '.join(shown)} |")
-    lines += ["", "Settings of the iteration on samples, preset `robust` only:", ""]
-    lines += ["| setting | value |", "|---|---|"]
-    numbers = sanc.MinibatchSettings()
-    lines += [f"| `{item.name}` | `{_written(getattr(numbers, item.name))}` |" for item in fields(numbers)]
+    composed = [preset.options() for preset in sanc.PRESETS.values()]
+    for name in dict.fromkeys(name for options in composed for name in options):
+        shown = [f"`{_written(options[name])}`" if name in options else "" for options in composed]
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, sanc.MinibatchSettings):
-        return "MinibatchSettings()"
-    return f"{value:g}" if isinstance(value, float) else repr(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def command_line() -> str:

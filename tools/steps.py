@@ -158,7 +158,8 @@ def main() -> int:
         try:
             files = Path(folder) / "old.json", Path(folder) / "new.json"
             started = [made_with(*pair, chosen.only) for pair in zip((other, ROOT), files, strict=True)]
-            if any([process.wait() for process in started]):
+            failed = [process.wait() for process in started]
+            if any(failed):
                 return 2
             old, new = (json.loads(file.read_text()) for file in files)
         finally:

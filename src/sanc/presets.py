@@ -21,7 +21,7 @@ from sanc.minibatch.settings import METRICS, Minibatch
 PRESETS: Mapping[str, Method] = {
     "paper": Method(),
     "robust": Method(
-        model=CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, resolves=12, sign="descent"),
+        model=CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, resolves=12),
         acceptance=RatioTest(eta1=0.1, eta2=0.75, rounding_guard=True),
         escape=CheckedEscape(),
         sigma=SigmaUpdate(sigma0=None, sigma_floor=1e-290, sigma_ceiling=1e290, sigma_rule="interpolate"),
@@ -71,6 +71,7 @@ _RENAMED = {
     "reorthogonalise": 'krylov_stop: "forcing" reorthogonalises',
     "estimate_constants": "escape: sanc.CheckedEscape() estimates them, sanc.PaperEscape(L1=…, L2=…) does not",
     "escape_check": "escape: sanc.CheckedEscape() checks its step, sanc.PaperEscape() does not",
+    "sign": "escape: sanc.CheckedEscape() steps downhill, sanc.PaperEscape() tosses a coin",
     "curvature_guard": "escape, and sanc.lab.authors.AuthorsEscape() has it",
     "otherwise": "escape, and sanc.lab.authors.AuthorsEscape() has it",
     "gradient_tolerance_power": "escape, and sanc.lab.authors.AuthorsEscape() has it",
@@ -122,44 +123,45 @@ def compose(name: object, preset: object, options: Mapping[str, Any], also: Iter
 
 def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
     """Return a method with other pieces and settings; `also` are names the caller takes itself."""
-    for name, value in sorted(options.items(), key=lambda option: not _is_piece(option[0])):  # pieces first
-        method = _with_option(method, name, value, also)
+    for name, value in options.items():
+        if name in _RENAMED:
+            raise ArgumentError(f"option {name!r} (= {shown(value)}) is now {_RENAMED[name]}.")
+    given = dict(options)
+    if isinstance(given.get("metric"), str):
+        given["metric"] = METRICS[one_of("metric", given["metric"], METRICS)]()
+    pieces = {name: given.pop(name) for name in _PIECES if name in given}
+    for part in ({"minibatch": pieces.pop("minibatch")} if "minibatch" in pieces else {}, pieces, given):
+        method = _changed_method(method, part, also)
     return method
 
 
-def _is_piece(name: str) -> bool:
-    return name in ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+"""Options that are pieces. They are set first, so that options beside them are settings of these."""
 
 
-def _with_option(method: Method, name: str, value: Any, also: Iterable[str]) -> Method:
-    if name in _RENAMED:
-        raise ArgumentError(f"option {name!r} (= {shown(value)}) is now {_RENAMED[name]}.")
-    if name == "metric" and isinstance(value, str):
-        value = METRICS[one_of("metric", value, METRICS)]()
-    if method.minibatch is None and name in _names(Minibatch()):
+def _changed_method(method: Method, options: Mapping[str, Any], also: Iterable[str]) -> Method:
+    for name in _names(Minibatch()) & options.keys() if method.minibatch is None else ():
         if method.name in METHODS and method.name not in ("sanc", "scr"):
             raise ArgumentError(
-                f"{name} = {shown(value)} is used by sanc and scr alone, not by {method.name}: leave it out."
+                f"{name} = {shown(options[name])} is used by sanc and scr alone, not by {method.name}: leave it out."
             )
         method = replace(method, minibatch=Minibatch())
-    changed: Method | None = None if name in ("name", "exact") else _changed(method, name, value)
-    if changed is None:
-        raise _unknown(method, name, value, also)
+    for name in options.keys() - (_names(method) - {"name", "exact"}):
+        raise _unknown(method, name, options[name], also)
+    changed: Method = _changed(method, options)
     return changed
 
 
-def _changed(piece: Any, name: str, value: Any) -> Any:
-    """Return the piece with this value in all settings of this name, its own and its pieces'; None if there are none."""
+def _changed(piece: Any, options: Mapping[str, Any]) -> Any:
+    """Return the piece with these values in all settings of their names, in it and in its pieces."""
     changes = {}
     for item in fields(piece):
         held = getattr(piece, item.name)
-        if item.name == name:
-            changes[name] = value
-        elif is_dataclass(held):
-            inner = _changed(held, name, value)
-            if inner is not None:
-                changes[item.name] = inner
-    return replace(piece, **changes) if changes else None
+        if item.name in options:
+            changes[item.name] = options[item.name]
+        elif is_dataclass(held) and _names(held) & options.keys():
+            changes[item.name] = _changed(held, options)
+    return replace(piece, **changes) if changes else piece
 
 
 def _names(piece: Any) -> set[str]:

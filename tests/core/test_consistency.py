@@ -11,7 +11,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 from sanc import Status
-from sanc.core import doubts
+from sanc.core import consistency
 from sanc.functions.oracle import CallableOracle
 
 X0 = np.array([-1.2, 1.0, 0.5, 2.0])
@@ -34,10 +34,10 @@ def test_a_right_gradient_is_not_doubted():
     assert rough.success
 
 
-def test_slope_ratio_against_the_closed_form():
+def test_derivative_ratio_against_the_closed_form():
     for factor in (1.0, 3.0, -0.25):
         oracle = CallableOracle(rosen, X0, jac=lambda x, factor=factor: factor * rosen_der(x))
-        ratio, error = doubts.slope_ratio(oracle, X0, 1.0)
+        ratio, error = consistency.derivative_ratio(oracle, X0, 1.0)
         assert ratio == pytest.approx(1.0 / factor, rel=1e-3) and error < 0.02 / abs(factor)
 
 
@@ -55,9 +55,9 @@ def test_noise_ends_the_run_and_is_named(size):
 def test_noise_is_measured():
     rng = np.random.default_rng(1)
     noisy = CallableOracle(lambda x: rosen(x) + 1e-6 * rng.standard_normal(), X0, jac=rosen_der)
-    said = doubts.noise(noisy, X0, 1.0)
+    said = consistency.noise(noisy, X0, 1.0)
     assert 2e-7 < float(said.split("±")[1].split()[0]) < 5e-6
-    assert doubts.noise(CallableOracle(rosen, X0, jac=rosen_der), X0, 1.0) == ""
+    assert consistency.noise(CallableOracle(rosen, X0, jac=rosen_der), X0, 1.0) == ""
 
 
 @pytest.mark.parametrize("skew", [np.triu(np.full((4, 4), 1e3), 1), 300 * np.random.default_rng(1).normal(size=(4, 4))])
@@ -66,7 +66,7 @@ def test_an_asymmetric_product_is_named(skew):
     assert result.status is Status.INCONSISTENT and "not symmetric" in result.message and result.nit <= 51
     exact = CallableOracle(rosen, X0, jac=rosen_der, hessp=rosen_hess_prod)
     differenced = CallableOracle(rosen, X0, jac=rosen_der)
-    assert doubts.asymmetry(exact, X0) == doubts.asymmetry(differenced, X0) == ""
+    assert consistency.asymmetry(exact, X0) == consistency.asymmetry(differenced, X0) == ""
 
 
 def test_a_jump_is_no_hang():

@@ -1,8 +1,8 @@
-"""The family as data: three objects a method, presets, and how options become settings."""
+"""The family as data: pieces a method, presets, and how options become settings."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,37 +10,66 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from sanc.core.acceptance import always, by_ratio, with_momentum
-from sanc.core.escape import escape, gradient_step, stay
-from sanc.core.family import METHODS, PRESETS, make_settings
-from sanc.core.model import cubic_steps, no_steps
-from sanc.core.settings import _KINDS, _RANGES
+from sanc.lab.authors import AUTHORS
+from sanc.presets import METHODS, PRESETS, compose
 
 
-def test_a_method_is_three_objects():
+@pytest.mark.parametrize(("preset", "escape"), [("paper", "PaperEscape"), ("robust", "CheckedEscape")])
+def test_a_method_is_three_pieces(preset, escape):
     """The table of the specification."""
-    table = {name: (method.model, method.acceptance, method.on_rejection) for name, method in METHODS.items()}
-    assert table == {
-        "sanc": (cubic_steps, by_ratio, escape),
-        "scr": (cubic_steps, by_ratio, stay),
-        "arc": (cubic_steps, by_ratio, stay),
-        "cr": (cubic_steps, always, stay),
-        "crm": (cubic_steps, with_momentum, stay),
-        "ncd": (no_steps, always, escape),
-        "sgd": (no_steps, always, gradient_step),
+    composed = {name: sanc.method_for(name, preset) for name in METHODS}
+    table = {
+        name: tuple(type(piece).__name__ for piece in (method.model, method.acceptance, method.escape))
+        for name, method in composed.items()
     }
-    assert [name for name, method in METHODS.items() if method.exact] == ["arc"]
-    assert METHODS["cr"].defaults == METHODS["crm"].defaults == {"sigma0": 5.0}
+    assert table == {
+        "sanc": ("CubicModel", "RatioTest", escape),
+        "scr": ("CubicModel", "RatioTest", "Stay"),
+        "arc": ("CubicModel", "RatioTest", "Stay"),
+        "cr": ("CubicModel", "AcceptAll", "Stay"),
+        "crm": ("CubicModel", "Momentum", "Stay"),
+        "ncd": ("KrylovModel", "AcceptAll", escape),
+        "sgd": ("NoModel", "AcceptAll", "GradientStep"),
+    }
+    assert [name for name, method in composed.items() if method.exact] == ["arc"]
+    assert composed["cr"].sigma.sigma0 == composed["crm"].sigma.sigma0 == 5.0
+    assert [name for name, method in composed.items() if method.needs_products] == list(composed)[:-1]
+
+
+def pieces_of(method):
+    yield method
+    for item in fields(method):
+        if is_dataclass(getattr(method, item.name)):
+            yield from pieces_of(getattr(method, item.name))
+
+
+def test_every_piece_is_frozen_and_every_name_means_one_setting():
+    """Two pieces may share a name only if they share its default, so that one option can set both."""
+    defaults = {}
+    for name in METHODS:
+        for preset in (*PRESETS, AUTHORS):
+            for piece in pieces_of(sanc.method_for(name, preset)):
+                for item in fields(piece):
+                    with pytest.raises(FrozenInstanceError):
+                        setattr(piece, item.name, None)
+                    if not is_dataclass(getattr(piece, item.name)) and item.default is not None:
+                        defaults.setdefault(item.name, set()).add(item.default)
+    shared = {name for name in ("epsilon", "memory", "refresh") if len(defaults[name]) == 1}
+    assert shared == {"epsilon", "memory", "refresh"}
 
 
 def test_a_preset_may_be_an_object():
-    mine = sanc.Settings(sigma0=0.5, eta1=0.15, krylov_dim=7)
-    by_object = sanc.minimize(rosen, [-1.2, 1.0, 0.3], jac=rosen_der, hessp=rosen_hess_prod, preset=mine, max_iter=9)
+    mine = sanc.Method(
+        sigma=sanc.SigmaUpdate(sigma0=0.5), acceptance=sanc.RatioTest(eta1=0.15), model=sanc.CubicModel(krylov_dim=7)
+    )
+    options = {"jac": rosen_der, "hessp": rosen_hess_prod, "max_iter": 9}
+    by_object = sanc.minimize(rosen, [-1.2, 1.0, 0.3], preset=mine, **options)
+    by_method = sanc.minimize(rosen, [-1.2, 1.0, 0.3], method=mine, **options)
     by_name = sanc.minimize(
-        rosen, [-1.2, 1.0, 0.3], jac=rosen_der, hessp=rosen_hess_prod, preset="paper", sigma0=0.5, eta1=0.15,
-        krylov_dim=7, max_iter=9,
+        rosen, [-1.2, 1.0, 0.3], preset="paper", sigma0=0.5, eta1=0.15, krylov_dim=7, **options
     )  # fmt: skip
     assert np.array_equal(by_object.x, by_name.x) and by_object.history[0].sigma == 0.5
+    assert np.array_equal(by_method.x, by_name.x)
     ends = []
     for given in ({"preset": mine}, {"preset": "paper", "sigma0": 0.5, "eta1": 0.15, "krylov_dim": 7}):
         w = torch.nn.Parameter(torch.tensor([1.0, -0.5], dtype=torch.float64))
@@ -51,57 +80,92 @@ def test_a_preset_may_be_an_object():
     assert torch.equal(*ends)
 
 
-def test_settings_for_a_method():
-    assert sanc.settings_for("sanc") == PRESETS["robust"]
-    assert sanc.settings_for("CR", "paper", krylov_dim=3) == make_settings(METHODS["cr"], "paper", {"krylov_dim": 3})
+def test_method_for_composes_by_name():
+    assert sanc.method_for() == PRESETS["robust"]
+    assert sanc.method_for("CR", "paper", krylov_dim=3) == compose("cr", "paper", {"krylov_dim": 3})
     with pytest.raises(sanc.ArgumentError, match="method = 'sank'"):
-        sanc.settings_for("sank")
-
-
-def test_every_range_is_one_of_a_setting():
-    names = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
-    assert set(_RANGES) <= names and len(_RANGES) == sum(len(kind[0].split()) for kind in _KINDS)
+        sanc.method_for("sank")
+    options = sanc.method_for("scr", eta1=0.3, metric="diagonal").options()
+    assert options["eta1"] == 0.3 and options["metric"] == "Diagonal" and options["escape"] == "Stay"
 
 
 def test_options_beside_a_preset_object_win():
-    settings = make_settings(METHODS["sanc"], sanc.Settings(eta1=0.15), {"eta1": 0.3})
-    assert settings.eta1 == 0.3
-    assert make_settings(METHODS["cr"], "paper", {}).sigma0 == 5.0
-    assert make_settings(METHODS["cr"], sanc.Settings(sigma0=2.0), {}).sigma0 == 2.0
+    mine = sanc.Method(acceptance=sanc.RatioTest(eta1=0.15))
+    assert compose("sanc", mine, {"eta1": 0.3}).acceptance.eta1 == 0.3
+    assert compose("cr", "paper", {}).sigma.sigma0 == 5.0
+    assert compose("cr", replace(mine, sigma=sanc.SigmaUpdate(sigma0=2.0)), {}).sigma.sigma0 == 2.0
+
+
+def test_an_option_sets_every_piece_that_has_it():
+    method = sanc.method_for("sanc", "paper", epsilon=1e-3)
+    assert method.model.epsilon == method.escape.epsilon == 1e-3
+
+
+def test_an_option_may_be_a_piece_and_its_settings_apply_to_it():
+    method = sanc.method_for(sigma_ceiling=5.0, sigma=sanc.SigmaUpdate(sigma0=2.0), metric=sanc.Diagonal(), memory=0.5)
+    assert method.sigma == sanc.SigmaUpdate(sigma0=2.0, sigma_ceiling=5.0)
+    assert method.minibatch.metric == sanc.Diagonal(memory=0.5)
 
 
 def test_settings_of_the_iteration_on_samples():
-    robust = PRESETS["robust"].minibatch
-    assert robust == sanc.MinibatchSettings() and PRESETS["paper"].minibatch is None
-    method = METHODS["sanc"]
-    assert make_settings(method, "robust", {"minibatch": None}).minibatch is None
-    assert make_settings(method, "robust", {"metric": "none"}).minibatch == sanc.MinibatchSettings(metric="none")
-    assert make_settings(method, "paper", {"renew": 7}).minibatch == sanc.MinibatchSettings(renew=7)
-    own = sanc.MinibatchSettings(renew=3, averaging=0.5)
-    assert make_settings(method, "paper", {"minibatch": own, "scale": 1.0}).minibatch == sanc.MinibatchSettings(
-        renew=3, averaging=0.5, scale=1.0
+    assert PRESETS["robust"].minibatch == sanc.Minibatch() and PRESETS["paper"].minibatch is None
+    assert compose("sanc", "robust", {"minibatch": None}).minibatch is None
+    assert compose("sanc", "robust", {"metric": "none"}).minibatch == sanc.Minibatch(metric=sanc.Identity())
+    assert sanc.Minibatch(metric="diagonal") == sanc.Minibatch(metric=sanc.Diagonal())
+    refreshed = sanc.Minibatch(metric=sanc.Kronecker(refresh=7))
+    assert compose("sanc", "paper", {"refresh": 7}).minibatch == refreshed
+    mine = sanc.Minibatch(average=sanc.Average(averaging=0.5))
+    assert compose("sanc", "paper", {"minibatch": mine, "scale": 1.0}).minibatch == replace(
+        mine, step=sanc.StepScale(scale=1.0)
     )
-    assert make_settings(method, "robust", {"lanczos": "regenerate"}).minibatch == sanc.MinibatchSettings()
+    assert compose("sanc", "robust", {"lanczos": "regenerate"}).minibatch == sanc.Minibatch()
 
 
 @pytest.mark.parametrize(
     ("preset", "options", "words"),
     [
-        ("robst", {}, ["preset = 'robst'", "did you mean 'robust'", "sanc.Settings"]),
+        ("robst", {}, ["preset = 'robst'", "did you mean 'robust'", "sanc.Method"]),
         (3, {}, ["preset = 3"]),
+        ("authors", {}, ["sanc.lab.authors.AUTHORS"]),
         ("paper", {"sigma_0": 1.0}, ["'sigma_0'", "did you mean 'sigma0'"]),
         ("robust", {"averging": 3}, ["'averging'", "did you mean 'averaging'"]),
-        ("robust", {"minibatch": 5}, ["minibatch = 5", "MinibatchSettings"]),
+        ("robust", {"minibatch": 5}, ["minibatch = 5", "sanc.Minibatch"]),
         ("robust", {"metric": 0.5}, ["metric = 0.5", "kronecker"]),
+        ("robust", {"metric": "kroneker"}, ["metric = 'kroneker'", "did you mean 'kronecker'"]),
+        ("robust", {"acceptance": 0.1}, ["acceptance = 0.1", "sanc.RatioTest"]),
+        ("robust", {"model": sanc.CubicModel}, ["model = ", "sanc.CubicModel()"]),
+        ("robust", {"escape": "paper"}, ["escape = 'paper'", "sanc.CheckedEscape"]),
+        ("robust", {"sigma": 1.0}, ["sigma = 1.0", "sigma0"]),
+        ("robust", {"L1": 1.0}, ["L1 = 1.0", "PaperEscape", "CheckedEscape", "escape=sanc.PaperEscape"]),
+        ("robust", {"momentum": 0.5}, ["momentum = 0.5", "Momentum", "leave it out"]),
+        ("robust", {"renew": 5}, ["'renew'", "refresh"]),
+        ("robust", {"estimate_constants": True}, ["escape", "CheckedEscape"]),
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),
         ("paper", {"krylov_stop": "forced"}, ["krylov_stop = 'forced'", "choose from forcing, paper"]),
         ("paper", {"resolves": 1.5}, ["resolves = 1.5", "an integer"]),
         ("paper", {"L1": float("nan")}, ["L1 = nan", "a number"]),
+        ("paper", {"sigma_ceiling": 1e-3, "sigma_floor": 1e-2}, ["sigma_ceiling", "above 0.01"]),
     ],
 )
 def test_bad_settings_are_named(preset, options, words):
-    with pytest.raises(sanc.ArgumentError) as caught:
-        make_settings(METHODS["sanc"], preset, options)
+    with pytest.raises(sanc.SancError) as caught:
+        compose("sanc", preset, options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_settings_of_another_method_are_named():
+    with pytest.raises(sanc.ArgumentError, match=r"scale = 1\.0 is used by sanc and scr alone, not by cr"):
+        compose("cr", "robust", {"scale": 1.0})
+    with pytest.raises(sanc.ArgumentError, match=r"preset = 'paper'.*beside a Method"):
+        sanc.minimize(rosen, [1.0, 2.0], jac=rosen_der, method=sanc.Method(), preset="paper")
+
+
+@pytest.mark.parametrize(("old", "new"), [("Settings", "sanc.Method"), ("MinibatchSettings", "sanc.Minibatch"),
+                                          ("settings_for", "sanc.method_for")])  # fmt: skip
+def test_names_of_earlier_versions_name_the_new_ones(old, new):
+    with pytest.raises(AttributeError, match=new):
+        getattr(sanc, old)
+    with pytest.raises(AttributeError, match=r"Branch\.AVERAGED"):
+        _ = sanc.Branch.UNTESTED

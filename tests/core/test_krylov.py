@@ -215,8 +215,8 @@ def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
         K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(B, k) @ g for k in range(j)]))[0]
         s = -K @ np.linalg.solve(K.T @ (B + shift * np.eye(12)) @ K, K.T @ g)
         left = np.linalg.norm(B @ s + shift * s + g)
-        assert krylov.slope(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
-    assert np.isnan(krylov.slope(-1.0))  # T − I is not positive definite
+        assert krylov.model_gradient(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
+    assert np.isnan(krylov.model_gradient(-1.0))  # T − I is not positive definite
 
 
 @pytest.mark.parametrize("reorthogonalise", [False, True])
@@ -282,7 +282,9 @@ def test_the_least_slope_is_below_that_of_the_minimiser(seed):
         krylov.extend()
         step = cubic.solve(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, sigma)
         rounded = 1e-13 * step.norm * krylov.residual  # what the eigenvectors round away
-        assert 0.0 < krylov.least_slope(sigma) <= krylov.residual * abs(float(step.u[-1])) * (1 + 1e-9) + rounded
+        assert (
+            0.0 < krylov.least_model_gradient(sigma) <= krylov.residual * abs(float(step.u[-1])) * (1 + 1e-9) + rounded
+        )
 
 
 def test_the_least_slope_is_near_enough_to_be_of_use():
@@ -291,7 +293,7 @@ def test_the_least_slope_is_near_enough_to_be_of_use():
     krylov = krylov_space(lambda v: A @ v, np.array([3.0, 0.0]), NumpySpace(2, np.float64), limit=1)
     krylov.extend()
     assert krylov.residual == pytest.approx(0.1)
-    assert 0.4 * 0.15 < krylov.least_slope(1e-12) < 0.15
+    assert 0.4 * 0.15 < krylov.least_model_gradient(1e-12) < 0.15
 
 
 def test_there_is_no_bound_where_the_space_was_started_elsewhere(rng):
@@ -299,4 +301,4 @@ def test_there_is_no_bound_where_the_space_was_started_elsewhere(rng):
     g, start = rng.standard_normal(6), rng.standard_normal(6)
     krylov = krylov_space(lambda v: A @ v, start, NumpySpace(6, np.float64), linear=g)
     krylov.extend()
-    assert krylov.least_slope(1.0) == 0.0
+    assert krylov.least_model_gradient(1.0) == 0.0

@@ -101,7 +101,7 @@ def test_the_page_says_claims_panels_gaps_settings_and_environment(written):
         assert word in text, word
     assert "fig3-covtype was skipped: covtype.libsvm.binary is not in the data folder" in text
     assert "NCD has finished 1 of 2 runs" in text
-    assert "CR and CRM took untested steps only; SGD took gradient steps only." in text
+    assert "CR and CRM took unconditional steps only; SGD took gradient steps only." in text
     assert "2025-01-01, 2025-01-02" in text
     assert page.headings[0] == 1 and page.headings.count(1) == 1
     assert all(b - a <= 1 for a, b in zip(page.headings, page.headings[1:], strict=False))

@@ -16,11 +16,10 @@ from torch import nn
 
 import sanc
 from sanc import Branch
-from sanc.core.family import METHODS, make_settings
 from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
 from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
-from sanc.minibatch.scale import typical_weight, unit_of_length
+from sanc.minibatch.scale import typical_weight, weight_unit
 from sanc.sums.oracle import SumOracle
 
 
@@ -38,8 +37,7 @@ def lowest(problem):
 
 
 def engine_on(problem, method="sanc", batch=29, seed=0, **options):
-    settings = make_settings(METHODS[method], "robust", options)
-    return MinibatchIteration(METHODS[method], settings, seed), SumOracle(problem, (batch,) * 3, seed)
+    return MinibatchIteration(sanc.method_for(method, **options), seed), SumOracle(problem, (batch,) * 3, seed)
 
 
 # ---------------------------------------------------------------------------------------------- the steps
@@ -48,7 +46,7 @@ def engine_on(problem, method="sanc", batch=29, seed=0, **options):
 def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
     """Every batch is the whole sum: bit for bit the steps of the core, as long as one likes."""
     engine, oracle = engine_on(problem, batch=None)
-    exact = Iteration(METHODS["sanc"], make_settings(METHODS["sanc"], "robust", {"krylov_dim": KRYLOV_DIM}), 0)
+    exact = Iteration(sanc.method_for(krylov_dim=KRYLOV_DIM), 0)
     other = SumOracle(problem, (None,) * 3, 0)
     x = y = np.ones(problem.dim)
     for _ in range(40):
@@ -56,7 +54,7 @@ def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
         y, twin = exact.iterate(y, other)
         assert np.array_equal(x, y)
         assert (record.branch, record.sigma, record.krylov_dim) == (twin.branch, twin.sigma, twin.krylov_dim)
-    assert not engine.state.noisy
+    assert not engine.state.averaged
     assert np.linalg.norm(problem.value_and_gradient(x)[1]) < 1e-6
 
 
@@ -66,7 +64,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
     """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
     own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
     engine, oracle = engine_on(problem, **own)
-    s = engine.own
+    settings = engine.settings
     x0 = x = z = average = np.ones(problem.dim)
     V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
     renewed, floor = 0, 0.0
@@ -74,15 +72,16 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         oracle.begin(k)
         g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
         unit = np.linalg.norm(g) if unit is None else unit
-        V = V + max(1 - s.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
+        V = V + max(1 - settings.metric.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
         floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
         p = g / unit / (np.sqrt(V) + floor)
-        straight = beyond > 0.7 * path
-        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and straight else 2 * s.scale)
+        s, aligned = settings.step, beyond > 0.7 * path
+        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and aligned else 2 * s.scale)
         eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down) / 15  # of a vector nothing else is known
         step, M = -eta * p, unit * (np.sqrt(V) + floor)
-        total += (k + 1) ** s.weighting
-        share = (k + 1) ** s.weighting / total if averaging else 1.0
+        late = (k + 1) ** settings.average.weighting
+        total += late
+        share = late / total if averaging else 1.0
         if distance and (k < 20 or k % 5 == 0):
             drift = 0.998 * drift + 0.002 * d * d * p
             r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
@@ -103,7 +102,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         norm = math.sqrt(step @ (M * step))
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
         assert record.model_decrease == pytest.approx(-(g @ step + record.sigma / 3 * norm**3))
-        assert record.branch is Branch.UNTESTED and record.krylov_dim == 0
+        assert record.branch is Branch.AVERAGED and record.krylov_dim == 0
 
 
 def test_products_are_spent_as_long_as_batches_agree(problem):
@@ -178,7 +177,7 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
     ],
 )
 def test_the_unit_of_length(weight, value, slope, unit):
-    assert unit_of_length(weight, value, slope) == pytest.approx(unit)
+    assert weight_unit(weight, value, slope) == pytest.approx(unit)
 
 
 def test_a_typical_weight():
@@ -221,7 +220,7 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
     for _ in range(2):
         opt.step(lambda: (net(x)[:, 0] - x.prod(1)).square().mean())
     state = opt._driver.iterates.state
-    assert state.path == pytest.approx(state.beyond, rel=1e-9) and state.path > 0.0
+    assert state.path == pytest.approx(state.offset_norm, rel=1e-9) and state.path > 0.0
 
 
 # ---------------------------------------------------------------------------------------------- noise
@@ -239,7 +238,7 @@ def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
             gaps.append(problem.value(x) - lowest)
         early.append(np.mean(gaps[50:100]))
         late.append(np.mean(gaps[-50:]))
-        assert engine.state.shrink == 1.0
+        assert engine.state.reduction == 1.0
         assert not any(r.branch is Branch.STAYED for r in records[200:])
     assert np.mean(late) < 0.5 * np.mean(early)
     assert np.mean(late) < 2e-3 * lowest
@@ -270,7 +269,7 @@ def settled_run(problem, steps=60, **options):
     x = np.ones(problem.dim)
     for _ in range(steps):
         x, _ = engine.iterate(x, oracle)
-    assert engine.state.noisy
+    assert engine.state.averaged
     return engine, oracle, x
 
 
@@ -282,12 +281,12 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
         k += 1
         assert k < 100
         x = x + 0.1
-        engine.state.square = float(x @ x)  # nobody else did it
+        engine.state.square_norm = float(x @ x)  # nobody else did it
         before = oracle.meter.paper_calls
         x, record = engine.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
-    assert problem.value(x) < 1.1 * good and engine.state.shrink == 0.5
+    assert problem.value(x) < 1.1 * good and engine.state.reduction == 0.5
     engine.iterate(x, oracle)
     assert not engine.went_back
 
@@ -310,9 +309,9 @@ def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
     negative, mixed = torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     for _ in range(10):
         opt.step(lambda: loss(X @ w, negative))
-    assert float(w[0].detach()) < -5.0 and opt.record.branch != "untested"
+    assert float(w[0].detach()) < -5.0 and opt.record.branch != "averaged"
     opt.step(lambda: loss(X @ w, mixed))
-    assert opt.record.branch == "untested" and float(w.detach().abs().max()) < 0.1
+    assert opt.record.branch == "averaged" and float(w.detach().abs().max()) < 0.1
     assert opt.record.value == pytest.approx(math.log(2.0)) and "back to where they began" in opt.record.note
 
 
@@ -322,11 +321,11 @@ def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
      (math.nan, 1.0, math.nan, False)],
 )  # fmt: skip
 def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
-    engine = MinibatchIteration(METHODS["sanc"], make_settings(METHODS["sanc"], "robust", {}), seed=0)
+    engine = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    engine.state.safe, engine.state.entry = start, entry
+    engine.state.safe, engine.state.first_loss = start, entry
     oracle = types.SimpleNamespace(trial=lambda point: before if point is start else None)
-    assert engine._unmisled(x, value, oracle) is (start if back else x)
+    assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
@@ -350,9 +349,9 @@ def test_a_loss_that_is_not_finite_twice_leads_back(problem):
     engine, oracle, x = settled_run(problem)
     bad = x * np.nan
     point, record = engine.iterate(bad, oracle)
-    assert point is bad and "finite" in record.note and engine.state.shrink == 1.0  # the batch may be to blame
+    assert point is bad and "finite" in record.note and engine.state.reduction == 1.0  # the batch may be to blame
     point, record = engine.iterate(bad, oracle)
-    assert np.isfinite(point).all() and "back to the last safe point" in record.note and engine.state.shrink == 0.5
+    assert np.isfinite(point).all() and "back to the last safe point" in record.note and engine.state.reduction == 0.5
 
 
 def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
@@ -368,7 +367,7 @@ def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
     for _ in range(150):
         x, record = engine.iterate(x, oracle)
         assert "back" not in record.note
-    assert engine.state.shrink == 1.0
+    assert engine.state.reduction == 1.0
 
 
 def test_one_outlier_batch_does_not_ruin_a_run():
@@ -413,7 +412,7 @@ def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves)
         opt.step(lambda a=a: 0.5 * (p[::2] - a).square().sum() + 0.25 * (p[1] ** 2 - 1) ** 2)
         if "negative curvature" in opt.record.note:
             taken.append(opt.record)
-    assert opt._iterates.state.noisy
+    assert opt._iterates.state.averaged
     assert all(record.trial_value < record.value and record.curvature_share > 0.5 for record in taken)
     if leaves:
         assert len(taken) == 1 and abs(abs(p[1].item()) - 1) < 0.05
@@ -663,7 +662,7 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("averaging", 1.0), ("metric", "kroneker"), ("memory", 1.0), ("renew", 0), ("largest_side", -1), ("scale", 0.0),
+    [("averaging", 1.0), ("metric", "kroneker"), ("memory", 1.0), ("refresh", 0), ("largest_side", -1), ("scale", 0.0),
      ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("weighting", -1.0), ("noise", math.inf),
      ("curvature", 1)],
 )  # fmt: skip

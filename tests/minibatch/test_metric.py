@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sanc.minibatch.metric import Metric, orthonormal
+from sanc.minibatch.metrics.kronecker import Kronecker, orthonormal
+from sanc.minibatch.settings import METRICS
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (4, 3), (), (1, 6), (7, 2)]
 LIKE = torch.zeros(1, dtype=torch.float64)
@@ -25,25 +26,23 @@ def pieces(vector):
 
 def states(metric):
     """Second moments, factors and bases of each parameter."""
-    return [{"square": part, **factors} for part, factors in zip(
-        pieces(metric.squares()), metric.factors(), strict=True
-    )]  # fmt: skip
+    return metric.save()
 
 
-def learnt(kind, gs, weights, renew_after=(), largest_side=1024):
-    metric = Metric(SHAPES, kind, LIKE, largest_side)
+def learnt(kind, gs, weights, refresh_after=(), **settings):
+    metric = METRICS[kind](**settings).create(SHAPES, LIKE)
     for k, (g, weight) in enumerate(zip(gs, weights, strict=True)):
-        direction = metric.direction(g, weight, weight)
-        if k in renew_after:
-            metric.renew()
+        direction = metric.update(g, weight, weight)
+        if k in refresh_after:
+            metric.refresh()
     return metric, direction
 
 
-@pytest.mark.parametrize("renew_after", [(), (0,), (0, 1, 2)])
-def test_the_direction_is_the_dense_one(renew_after):
+@pytest.mark.parametrize("refresh_after", [(), (0,), (0, 1, 2)])
+def test_the_direction_is_the_dense_one(refresh_after):
     """M = Q diag(√V) Qᵀ with Q = Q_L ⊗ Q_R, written out as a matrix, for each parameter."""
     gs, weights = gradients(4), [1.0, 0.5, 0.25, 0.3]
-    metric, direction = learnt("kronecker", gs, weights, renew_after)
+    metric, direction = learnt("kronecker", gs, weights, refresh_after)
     for parts, g, found, shape in zip(states(metric), pieces(gs[-1]), pieces(direction), SHAPES, strict=True):
         g = g.numpy().ravel()
         if "left" not in parts:
@@ -52,7 +51,7 @@ def test_the_direction_is_the_dense_one(renew_after):
             Q = np.kron(parts["left_basis"].numpy(), parts["right_basis"].numpy())
             assert np.allclose(Q.T @ Q, np.eye(len(g)), atol=1e-7)
             assert len(parts["left_basis"]) == shape[0]
-        M = Q @ np.diag(np.sqrt(parts["square"].numpy().ravel())) @ Q.T
+        M = Q @ np.diag(np.sqrt(parts["second_moment"].numpy().ravel())) @ Q.T
         assert np.allclose(M @ found.numpy().ravel(), g, rtol=1e-4, atol=1e-5)
 
 
@@ -65,17 +64,17 @@ def test_means_are_weighted_as_asked():
     for place, parts in enumerate(states(metric)):
         blocks = np.stack([pieces(g)[place].reshape(1 if not SHAPES[place] else SHAPES[place][0], -1) for g in gs])
         square = np.einsum("k,kij->ij", share, blocks**2)
-        assert np.allclose(parts["square"].numpy().ravel(), square.ravel())
+        assert np.allclose(parts["second_moment"].numpy().ravel(), square.ravel())
         if "left" in parts:
             assert np.allclose(parts["left"], np.einsum("k,kij,klj->il", share, blocks, blocks))
             assert np.allclose(parts["right"], np.einsum("k,kij,kil->jl", share, blocks, blocks))
 
 
-def test_renewing_finds_the_eigenvectors_of_the_factors():
+def test_refreshing_finds_the_eigenvectors_of_the_factors():
     gs = gradients(40)
     metric, _ = learnt("kronecker", gs, [max(0.05, 1 / (k + 1)) for k in range(40)])
     for _ in range(3000):
-        metric.renew()
+        metric.refresh()
     for parts in states(metric):
         for side in ("left", "right"):
             if side in parts:
@@ -108,27 +107,30 @@ def test_a_matrix_without_a_basis_is_told_apart(bad):
     assert torch.equal(q[2], good)
 
 
-def test_renewing_carries_the_second_moments_over():
+def test_refreshing_carries_the_second_moments_over():
     """A covariance that is diagonal in the old basis: its diagonal in the new one is what is held."""
     metric, _ = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3])
     before = states(metric)
-    metric.renew()
+    metric.refresh()
     for old, new in zip(before, states(metric), strict=True):
         if "left" in old:
             Q_old = np.kron(old["left_basis"], old["right_basis"])
             Q_new = np.kron(new["left_basis"], new["right_basis"])
-            covariance = Q_old @ np.diag(old["square"].numpy().ravel()) @ Q_old.T
-            assert np.allclose(np.diag(Q_new.T @ covariance @ Q_new), new["square"].numpy().ravel())
+            covariance = Q_old @ np.diag(old["second_moment"].numpy().ravel()) @ Q_old.T
+            assert np.allclose(np.diag(Q_new.T @ covariance @ Q_new), new["second_moment"].numpy().ravel())
 
 
 def test_what_a_factor_says_nothing_about_keeps_its_basis():
     """One gradient of rank 1: rounding decides nothing."""
-    metric = Metric([(6, 5)], "kronecker", LIKE, 1024)
+    metric = Kronecker().create([(6, 5)], LIKE)
     u, v = torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(1.0, 6.0, dtype=torch.float64)
     g = torch.outer(u, v).reshape(-1)
-    metric.begin(g)
-    other = Metric([(6, 5)], "kronecker", LIKE, 1024)
-    other.begin(g * (1 + 1e-13 * torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))))
+    metric.update(g, 1.0, 1.0)
+    metric.refresh()
+    other = Kronecker().create([(6, 5)], LIKE)
+    nearly = g * (1 + 1e-13 * torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    other.update(nearly, 1.0, 1.0)
+    other.refresh()
     for a, b in zip(metric.tensors()[1:], other.tensors()[1:], strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-6 * float(a.abs().max()))
 
@@ -146,11 +148,11 @@ def test_a_diagonal_metric_is_adams_and_none_is_one_number():
 def test_a_long_side_keeps_its_coordinates():
     metric, direction = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3], (0, 1), largest_side=3)
     held = states(metric)
-    assert not held[0]["left_basis"].numel() and held[0]["right_basis"].shape == (3, 3)
-    assert held[2]["left_basis"].shape == (2, 2) and not held[2]["right_basis"].numel()  # 2 × 12
+    assert "left_basis" not in held[0] and held[0]["right_basis"].shape == (3, 3)
+    assert held[2]["left_basis"].shape == (2, 2) and "right_basis" not in held[2]  # 2 × 12
     parts, g, found = held[0], pieces(gradients(3)[2])[0], pieces(direction)[0]
     turned = g @ parts["right_basis"]
-    assert torch.allclose(found, turned / parts["square"].sqrt() @ parts["right_basis"].mT, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(found, turned / parts["second_moment"].sqrt() @ parts["right_basis"].mT, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-140, 1e-12, 1.0, 1e12, 1e140])
@@ -166,17 +168,27 @@ def test_the_direction_has_no_units(kind, size):
 def test_a_restored_metric_goes_on_bit_for_bit(kind):
     gs = gradients(6)
     metric, _ = learnt(kind, gs[:4], [1.0, 0.5, 0.3, 0.3], (1,))
-    other = Metric(SHAPES, kind, LIKE, 1024)
-    other.restore(metric.squares(), metric.factors(), metric.floors())
+    other = METRICS[kind]().create(SHAPES, LIKE)
+    other.restore(metric.save())
     for g in gs[4:]:
         for one in (metric, other):
-            one.renew()
-        assert torch.equal(metric.direction(g, 0.2, 0.1), other.direction(g, 0.2, 0.1))
+            one.refresh()
+        assert torch.equal(metric.update(g, 0.2, 0.1), other.update(g, 0.2, 0.1))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
 def test_a_zero_gradient_has_no_direction(kind):
-    metric = Metric(SHAPES, kind, LIKE, 1024)
+    metric = METRICS[kind]().create(SHAPES, LIKE)
     zero = torch.zeros_like(gradients(1)[0])
-    metric.begin(zero)
-    assert torch.equal(metric.direction(zero, 0.5), zero)
+    metric.update(zero, 1.0, 1.0)
+    metric.refresh()
+    assert torch.equal(metric.update(zero, 0.5), zero)
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
+def test_applying_changes_nothing_and_repeats_the_update(kind):
+    gs = gradients(4)
+    metric, direction = learnt(kind, gs, [1.0, 0.5, 0.3, 0.3], (0, 1))
+    before = [tensor.clone() for tensor in metric.tensors()]
+    assert torch.equal(metric.apply(gs[-1]), direction)
+    assert all(torch.equal(a, b) for a, b in zip(before, metric.tensors(), strict=True))

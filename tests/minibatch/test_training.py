@@ -136,7 +136,7 @@ def test_a_long_run_neither_freezes_nor_falls_apart(digits, noise):
 
     seen, opt = train(net.parameters(), loss, len(X), 32, 20_000)
     assert all(later <= seen[0] for later in seen) and seen[-1] <= 1.02 * min(seen)
-    assert opt.record.step_norm > 0.0 and opt._iterates.state.shrink == 1.0
+    assert opt.record.step_norm > 0.0 and opt._iterates.state.reduction == 1.0
     assert max(p.norm().item() for p in net.parameters()) < 100.0
 
 

@@ -15,7 +15,7 @@ from together import all_well, together
 shards = pytest.mark.skipif(
     torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"
 )
-FEW = ("judged", "averaged", "backward", "gradients", "no metric", "long sides")
+FEW = ("second-order", "averaged", "backward", "gradients", "no metric", "long sides")
 
 
 def everything(steps, folder):

@@ -8,6 +8,7 @@ run repeats a run that was not interrupted.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
-from sanc.core.saved import numbers_of, refuse, require_fields, require_mapping
+from sanc.core.saved import numbers_of, refuse, require_fields
 from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -245,7 +246,7 @@ class Iteration:
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         memory = {name: held for name, held in self.state.memory.items() if isinstance(held, float)}
-        return numbers_of(self.state) | {"memory": memory}
+        return numbers_of(self.state) | {"memory": json.dumps(memory)}  # torch.distributed.checkpoint drops empty ones
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
@@ -259,9 +260,7 @@ class Iteration:
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()) -> None:
         """Refuse what `numbers` and `vectors` (given by name) cannot have returned."""
         require_fields(where, numbers, State, ("memory",))
-        for name, held in require_mapping(f"{where}['memory']", numbers["memory"]).items():
-            if not isinstance(held, float):
-                raise refuse(f"{where}['memory'][{name!r}]", held, "a number")
+        _memory(where, numbers)
         for name in vectors:
             if not name.startswith(_MEMORY):
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
@@ -270,12 +269,24 @@ class Iteration:
         """Continue from what `numbers` and `vectors` returned."""
         plain = {name: held for name, held in numbers.items() if name != "memory"}
         memory = {name.removeprefix(_MEMORY): held for name, held in vectors.items()}
-        self.state = State(**plain, memory={**numbers["memory"], **memory})
+        self.state = State(**plain, memory={**_memory("numbers", numbers), **memory})
 
     def reset(self) -> None:
         """Drop what belongs to vectors of another length."""
         memory = {name: held for name, held in self.state.memory.items() if isinstance(held, float)}
         self.state = replace(self.state, memory=memory)
+
+
+def _memory(where: str, numbers: Any) -> dict[str, float]:
+    """Return the numbers that the acceptance rule remembers."""
+    found = numbers.get("memory")
+    try:
+        memory = json.loads(found)
+    except (TypeError, ValueError):
+        memory = None
+    if not isinstance(memory, dict) or not all(isinstance(held, float) for held in memory.values()):
+        raise refuse(f"{where}['memory']", found, "a text of numbers by name")
+    return memory
 
 
 def _informative_share(here: Point, subspace: Any, step: Any, trials: int) -> float:

@@ -12,6 +12,16 @@ from sanc.core.judge import SigmaUpdate
 from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
+from sanc.errors import ArgumentTypeError, shown
+
+_REQUIRED = {
+    "model": (("build", "propose", "charge", "proposes", "needs_products", "resolves"), "sanc.CubicModel()"),
+    "acceptance": (("__call__",), "sanc.RatioTest()"),
+    "escape": (("__call__", "needs_products"), "sanc.CheckedEscape() or sanc.PaperEscape()"),
+    "sigma": (("judge",), "sanc.SigmaUpdate(), or set the option sigma0"),
+    "minibatch": (("metric", "step", "average"), "sanc.Minibatch(), or None"),
+}
+"""What each piece must have, and an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,17 @@ class Method(Piece):
     exact: bool = False
     epsilon_s: float = setting(1e-8, NOT_NEGATIVE)
     sampling: Literal["uniform", "buffered"] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (required, example) in _REQUIRED.items():
+            piece = getattr(self, name)
+            if piece is None and name == "minibatch":
+                continue
+            missing = [entry for entry in required if isinstance(piece, type) or not hasattr(piece, entry)]
+            if missing:
+                lacks = "it is a class" if isinstance(piece, type) else f"it has no {missing[0]}"
+                raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since {lacks}: pass {example}.")
 
     @property
     def needs_products(self) -> bool:

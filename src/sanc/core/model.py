@@ -195,13 +195,10 @@ class CubicModel(KrylovModel):
         negative curvature. The unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, bounded by |f|/‖g‖
         and ‖x‖/10 of the first point. Where this rule or `sigma0` set σ, and f falls by more than the model predicts,
         longer steps in the same space are tried at once. None: no limit.
-    sign : {"random", "descent"}
-        In the hard case v and −v are both minimisers: toss a coin, or take the one along which f decreases.
     """
 
     resolves: int = setting(0, COUNT)
     first_radius: float | None = setting(None, POSITIVE)
-    sign: Literal["random", "descent"] = "random"
 
     proposes = True
 
@@ -216,13 +213,8 @@ class CubicModel(KrylovModel):
     def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
         linear = krylov.linear
         step = cubic.solve(spectrum, linear, sigma)
-        if step.hard:
-            derivative = float(spectrum.leftmost_vector @ linear)
-            if self.sign == "descent" and derivative != 0.0:
-                sign = -math.copysign(1.0, derivative)
-            else:
-                sign = 1.0 if here.coin(HARD_CASE_SIGN) else -1.0
-            step = cubic.solve(spectrum, linear, sigma, sign)
+        if step.hard and not here.coin(HARD_CASE_SIGN):  # both signs minimise the model
+            step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
     def bounds(self, here: Point, known: Units) -> float:

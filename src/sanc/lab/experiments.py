@@ -41,6 +41,11 @@ class Variant:
         return method_for(self.method, **self.arguments)
 
 
+def settings_of(method: str, *presets: str) -> set[str]:
+    """Return the names of the settings that a method has in these presets, by default in any."""
+    return {name for preset in presets or LAB_PRESETS for name in Variant(method, preset).composed().options()}
+
+
 @dataclass(frozen=True)
 class Panel:
     """One picture of the paper: a problem on a data set, and the methods on it.
@@ -132,7 +137,7 @@ class RunSpec:
     def variant(self) -> Variant:
         """The method, its preset and its options: the panel's, the tuned L1 and L2, CR's σ; for "robust" only σ0.
 
-        A published panel has options for all its methods, of which each takes those it has.
+        A panel has options for all its methods, of which each takes those it has.
         """
         panel, method, preset = self.panel, self.method, self.preset
         if method in panel.variants:
@@ -149,8 +154,8 @@ class RunSpec:
         rate = options.pop("lr", 0.01)
         if method == "sgd":
             options = {"lr": rate}
-        elif published:
-            known = Variant(method, preset).composed().options()
+        elif method in METHODS:
+            known = settings_of(method, preset)
             options = {name: value for name, value in options.items() if name in known}
         return Variant(method, preset, options)
 

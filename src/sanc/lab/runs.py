@@ -18,7 +18,7 @@ import sanc
 from sanc import ArgumentError
 from sanc.lab import datasets, models, own_files
 from sanc.lab.directory import Journal, claim, finished
-from sanc.lab.experiments import Panel, RunSpec, Variant
+from sanc.lab.experiments import Panel, RunSpec, Variant, settings_of
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
 """Told the share of the budget spent, the last known loss, the branch and σ of the last iteration."""
@@ -70,6 +70,13 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
         variant = RunSpec(panel, method, 0, preset).variant
         if variant.method in sanc.METHODS:
             variant.composed()
+    if panel.figure == "own":
+        used = {name for method in panel.methods for name in settings_of(method, preset)}
+        for name in panel.options.keys() - used:
+            raise ArgumentError(
+                f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: leave it out, or "
+                "choose another preset."
+            )
     if not panel.network:
         if panel.problem in ("logistic", "svm") and loaded.classes != 2:
             raise ArgumentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ def own_panel(given: dict[str, Any]) -> Panel:
         one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
     problem = one_of("problem", given["problem"], PROBLEMS)
     methods, options = experiments.check_methods(given["methods"]), given["options"]
-    known = {field.name for kind in (sanc.Settings, sanc.MinibatchSettings) for field in fields(kind)}
+    known = {method: experiments.settings_of(method) for method in sanc.METHODS}
     for key in options:
-        users = {"lr": {"sgd"}, "momentum": {"crm"}}.get(one_of("option", key, known), set(methods) - {"sgd"})
-        if not users & set(methods):
+        one_of("option", key, set().union(*known.values()))
+        if not any(key in known[method] for method in methods):
             raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
     network, activation = problem in ("mlp", "cnn"), given["activation"]
     if network and "sampling" in options:

@@ -1,8 +1,8 @@
 """The iteration on samples: a second-order phase, then an averaged phase.
 
 While the next batch confirms the decrease of a step on its own batch, a batch is as good as the objective: steps are
-those of `sanc.core.iteration`, cubic, with a ratio test and escapes along negative curvature. When batches disagree, the
-ratio of two noisy numbers shows little, and Hessian products cost more than they are worth. From there on
+those of `sanc.core.iteration`, cubic, with a ratio test and escapes along negative curvature. When batches disagree,
+the ratio of two noisy numbers shows little, and Hessian products cost more than they are worth. From there on
 
 * the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
 * with σ such that the step has a size that is natural in M (`sanc.minibatch.scale`),

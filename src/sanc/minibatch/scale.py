@@ -60,7 +60,7 @@ def steps_are_aligned(state: State) -> bool:
 
 
 def continue_small(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> None:
-    """Reduce η to the last second-order step norm, if that phase removed nearly all of the loss and its steps were tiny."""
+    """Reduce η to the last second-order step norm, if that phase removed nearly all of the loss with tiny steps."""
     share = step_norm / typical_step_norm(state, step, dim)
     if value < CONVERGED * state.first_loss and share < CONVERGED:
         state.reduction = share
@@ -105,8 +105,8 @@ def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable
 def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
     """Return the unit of η: a typical weight at the first point.
 
-    If a change of all coordinates by that could not change the loss by a tenth, with ‖g‖_1 = `gradient_sum`, the weights
-    are near a saddle at zero, as after a tiny initialisation, and the unit is larger.
+    If a change of all coordinates by that could not change the loss by a tenth, with ‖g‖_1 = `gradient_sum`, the
+    weights are near a saddle at zero, as after a tiny initialisation, and the unit is larger.
     """
     if weight == 0.0:
         return UNKNOWN_WEIGHT
