@@ -165,7 +165,7 @@ CONSTRUCTION = [
     ("a rate below zero", lambda: made(lr=-1.0), "lr = -1.0", "≥ 0"),
     ("a rate as text", lambda: made(lr="0.1"), "lr = '0.1'", "number"),
     ("decay below zero", lambda: made(weight_decay=-1e-4), "weight_decay = -0.0001", "≥ 0"),
-    ("momentum as for SGD", lambda: made(momentum=0.9), "momentum = 0.9", "crm alone", "leave it out"),
+    ("momentum as for SGD", lambda: made(momentum=0.9), "momentum = 0.9", "Momentum", "leave it out"),
     ("betas as for Adam", lambda: made(betas=(0.9, 0.999)), "'betas'", "(0.9, 0.999)", "leave it out", "sanc.Method"),
     ("damping as for others", lambda: made(damping=0.1), "'damping'", "0.1", "leave it out"),
     ("a wrong letter", lambda: made(weight_decy=0.1), "'weight_decy'", "did you mean 'weight_decay'?"),
@@ -188,7 +188,7 @@ CONSTRUCTION = [
     ("a group with betas", lambda: grouped(betas=(0.9, 0.99)), "group option 'betas'",
      "choose from frozen, lr, params"),
     ("frozen by a number", lambda: grouped(frozen=1), "frozen = 1", "True or False"),
-    ("a method that is not there", lambda: sanc.settings_for("sank"), "method = 'sank'", "choose from arc"),
+    ("a method that is not there", lambda: sanc.method_for("sank"), "method = 'sank'", "choose from arc"),
 ]
 
 STEPS = [
@@ -290,7 +290,7 @@ FUNCTIONS = [
     ("an option with a wrong letter", lambda: minimised(max_iters=3), "'max_iters' (= 3)", "did you mean 'max_iter'?"),
     ("options with a wrong letter", lambda: minimised(options={"max_itr": 3}), "'max_itr' (= 3)", "'max_iter'?"),
     ("options as a number", lambda: minimised(options=3), "options = 3", "a mapping"),
-    ("momentum of sanc", lambda: minimised(momentum=0.5), "momentum = 0.5", "crm alone"),
+    ("momentum of sanc", lambda: minimised(momentum=0.5), "momentum = 0.5", "Momentum"),
     ("bounds", lambda: minimised(bounds=[(0, 1), (0, 1)]), "bounds = [(0, 1), (0, 1)]", "leave bounds out"),
     ("a preset of minimize", lambda: minimised(preset="default"), "preset = 'default'", "choose from paper"),
     ("jac is too long", lambda: minimised(jac=lambda x: np.ones(3)), "jac returned 3 numbers", "2 variables"),

@@ -125,7 +125,7 @@ def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str]
     """Return a method with other pieces and settings; `also` are names the caller takes itself."""
     for name, value in options.items():
         if name in _RENAMED:
-            raise ArgumentError(f"option {name!r} (= {shown(value)}) is now {_RENAMED[name]}.")
+            raise ArgumentError(f"{name} = {shown(value)} cannot be used: the option is now {_RENAMED[name]}.")
     given = dict(options)
     if isinstance(given.get("metric"), str):
         given["metric"] = METRICS[one_of("metric", given["metric"], METRICS)]()

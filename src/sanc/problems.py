@@ -1,6 +1,6 @@
 """Finite sums that `sanc.minimize` samples from."""
 
-from sanc.sums.linear import FiniteSum
+from sanc.sums.linear import FiniteSum, LinearSum
 from sanc.sums.losses import Logistic, NonconvexSVM, Softmax
 
-__all__ = ["FiniteSum", "Logistic", "NonconvexSVM", "Softmax"]
+__all__ = ["FiniteSum", "LinearSum", "Logistic", "NonconvexSVM", "Softmax"]

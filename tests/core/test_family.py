@@ -138,7 +138,7 @@ def test_settings_of_the_iteration_on_samples():
         ("robust", {"sigma": 1.0}, ["sigma = 1.0", "sigma0"]),
         ("robust", {"L1": 1.0}, ["L1 = 1.0", "PaperEscape", "CheckedEscape", "escape=sanc.PaperEscape"]),
         ("robust", {"momentum": 0.5}, ["momentum = 0.5", "Momentum", "leave it out"]),
-        ("robust", {"renew": 5}, ["'renew'", "refresh"]),
+        ("robust", {"renew": 5}, ["renew = 5", "refresh"]),
         ("robust", {"estimate_constants": True}, ["escape", "CheckedEscape"]),
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),

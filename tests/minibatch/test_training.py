@@ -151,7 +151,7 @@ def test_any_batch_size_trains(digits, size):
 
 
 @pytest.mark.parametrize(("cls", "leaves"), [(sanc.SANC, True), (sanc.SCR, False)])
-def test_where_the_loss_stands_still_negative_curvature_is_followed(cls, leaves):
+def test_where_the_loss_stagnates_negative_curvature_is_followed(cls, leaves):
     """No gradient ever leads out of x₁ = 0, where f = x₀² − x₁² + x₁⁴ + noise·x₀ has a saddle; minima are at −¼."""
     p = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
     opt, generator = cls([p], seed=0), torch.Generator().manual_seed(0)
@@ -160,6 +160,6 @@ def test_where_the_loss_stands_still_negative_curvature_is_followed(cls, leaves)
         noise = 0.3 * float(torch.randn((), generator=generator))
         opt.step(lambda noise=noise: p[0] ** 2 - p[1] ** 2 + p[1] ** 4 + noise * p[0])
         notes.append(opt.record.note)
-    followed = "the loss stood still: a step along negative curvature"
+    followed = "the loss stagnated: a step along negative curvature"
     assert (followed in notes) is leaves and (notes.index(followed) >= 100 if leaves else True)
     assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc import METHODS, PRESETS, ArgumentError, Method, method_for
+from sanc import METHODS, PRESETS, ArgumentError, Method, Minibatch, method_for
 from sanc.errors import one_of
 from sanc.lab.authors import AUTHORS
 
@@ -42,8 +42,14 @@ class Variant:
 
 
 def settings_of(method: str, *presets: str) -> set[str]:
-    """Return the names of the settings that a method has in these presets, by default in any."""
-    return {name for preset in presets or LAB_PRESETS for name in Variant(method, preset).composed().options()}
+    """Return the names of the settings that a method takes in these presets, by default in any."""
+    found: set[str] = set()
+    for preset in presets or LAB_PRESETS:
+        composed = Variant(method, preset).composed()
+        if method in ("sanc", "scr") and composed.minibatch is None:
+            composed = replace(composed, minibatch=Minibatch())  # which an option would add
+        found |= composed.options().keys()
+    return found
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
         if variant.method in sanc.METHODS:
             variant.composed()
     if panel.figure == "own":
-        used = {name for method in panel.methods for name in settings_of(method, preset)}
+        family = [method for method in panel.methods if method in sanc.METHODS]
+        used = {name for method in family for name in settings_of(method, preset)}
         for name in panel.options.keys() - used:
             raise ArgumentError(
                 f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: leave it out, or "

@@ -393,11 +393,12 @@ class MinibatchIteration:
         if numbers["steps"] and not any(tensors):
             raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
         second_order = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
-        for name, needed in (("safe", second_order), ("start", "drift" in vectors), ("drift", "start" in vectors)):
+        bounded = numbers["distance"] > State(0).distance or not {"start", "drift"}.isdisjoint(vectors)
+        for name, needed in (("safe", second_order), ("start", bounded), ("drift", bounded)):
             if needed and name not in vectors:
                 raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
         if shapes is not None:
-            check_saved("the metric", self.settings.metric, shapes, tensors if any(tensors) else ())
+            check_saved(f"{where}, the metric", self.settings.metric, shapes, tensors if any(tensors) else ())
 
     def restore(
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Sequence[Mapping[str, Tensor]] = ()

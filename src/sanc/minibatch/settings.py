@@ -86,8 +86,9 @@ class Minibatch(Piece):
         if isinstance(self.metric, str) and self.metric in METRICS:
             object.__setattr__(self, "metric", METRICS[self.metric]())
         missing = [name for name in ("memory", "refresh", "couples", "create") if not hasattr(self.metric, name)]
-        if missing:
+        if missing or isinstance(self.metric, type):
+            why = f"it has no {', '.join(missing)}" if missing else "it is a class"
             raise ArgumentTypeError(
-                f"metric = {shown(self.metric)} cannot be used: it has no {', '.join(missing)}. Pass one of "
-                f"{', '.join(map(repr, METRICS))}, or an object like sanc.Kronecker()."
+                f"metric = {shown(self.metric)} cannot be used: {why}. Pass one of {', '.join(map(repr, METRICS))}, or "
+                "an object like sanc.Kronecker()."
             )

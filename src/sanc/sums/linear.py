@@ -63,41 +63,64 @@ class FiniteSum(ABC):
 class LinearSum(FiniteSum):
     """The mean of losses of the margins z = Xw, plus a penalty on w.
 
-    A subclass is a loss: its labels y, and three functions of the margins, one margin a row. Where it has several
-    columns of margins, z = XWᵀ for W with one row a column, and slopes have as many columns. An intercept is the last
-    entry of w, or of each row of W, and is not penalised. With `weights` the mean is a weighted one.
+    Subclass it for a loss of your own: `losses`, `derivatives` and `second_derivatives` are functions of the margins,
+    one margin a row, and may use the labels ``self.y``. `labels` may check and convert these. With several `columns` of
+    margins z = XWᵀ for W with one row a column, and derivatives have as many columns. An intercept is the last entry of
+    w, or of each row of W, and is not penalised. With `weights` the mean is a weighted one.
+
+    Parameters
+    ----------
+    X : array or scipy.sparse matrix, shape (n, d)
+        Features, float32 or float64.
+    y : array, shape (n,)
+        Labels.
+    penalty : {"l2", "nonconvex", "none"}
+        "l2" is strength/2 · ‖w‖²; "nonconvex" is strength · Σ w²/(1+w²), the paper's.
+    strength : float
+        Weight of the penalty.
+    weights : array, shape (n,), optional
+        Weights of the rows.
+    intercept : bool
+        Add an intercept to the margins: one more variable at the end of w, without penalty.
     """
 
     columns = 1
 
-    @abstractmethod
-    def _labels(self, y: Array) -> Array:
-        """Check the labels, and return them in the type that the losses want."""
+    def labels(self, y: Array) -> Array:
+        """Check the labels, and return them in the type that the losses use."""
+        return y.astype(self.dtype)
 
     @abstractmethod
-    def _losses(self, z: Array) -> Any:
+    def losses(self, z: Array) -> Any:
         """Return one loss a row."""
 
     @abstractmethod
-    def _slopes(self, z: Array) -> Any:
+    def derivatives(self, z: Array) -> Any:
         """First derivatives of the losses."""
 
     @abstractmethod
-    def _bends(self, z: Array) -> Any:
-        """Second derivatives of the losses, or what `_bent` makes them of."""
+    def second_derivatives(self, z: Array) -> Any:
+        """Second derivatives of the losses, or what `second_product` needs of them."""
 
-    def _bent(self, bends: Array, change: Array) -> Any:
+    def second_product(self, second: Array, change: Array) -> Any:
         """Second derivatives times a change of the margins."""
-        return bends * change
+        return second * change
 
     def __init__(
-        self, X: Any, y: Any, penalty: PenaltyKind, strength: float, weights: Any = None, intercept: bool = False
+        self,
+        X: Any,
+        y: Any,
+        penalty: PenaltyKind = "l2",
+        strength: float = 1e-3,
+        *,
+        weights: Any = None,
+        intercept: bool = False,
     ) -> None:
         self.penalty = Penalty(penalty, strength)
         self.X = _matrix(X)
         self.n, self.features = self.X.shape
         self.dtype = self.X.dtype
-        self.y = self._labels(_vector(y, self.n))
+        self.y = self.labels(_vector(y, self.n))
         self.weights = None
         if weights is not None:  # with a mean of one, so that those of a subset need no correction
             weights = checked_weights("weights", weights, self.n)
@@ -119,25 +142,25 @@ class LinearSum(FiniteSum):
         return self.__dict__ | {"_points": []}
 
     def value(self, w: Array) -> float:
-        losses = self._weighed(self._losses(self._margins(w)))
+        losses = self._weighed(self.losses(self._margins(w)))
         return float(losses.sum()) / self.n + self.penalty.value(self._coefficients(w))
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        slopes, g = self._weighed(self._slopes(self._margins(w))), np.zeros(self.dim, self.dtype)
+        derivatives, g = self._weighed(self.derivatives(self._margins(w))), np.zeros(self.dim, self.dtype)
         for rows, X in self._blocks():
-            g += self._pull(X, slopes[rows])
+            g += self._pull(X, derivatives[rows])
         g /= self.n
         penalised = self._coefficients(g)
         penalised += self.penalty.gradient(self._coefficients(w))
         return self.value(w), g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        bends, curvature = self._bends(self._margins(w)), self.penalty.curvature(self._coefficients(w))
+        second, curvature = self.second_derivatives(self._margins(w)), self.penalty.curvature(self._coefficients(w))
 
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
             for rows, X in self._blocks():
-                total += self._pull(X, self._weighed(self._bent(bends[rows], self._times(X, v)), rows))
+                total += self._pull(X, self._weighed(self.second_product(second[rows], self._times(X, v)), rows))
             total /= self.n
             penalised = self._coefficients(total)
             penalised += curvature * self._coefficients(v)

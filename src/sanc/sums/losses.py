@@ -39,34 +39,22 @@ class Logistic(LinearSum):
     0.693147
     """
 
-    def __init__(
-        self,
-        X: Any,
-        y: Any,
-        penalty: PenaltyKind = "l2",
-        strength: float = 1e-3,
-        *,
-        weights: Any = None,
-        intercept: bool = False,
-    ) -> None:
-        super().__init__(X, y, penalty, strength, weights, intercept)
-
-    def _labels(self, y: Array) -> Array:
+    def labels(self, y: Array) -> Array:
         return _among(y, 0, 1, "(y + 1) / 2 turns −1 and 1 into them").astype(self.dtype)
 
-    def _losses(self, z: Array) -> Any:
+    def losses(self, z: Array) -> Any:
         """log(1 + e^(t z)) with t = 1 − 2y (D6)."""
         t = (1 - 2 * self.y) * z
         return np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)
 
-    def _slopes(self, z: Array) -> Any:
+    def derivatives(self, z: Array) -> Any:
         """Return t / (1 + e^(−t z))."""
         t = 1 - 2 * self.y
         z = t * z
         e = np.exp(-np.abs(z))
         return t * (np.where(z >= 0, np.ones_like(e), e) / (1 + e))
 
-    def _bends(self, z: Array) -> Any:
+    def second_derivatives(self, z: Array) -> Any:
         """e^−|z| / (1 + e^−|z|)²."""
         e = np.exp(-np.abs(z))
         return e / ((1 + e) * (1 + e))
@@ -91,20 +79,20 @@ class NonconvexSVM(LinearSum):
 
     def __init__(self, X: Any, y: Any, strength: float = 1e-3, *, weights: Any = None, intercept: bool = False) -> None:
         require_not_negative("strength", strength)
-        super().__init__(X, y, "l2", 2 * strength, weights, intercept)
+        super().__init__(X, y, "l2", 2 * strength, weights=weights, intercept=intercept)
 
-    def _labels(self, y: Array) -> Array:
+    def labels(self, y: Array) -> Array:
         return _among(y, -1, 1, "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
 
-    def _losses(self, z: Array) -> Any:
+    def losses(self, z: Array) -> Any:
         return 1 - np.tanh(self.y * z)
 
-    def _slopes(self, z: Array) -> Any:
+    def derivatives(self, z: Array) -> Any:
         """−y (1 − tanh²)."""
         t = np.tanh(z)
         return self.y * (t * t - 1)
 
-    def _bends(self, z: Array) -> Any:
+    def second_derivatives(self, z: Array) -> Any:
         """2 tanh(y z) (1 − tanh²)."""
         t = np.tanh(self.y * z)
         return 2 * t * (1 - t * t)
@@ -146,14 +134,14 @@ class Softmax(LinearSum):
     ) -> None:
         require_integer("classes", classes, 2)
         self.columns = classes or 0  # 0: as many as the labels name
-        super().__init__(X, y, penalty, strength, weights, intercept)
+        super().__init__(X, y, penalty, strength, weights=weights, intercept=intercept)
 
     @property
     def classes(self) -> int:
         """Number of classes."""
         return self.columns
 
-    def _labels(self, y: Array) -> Array:
+    def labels(self, y: Array) -> Array:
         wrong = (y != np.round(y)) | (y < 0)
         if wrong.any():
             raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
@@ -165,26 +153,26 @@ class Softmax(LinearSum):
             )
         return y.astype(np.intp)
 
-    def _losses(self, z: Array) -> Any:
+    def losses(self, z: Array) -> Any:
         z = z - z.max(axis=1, keepdims=True)
         return np.log(np.exp(z).sum(axis=1)) - z[np.arange(self.n), self.y]
 
-    def _slopes(self, z: Array) -> Any:
+    def derivatives(self, z: Array) -> Any:
         """Return softmax(z) − e_y."""
-        slopes = self._bends(z)
-        slopes[np.arange(self.n), self.y] -= 1
-        return slopes
+        derivatives = self.second_derivatives(z)
+        derivatives[np.arange(self.n), self.y] -= 1
+        return derivatives
 
-    def _bends(self, z: Array) -> Any:
+    def second_derivatives(self, z: Array) -> Any:
         """Return p = softmax(z)."""
         p = np.exp(z - z.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p
 
-    def _bent(self, bends: Array, change: Array) -> Any:
+    def second_product(self, second: Array, change: Array) -> Any:
         """(diag(p) − p pᵀ) times a change of the margins."""
-        product = bends * change
-        product -= bends * product.sum(axis=1, keepdims=True)
+        product = second * change
+        product -= second * product.sum(axis=1, keepdims=True)
         return product
 
 

@@ -1,0 +1,293 @@
+"""The pieces of docs/extending.md, and pieces of other kinds, against independent computations."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
+
+import sanc
+from sanc.core import cubic
+from sanc.core.units import measured
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """The classes of the page."""
+    page = sys.modules["extending"] = ModuleType("extending")  # dataclasses look their module up
+    for block in BLOCKS:
+        exec(block, page.__dict__)
+    return page
+
+
+def test_there_are_three_examples_of_at_most_forty_lines():
+    assert len(BLOCKS) == 3
+    for block in BLOCKS:
+        classes = block[: re.search(r"\n\n\n(?!class |@dataclass)(?=\w+[ ,]|print)", block).start()]
+        code = [line for line in classes.splitlines() if line.strip() and not line.startswith(("import", "from"))]
+        assert len(code) <= 40, block
+
+
+# ---------------------------------------------------------------------- an acceptance rule
+
+
+def test_an_acceptance_rule_that_looks_back_goes_uphill_and_arrives(pieces):
+    f = lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+    x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    found = sanc.minimize(f, x0, acceptance=pieces.Nonmonotone())
+    assert found.success and float((found.x - 1).norm()) < 1e-6
+    values = [record.value for record in found.history]
+    means, weight = [values[0]], 1.0
+    for before, after in zip(values, values[1:], strict=False):
+        if after != before:  # accepted: below the mean of the values so far
+            assert after < max(means[-1], before)
+            heavier = 0.85 * weight + 1.0
+            means.append((0.85 * weight * means[-1] + after) / heavier)
+            weight = heavier
+
+
+def test_the_memory_of_an_acceptance_rule_is_saved_and_restored(pieces):
+    states = []
+    keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
+    given = {"jac": rosen_der, "hessp": rosen_hess_prod, "acceptance": pieces.Nonmonotone(), "max_iter": 20}
+    whole = sanc.minimize(rosen, [-1.2, 1.0, 0.7], callback=keep, **given)
+    for state in states[:10]:
+        assert "mean" in state["numbers"]["memory"] or state is states[0]
+        assert np.array_equal(sanc.minimize(rosen, [-1.2, 1.0, 0.7], resume=state, **given).x, whole.x)
+
+
+def test_an_acceptance_rule_trains_and_resumes(pieces, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(60, 4, dtype=torch.float64)
+
+    def build():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+        return model, sanc.SANC(model.parameters(), preset="paper", acceptance=pieces.Nonmonotone(), seed=0)
+
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.step(lambda: (model(x)[:, 0] - x.prod(1)).square().mean())
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    model, opt = build()
+    first = train(model, opt, 6)
+    torch.save((model.state_dict(), opt.state_dict()), tmp_path / "state.pt")
+    whole = train(model, opt, 6)
+    again, resumed = build()
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    assert not torch.equal(first, whole) and torch.equal(train(again, resumed, 6), whole)
+
+
+# ---------------------------------------------------------------------- an escape rule, and a model
+
+
+@dataclass(frozen=True)
+class NewtonOrNothing:
+    """Stays, and counts how often it was asked."""
+
+    needs_products = False
+
+    def __call__(self, here, subspace, sigma, *, only):
+        return sanc.Decision(here.judge.after_failure(sigma), note="stayed on purpose", at_rest=True)
+
+
+def test_an_escape_rule_decides_what_follows_a_rejection():
+    """A step that is always rejected: the rule's σ and note are what the iteration reports."""
+    reject = sanc.RatioTest(eta1=0.999999, eta2=0.9999999)
+    found = sanc.minimize(
+        rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, max_iter=4, certify=False,
+        method=sanc.Method(name="own", acceptance=reject, escape=NewtonOrNothing()),
+    )  # fmt: skip
+    stayed = [record for record in found.history if record.note == "stayed on purpose"]
+    assert stayed and all(record.branch is sanc.Branch.STAYED for record in stayed)
+    followed = [(a, b) for a, b in pairwise(found.history) if a in stayed]
+    assert followed and all(b.sigma == 4 * a.sigma for a, b in followed)  # γ by the ratio test, γ by the rule
+
+
+@dataclass(frozen=True)
+class DenseSubspace:
+    """All of Rⁿ: the eigenpairs of the dense Hessian."""
+
+    vectors: np.ndarray
+    spectrum: cubic.Spectrum
+    linear: np.ndarray
+    sigma: float
+    units: object
+    problem: str = ""
+    guessed = False
+
+    dim = property(lambda self: len(self.vectors))
+    ritz_value = property(lambda self: self.spectrum.leftmost)
+    curvature = property(lambda self: self.spectrum.size)
+
+    def ritz_vector(self):
+        return self.vectors[:, 0]
+
+    def trial_point(self, x, step):
+        return x + self.vectors @ step.u
+
+    def failed(self, problem):
+        return replace(self, problem=problem)
+
+    def release(self):
+        pass
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """Minimises the cubic model in all of Rⁿ."""
+
+    proposes = needs_products = True
+    resolves = 5
+
+    def build(self, here):
+        operator = here.oracle.hessian(here.x)
+        hessian = np.column_stack([operator(e) for e in np.eye(len(here.x))])
+        values, vectors = np.linalg.eigh(hessian)
+        spectrum = cubic.Spectrum(values, np.eye(len(values)))
+        units = here.units if here.units.length else measured(here.value, here.grad_norm, spectrum.size, here.norm)
+        return DenseSubspace(vectors, spectrum, vectors.T @ here.g, here.state.sigma, units)
+
+    def propose(self, here, subspace, sigma):
+        return cubic.solve(subspace.spectrum, subspace.linear, sigma)
+
+    def charge(self, here, dim):
+        return dim
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_space(n):
+    x0 = np.linspace(-1.2, 1.3, n)
+    given = {"jac": rosen_der, "hess": rosen_hess, "certify": False, "max_iter": 12}
+    dense = sanc.Method(name="dense", model=DenseModel(), escape=sanc.CheckedEscape())
+    krylov = sanc.Method(name="full", model=sanc.CubicModel(krylov_dim=n, epsilon=1e-14, resolves=5),
+                         escape=sanc.CheckedEscape())  # fmt: skip
+    found, expected = (sanc.minimize(rosen, x0, method=method, **given) for method in (dense, krylov))
+    assert found.x == pytest.approx(expected.x, abs=1e-6)
+    assert [r.branch for r in found.history] == [r.branch for r in expected.history]
+    assert found.nhev == n * found.nit
+
+
+# ---------------------------------------------------------------------- a metric
+
+
+def test_the_metric_is_a_diagonal_plus_a_matrix_of_low_rank(pieces):
+    """M = D^½ (I + Q(√(I + C) − I)Qᵀ) D^½ as a dense matrix."""
+    rng = np.random.default_rng(0)
+    metric = pieces.LowRank(rank=2).create([(3, 2), (4,)], torch.zeros(1, dtype=torch.float64))
+    gs = rng.standard_normal((30, 10)) + np.outer(rng.standard_normal(30), np.arange(10.0))
+    for k, g in enumerate(gs):
+        direction = metric.update(torch.from_numpy(g), max(0.05, 1 / (k + 1)))
+        if k % 5 == 0:
+            metric.refresh()
+    half = metric.scale().numpy()
+    Q, C = metric.basis.numpy(), np.diag((metric.basis * metric.image).sum(0).clamp(min=0).numpy())
+    assert Q.T @ Q == pytest.approx(np.eye(2), abs=1e-6) and C[0, 0] > 2.0
+    M = half[:, None] * (np.eye(10) + Q @ (np.sqrt(np.eye(2) + C) - np.eye(2)) @ Q.T) * half
+    assert M @ direction.numpy() == pytest.approx(gs[-1], rel=1e-6, abs=1e-6)
+    assert np.linalg.eigvalsh(M).min() > 0
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_a_metric_trains_and_resumes_bit_for_bit(pieces, style, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(400, 10)
+    y = x[:, :3].argmax(1)
+
+    def build():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+        return model, sanc.SANC(model.parameters(), metric=pieces.LowRank(rank=3), seed=0)
+
+    def train(model, opt, first, last):
+        for k in range(first, last):
+            loss = lambda k=k: torch.nn.functional.cross_entropy(
+                model(x[40 * (k % 10) :][:40]), y[40 * (k % 10) :][:40]
+            )
+            if style == "loss":
+                value = opt.step(loss)
+            else:
+                opt.zero_grad()
+                value = loss()
+                value.backward()
+                opt.step()
+        return float(value.detach()), torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    model, opt = build()
+    start, _ = train(model, opt, 0, 1)
+    train(model, opt, 1, 60)
+    torch.save((model.state_dict(), opt.state_dict()), tmp_path / "state.pt")
+    last, whole = train(model, opt, 60, 120)
+    again, resumed = build()
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    assert torch.equal(train(again, resumed, 60, 120)[1], whole)
+    assert last < 0.9 * start and math.isfinite(last)
+
+
+def test_a_state_of_another_metric_is_refused(pieces):
+    torch.manual_seed(0)
+    states = {}
+    for name, metric in (("ours", sanc.Diagonal()), ("theirs", pieces.LowRank())):
+        p = torch.nn.Parameter(torch.ones(3, 2))
+        opt = sanc.SANC([p], metric=metric, seed=0)
+        for _ in range(3):
+            p.grad = torch.randn(3, 2)
+            opt.step()
+        states[name] = opt.state_dict()
+    with pytest.raises(sanc.ArgumentError, match="metric of parameter 0"):
+        opt.load_state_dict(states["ours"])
+
+
+@pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])
+def test_what_is_no_metric_is_refused(metric):
+    with pytest.raises(sanc.SancError, match="metric = "):
+        sanc.SANC([torch.zeros(2, requires_grad=True)], metric=metric)
+
+
+# ---------------------------------------------------------------------- a loss of a margin
+
+
+def test_a_loss_of_a_margin_has_the_derivatives_of_autograd(pieces):
+    rng = np.random.default_rng(1)
+    X, y, w, v = rng.standard_normal((40, 3)), rng.standard_normal(40), rng.standard_normal(3), rng.standard_normal(3)
+    problem = pieces.Cauchy(X, y, penalty="nonconvex", strength=0.1)
+    A, b = torch.from_numpy(X), torch.from_numpy(y)
+
+    def f(w):
+        return torch.log1p((A @ w - b) ** 2).mean() + 0.1 * (w**2 / (1 + w**2)).sum()
+
+    point = torch.from_numpy(w)
+    value, g = problem.value_and_gradient(w)
+    assert value == pytest.approx(float(f(point)))
+    assert g == pytest.approx(torch.func.grad(f)(point).numpy())
+    assert problem.hessian(w)(v) == pytest.approx((torch.func.hessian(f)(point) @ torch.from_numpy(v)).numpy())
+
+
+def test_a_loss_of_a_margin_is_minimised_and_sampled(pieces):
+    rng = np.random.default_rng(0)
+    X, w = rng.standard_normal((300, 4)), np.array([1.0, -2.0, 0.5, 3.0])
+    y = X @ w + 0.1 * rng.standard_normal(300)
+    y[:30] += 50.0
+    problem = pieces.Cauchy(X, y, penalty="none")
+    found = sanc.minimize(problem, np.zeros(4))
+    assert found.success and found.x == pytest.approx(w, abs=0.1)
+    sampled = sanc.minimize(problem, np.zeros(4), batch_size=30, max_iter=400, certify=False)
+    assert sampled.x == pytest.approx(w, abs=0.2)
