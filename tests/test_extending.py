@@ -51,7 +51,7 @@ def test_an_acceptance_rule_that_looks_back_goes_uphill_and_arrives(pieces):
     assert found.success and float((found.x - 1).norm()) < 1e-6
     values = [record.value for record in found.history]
     means, weight = [values[0]], 1.0
-    for before, after in zip(values, values[1:], strict=False):
+    for before, after in pairwise(values):
         if after != before:  # accepted: below the mean of the values so far
             assert after < max(means[-1], before)
             heavier = 0.85 * weight + 1.0

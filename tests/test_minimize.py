@@ -189,7 +189,7 @@ def test_as_a_method_of_scipy():
     ],
 )
 def test_scipy_misuse(given, word):
-    with pytest.raises(sanc.ArgumentError, match=word):
+    with pytest.raises(sanc.SancError, match=word):
         scipy.optimize.minimize(rosen, X0, method=sanc.scipy_method, **given)
 
 

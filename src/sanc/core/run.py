@@ -237,7 +237,7 @@ class Run:
                 "resume is of another iteration than this one: pass the same preset, minibatch and batch_size as in "
                 "the run that was interrupted, and a state of this version."
             )
-        tensors = _as_tensors(state["tensors"])
+        tensors = _as_tensors(state["tensors"], self.oracle.space.tensor(self.x).dtype)
         self.iterates.check("resume['numbers']", numbers, vectors, self.oracle.shapes, tensors)
         for name, vector in {"x": state["x"], **vectors}.items():
             require_vector(f"resume[{name!r}]", vector, (dim,))
@@ -404,8 +404,8 @@ class Run:
         return None, v
 
 
-def _as_tensors(saved: Any) -> list[dict[str, torch.Tensor]]:
-    """Return saved tensors of the iteration as such; a file may hold them as arrays."""
+def _as_tensors(saved: Any, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
+    """Return saved tensors of the iteration, of the type of x; a file may hold them as arrays."""
     if not isinstance(saved, (list, tuple)):
         raise refuse("resume['tensors']", saved, "a list of mappings")
     found = []
@@ -413,5 +413,9 @@ def _as_tensors(saved: Any) -> list[dict[str, torch.Tensor]]:
         items = require_mapping("an entry of resume['tensors']", entry).items()
         if not all(isinstance(held, np.ndarray | torch.Tensor) for _, held in items):
             raise refuse("an entry of resume['tensors']", entry, "tensors by name")
-        found.append({name: torch.as_tensor(held) for name, held in items})
+        tensors = {name: torch.as_tensor(held) for name, held in items}
+        for name, tensor in tensors.items():
+            if tensor.dtype != dtype:
+                raise refuse(f"{name!r} in resume['tensors']", f"a tensor of {tensor.dtype}", f"one of {dtype}")
+        found.append(tensors)
     return found
