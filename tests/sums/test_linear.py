@@ -1,4 +1,4 @@
-"""Closed forms against automatic differentiation in float64, and the errors of bad data."""
+"""Closed forms compared with automatic differentiation in float64, and the errors raised for invalid data."""
 
 from __future__ import annotations
 
@@ -92,88 +92,88 @@ def test_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_subset_of_a_subset(X, rng, sparse):
+def test_a_subset_of_a_subset_is_the_mean_over_its_rows(X, rng, sparse):
     y, w = rng.integers(0, 2, N), rng.standard_normal(D)
     problem = Logistic(scipy.sparse.csr_matrix(X) if sparse else X, y)
     again = problem.subset(np.arange(9)).subset(np.arange(9)[::-1])
     assert again.value_and_gradient(w)[1] == pytest.approx(Logistic(X[:9], y[:9]).value_and_gradient(w)[1], abs=1e-13)
 
 
-def three(X, rng, rows=N):
-    """One problem of each kind."""
+def one_of_each(X, rng, rows=N):
+    """Return one problem of each class."""
     y = rng.integers(0, 2, rows)
     return [Logistic(X, y, "nonconvex", 0.2), NonconvexSVM(X, 2 * y - 1), Softmax(X, rng.integers(0, C, rows), C)]
 
 
-def everything(problem, w, v):
-    """Value, gradient and product, each by a call of its own, as one vector."""
+def evaluated(problem, w, v):
+    """Return value, gradient and Hessian product, each from a separate call, as one vector."""
     parts = [problem.value(w)], problem.value_and_gradient(w)[1], problem.hessian(w)(v)
     return np.concatenate(parts)
 
 
-def fresh(problem, w, v):
-    """The same from a copy that knows nothing yet."""
-    return everything(copy.copy(problem), w, v)
+def evaluated_by_a_copy(problem, w, v):
+    """Return the same from a copy without stored margins."""
+    return evaluated(copy.copy(problem), w, v)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_point_changed_in_place_is_another_point(X, rng, sparse):
-    for problem in three(scipy.sparse.csr_matrix(X) if sparse else X, rng):
+def test_changing_a_point_in_place_invalidates_stored_margins(X, rng, sparse):
+    for problem in one_of_each(scipy.sparse.csr_matrix(X) if sparse else X, rng):
         w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
-        before = everything(problem, w, v)
+        before = evaluated(problem, w, v)
         product = problem.hessian(w)
         value = problem.value(w)
         w[-1] += 0.5
-        after = everything(problem, w, v)
+        after = evaluated(problem, w, v)
         assert not np.allclose(before, after)
-        assert after == pytest.approx(fresh(problem, w, v), rel=1e-13)
-        for ask in (
+        assert after == pytest.approx(evaluated_by_a_copy(problem, w, v), rel=1e-13)
+        for evaluate in (
             lambda p, w, v: p.value(w),
             lambda p, w, v: p.value_and_gradient(w)[1],
             lambda p, w, v: p.hessian(w)(v),
         ):
             w *= 0.9
-            assert ask(problem, w, v) == pytest.approx(ask(copy.copy(problem), w, v), rel=1e-12)
-        w[:] = before[0]  # what was handed out belongs to the point at which it was asked for
+            assert evaluate(problem, w, v) == pytest.approx(evaluate(copy.copy(problem), w, v), rel=1e-12)
+        w[:] = before[0]  # earlier results still belong to the point they were computed at
         assert product(v) == pytest.approx(before[-problem.dim :], rel=1e-13) and value == before[0]
 
 
-def test_answers_may_be_changed(X, rng):
-    for problem in three(X, rng):
+def test_returned_arrays_may_be_changed(X, rng):
+    for problem in one_of_each(X, rng):
         w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
-        expected = fresh(problem, w, v)
+        expected = evaluated_by_a_copy(problem, w, v)
         product = problem.hessian(w)
         for _ in range(2):
-            for answer in (problem.value_and_gradient(w)[1], product(v), problem.hessian(w)(v)):
-                answer[:] = np.nan
-        assert everything(problem, w, v) == pytest.approx(expected, rel=1e-13)
+            for array in (problem.value_and_gradient(w)[1], product(v), problem.hessian(w)(v)):
+                array[:] = np.nan
+        assert evaluated(problem, w, v) == pytest.approx(expected, rel=1e-13)
 
 
-def test_problems_and_points_do_not_get_mixed_up(X, rng):
+def test_stored_margins_belong_to_one_problem_and_one_point(X, rng):
     points = [rng.standard_normal(D) for _ in range(4)]
     first, second = (Logistic(X, rng.integers(0, 2, N), "nonconvex", 0.2) for _ in range(2))
     part = first.subset(np.arange(9))
-    expected = {(p, k): fresh(p, w, w) for p in (first, second, part) for k, w in enumerate(points)}
+    expected = {(p, k): evaluated_by_a_copy(p, w, w) for p in (first, second, part) for k, w in enumerate(points)}
     for k in (0, 1, 0, 2, 3, 0, 1, 2):
         for problem in (first, second, part):
-            assert everything(problem, points[k], points[k]) == pytest.approx(expected[problem, k], rel=1e-13)
-            later = everything(problem.subset(np.arange(5)), points[k], points[k])  # and the whole is known already
+            assert evaluated(problem, points[k], points[k]) == pytest.approx(expected[problem, k], rel=1e-13)
+            later = evaluated(problem.subset(np.arange(5)), points[k], points[k])  # after the whole sum was evaluated
             alone = Logistic(problem.X[:5], problem.y[:5], "nonconvex", 0.2)
-            assert later == pytest.approx(everything(alone, points[k], points[k]), rel=1e-12)
+            assert later == pytest.approx(evaluated(alone, points[k], points[k]), rel=1e-12)
     assert not np.allclose(expected[first, 0], expected[part, 0])
 
 
-def test_what_is_known_does_not_travel(X, rng):
+def test_pickles_do_not_contain_stored_margins(X, rng):
     problem = Logistic(scipy.sparse.csr_matrix(X), rng.integers(0, 2, N))
     bare = len(pickle.dumps(problem))
     w = rng.standard_normal(D)
-    expected = everything(problem, w, w)
+    expected = evaluated(problem, w, w)
     assert len(pickle.dumps(problem)) == bare
-    assert np.array_equal(everything(pickle.loads(pickle.dumps(problem)), w, w), expected)
+    assert np.array_equal(evaluated(pickle.loads(pickle.dumps(problem)), w, w), expected)
 
 
 def test_small_residuals_keep_their_digits():
-    """Where all rows are classified well, the slopes are tiny but not rounded to zero."""
+    """If all rows are classified well, the derivatives are tiny but not rounded to zero."""
     problem = Logistic(np.array([[50.0], [-60.0]]), [1, 0], strength=0.0)
     value, g = problem.value_and_gradient(np.ones(1))
     assert value == pytest.approx((np.exp(-50.0) + np.exp(-60.0)) / 2, rel=1e-12)
@@ -200,8 +200,8 @@ def test_large_scores_do_not_overflow():
     assert g == pytest.approx([1000.0])
 
 
-def test_a_sum_of_ones_own(rng):
-    """The base class is an interface that a user can fill: here least squares of a sine."""
+def test_a_user_can_implement_a_finite_sum(rng):
+    """A subclass of `FiniteSum`: least squares of a sine."""
 
     class Sine(FiniteSum):
         def __init__(self, t, y):
@@ -254,7 +254,7 @@ def test_a_sum_of_ones_own(rng):
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_bad_data_is_named(X, rng, make, words):
+def test_errors_name_the_invalid_data(X, rng, make, words):
     with pytest.raises(sanc.SancError) as caught:
         make(X, rng.integers(0, 2, N))
     for word in words:
@@ -262,16 +262,16 @@ def test_bad_data_is_named(X, rng, make, words):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
-def test_a_value_alone_is_the_value_beside_the_gradient(X, rng, dtype):
-    for problem in three(X, rng):
+def test_value_equals_the_value_returned_with_the_gradient(X, rng, dtype):
+    for problem in one_of_each(X, rng):
         for _ in range(40):
             w = (3 * rng.standard_normal(problem.dim)).astype(dtype)
             assert copy.copy(problem).value(w) == problem.value_and_gradient(w)[0]
 
 
-def test_margins_are_computed_once(X, rng, monkeypatch):
-    for problem in three(X, rng):
-        counts = {"_times": 0, "_pull": 0}
+def test_margins_are_computed_once_per_point(X, rng, monkeypatch):
+    for problem in one_of_each(X, rng):
+        counts = {"_times": 0, "_transposed_times": 0}
         for name in counts:
             method = getattr(problem, name)
 
@@ -281,28 +281,28 @@ def test_margins_are_computed_once(X, rng, monkeypatch):
 
             monkeypatch.setattr(problem, name, counted)
         w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
-        everything(problem, w, v)
-        everything(problem, w.copy(), v)
-        assert counts == {"_times": 1 + 2, "_pull": 2 + 2}  # a product needs margins of its own
+        evaluated(problem, w, v)
+        evaluated(problem, w.copy(), v)
+        assert counts == {"_times": 1 + 2, "_transposed_times": 2 + 2}  # each product multiplies by X once
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["C", "F", "mapped"])
-def test_blocks_change_nothing(rng, monkeypatch, tmp_path, dtype, order):
+def test_blocks_do_not_change_the_result(rng, monkeypatch, tmp_path, dtype, order):
     """A large dense X is read in blocks, also from a file; none of them is a copy."""
     rows = 1003
     X = np.asarray(rng.standard_normal((rows, D)), dtype, order="F" if order == "F" else "C")
     if order == "mapped":
         np.save(tmp_path / "X.npy", X)
         X = np.load(tmp_path / "X.npy", mmap_mode="r")
-    for problem in three(X, rng, rows):
+    for problem in one_of_each(X, rng, rows):
         w, v = (rng.standard_normal(problem.dim).astype(dtype) for _ in range(2))
-        whole = everything(copy.copy(problem), w, v)
-        monkeypatch.setattr(linear, "_BLOCK", 40 * D * X.itemsize)
+        whole = evaluated(copy.copy(problem), w, v)
+        monkeypatch.setattr(linear, "_CACHE_BLOCK", 40 * D * X.itemsize)
         blocks = list(problem._blocks())
         assert len(blocks) == -(-rows // 40) and all(np.shares_memory(block, X) for _, block in blocks)
         part = copy.copy(problem)
-        assert everything(part, w, v) == pytest.approx(whole, rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-6)
+        assert evaluated(part, w, v) == pytest.approx(whole, rel=1e-12 if dtype == np.float64 else 1e-4, abs=1e-6)
         assert part.value_and_gradient(w)[1].dtype == part.hessian(w)(v).dtype == dtype
         monkeypatch.undo()
 
@@ -346,13 +346,13 @@ def test_weights_and_intercept_agree_with_autograd(X, rng, sparse, kind):
         assert np.mean(halves, axis=0) == pytest.approx(g, abs=1e-13)
 
 
-def test_weights_in_blocks(X, rng, monkeypatch):
+def test_blocks_do_not_change_weighted_sums(X, rng, monkeypatch):
     y, s = rng.integers(0, C, N), rng.uniform(0, 3, N)
     problem = Softmax(X, y, C, weights=s, intercept=True)
     w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
-    whole = everything(problem, w, v)
-    monkeypatch.setattr(linear, "_BLOCK", 1)
-    assert fresh(problem, w, v) == pytest.approx(whole, abs=1e-13)
+    whole = evaluated(problem, w, v)
+    monkeypatch.setattr(linear, "_CACHE_BLOCK", 1)
+    assert evaluated_by_a_copy(problem, w, v) == pytest.approx(whole, abs=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_weights_in_blocks(X, rng, monkeypatch):
         (np.full(N, np.nan), "finite"),
     ],
 )
-def test_weights_that_cannot_be_used(X, rng, weights, words):
+def test_errors_name_invalid_weights(X, rng, weights, words):
     with pytest.raises(sanc.ArgumentError) as problem:
         Logistic(X, rng.integers(0, 2, N), weights=weights)
     assert words in str(problem.value)

@@ -1,4 +1,4 @@
-"""The samples of an iteration: subsets of the rows that were drawn, the same for every method."""
+"""The samples of an iteration: the rows drawn are a function of seed and iteration, the same for every method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMS = ["dense", "csr_matrix", "csr_array"]
 
 
 def matrix(rng, form, dtype=np.float64):
-    """A matrix in one of three forms, and the same as a plain array."""
+    """Return a matrix in one of three forms, and the same matrix as a dense array."""
     X = rng.standard_normal((N, D)).astype(dtype)
     if form != "dense":
         X[rng.random((N, D)) < 0.6] = 0.0
@@ -25,7 +25,7 @@ def matrix(rng, form, dtype=np.float64):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sampling", ["uniform", "buffered"])
-def test_answers_are_those_of_the_rows_that_were_drawn(form, sampling, rng):
+def test_values_and_derivatives_are_those_of_the_rows_drawn(form, sampling, rng):
     X, plain = matrix(rng, form)
     y, sizes = rng.integers(0, 2, N), [12, 12, 8]
     for make in (
@@ -49,8 +49,8 @@ def test_answers_are_those_of_the_rows_that_were_drawn(form, sampling, rng):
                     rows = order[batch * sizes[role] :][: sizes[role]]
                 subsets.append(reference.subset(rows))
             value, g = oracle.gradient(x)
-            expected, slope = subsets[GRADIENT].value_and_gradient(x)
-            assert value == pytest.approx(expected, rel=1e-12) and g == pytest.approx(slope, abs=1e-12)
+            expected, expected_g = subsets[GRADIENT].value_and_gradient(x)
+            assert value == pytest.approx(expected, rel=1e-12) and g == pytest.approx(expected_g, abs=1e-12)
             assert oracle.trial(x) == value
             assert oracle.value(x) == pytest.approx(subsets[OBJECTIVE].value(x), rel=1e-12)
             operator = oracle.hessian(x)
@@ -60,7 +60,7 @@ def test_answers_are_those_of_the_rows_that_were_drawn(form, sampling, rng):
         assert (meter.value, meter.gradient, meter.product) == (8 * (12 + 8), 8 * (12 + 12), 8 * 12)
 
 
-def test_a_sample_is_drawn_once_an_iteration_and_only_where_it_is_asked_for(rng, monkeypatch):
+def test_a_sample_is_drawn_at_most_once_per_iteration_and_only_when_used(rng, monkeypatch):
     drawn = []
     rows = Draws.rows
     monkeypatch.setattr(Draws, "rows", lambda self, *given: drawn.append(given[:2]) or rows(self, *given))
@@ -74,7 +74,7 @@ def test_a_sample_is_drawn_once_an_iteration_and_only_where_it_is_asked_for(rng,
     assert drawn[2:] == [(1, HESSIAN)] and oracle.sample(OBJECTIVE) is problem
 
 
-def test_what_is_known_of_the_whole_sum_is_not_asked_again(rng):
+def test_the_whole_sum_is_evaluated_once_per_point(rng):
     problem = Logistic(rng.standard_normal((N, D)), rng.integers(0, 2, N))
     oracle, x = SumOracle(problem, (None, None, None), 0), np.ones(D)
     for k in range(3):
@@ -84,17 +84,17 @@ def test_what_is_known_of_the_whole_sum_is_not_asked_again(rng):
     assert oracle.knows(x) == (True, True) and oracle.knows(x.copy()) == (False, False)
 
 
-def test_a_matrix_that_is_changed_between_runs(rng):
+def test_a_matrix_may_be_changed_between_runs(rng):
     X, y = rng.standard_normal((N, D)), rng.integers(0, 2, N)
     problem = Logistic(X, y)
     first = sanc.minimize(problem, np.ones(D), batch_size=12, max_iter=5, certify=False)
     X *= 2.0
     second = sanc.minimize(problem, np.ones(D), batch_size=12, max_iter=5, certify=False)
-    fresh = sanc.minimize(Logistic(X, y), np.ones(D), batch_size=12, max_iter=5, certify=False)
-    assert np.array_equal(second.x, fresh.x) and not np.array_equal(first.x, second.x)
+    expected = sanc.minimize(Logistic(X, y), np.ones(D), batch_size=12, max_iter=5, certify=False)
+    assert np.array_equal(second.x, expected.x) and not np.array_equal(first.x, second.x)
 
 
-def test_buffered_draws_are_epochs():
+def test_buffered_draws_cover_every_row_once_per_epoch():
     draws = Draws(N, 3, "buffered")
     for epoch in range(2):
         rows = np.concatenate([draws.rows(5 * epoch + k, GRADIENT, 12) for k in range(5)])

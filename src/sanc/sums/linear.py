@@ -1,8 +1,8 @@
-"""Finite sums, and those of losses of a margin Xw, dense or sparse.
+"""The interface of finite sums, and sums of losses of the margins Xw with a dense or sparse X.
 
-A subset of a sum is again a sum of the same kind, the mean over its own rows with the same penalty; that is all that
-sampling needs. What costs time is reading X, so the margins Xw are computed once for value, gradient and Hessian at the
-same w, and a large dense X, which may lie in a file, is gone through in blocks of rows that fit the cache.
+A subset of a sum is a sum of the same class: the mean over its rows, with the same penalty. Sampling needs no more than
+that. Reading X dominates the cost. Value, gradient and Hessian at the same w therefore share the margins Xw. A large
+dense X, which may be a memory map, is read in blocks of rows that fit the cache.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, requi
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
 
-_BLOCK = 1 << 22
-"""Bytes of a dense X in a block: it stays in the cache while it is read twice."""
-_POINTS = 2
-"""Points at which a sum remembers its margins: the current one and a trial."""
+_CACHE_BLOCK = 1 << 22
+"""Bytes of a block of a dense X: 4 MiB fit the second- or third-level cache, since a Hessian product reads each block
+twice."""
+_STORED_POINTS = 2
+"""Points whose margins are stored: the current iterate and a trial point."""
+_LEAST_ROWS = 32
+"""Rows of a block of a very wide X, so that the overhead per block remains small."""
 
 
 class FiniteSum(ABC):
-    """f(w) = (1/n) Σ f_i(w): what `sanc.minimize` samples from. Subclass it for a sum of your own.
+    """f(w) = (1/n) Σ f_i(w), from which `sanc.minimize` can sample. Subclass it to define another sum.
 
     Attributes
     ----------
     n : int
-        Components of the sum.
+        Number of components.
     dim : int
-        Variables.
+        Number of variables.
     dtype : numpy.dtype
         Type of the variables.
     """
@@ -49,24 +52,24 @@ class FiniteSum(ABC):
 
     @abstractmethod
     def value(self, w: Array) -> float:
-        """f(w)."""
+        """Return f(w)."""
 
     @abstractmethod
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        """f(w) and ∇f(w)."""
+        """Return f(w) and ∇f(w)."""
 
     @abstractmethod
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        """Return v ↦ ∇²f(w) v; what depends on w alone is computed once."""
+        """Return v ↦ ∇²f(w) v. Terms that depend on w alone are computed once."""
 
 
 class LinearSum(FiniteSum):
     """The mean of losses of the margins z = Xw, plus a penalty on w.
 
-    Subclass it for a loss of your own: `losses`, `derivatives` and `second_derivatives` are functions of the margins,
-    one margin a row, and may use the labels ``self.y``. `labels` may check and convert these. With several `columns` of
-    margins z = XWᵀ for W with one row a column, and derivatives have as many columns. An intercept is the last entry of
-    w, or of each row of W, and is not penalised. With `weights` the mean is a weighted one.
+    Subclass it to define another loss. `losses`, `derivatives` and `second_derivatives` are functions of the margins
+    and may use the labels ``self.y``, which `labels` checks and converts. There is one margin per row of X. With
+    `columns` > 1 the margins are z = XWᵀ with `columns` rows in W, and the derivatives have as many columns. An
+    intercept is the last entry of w, or of each row of W, and is not penalised. `weights` make the mean a weighted one.
 
     Parameters
     ----------
@@ -75,7 +78,7 @@ class LinearSum(FiniteSum):
     y : array, shape (n,)
         Labels.
     penalty : {"l2", "nonconvex", "none"}
-        "l2" is strength/2 · ‖w‖²; "nonconvex" is strength · Σ w²/(1+w²), the paper's.
+        "l2" is strength/2 · ‖w‖². "nonconvex" is strength · Σ w²/(1+w²), as in the paper.
     strength : float
         Weight of the penalty.
     weights : array, shape (n,), optional
@@ -92,18 +95,18 @@ class LinearSum(FiniteSum):
 
     @abstractmethod
     def losses(self, z: Array) -> Any:
-        """Return one loss a row."""
+        """Return one loss per row."""
 
     @abstractmethod
     def derivatives(self, z: Array) -> Any:
-        """First derivatives of the losses."""
+        """Return the first derivatives of the losses."""
 
     @abstractmethod
     def second_derivatives(self, z: Array) -> Any:
-        """Second derivatives of the losses, or what `second_product` needs of them."""
+        """Return the second derivatives of the losses, in the form that `second_product` takes."""
 
     def second_product(self, second: Array, change: Array) -> Any:
-        """Second derivatives times a change of the margins."""
+        """Return the second derivatives times a change of the margins."""
         return second * change
 
     def __init__(
@@ -122,12 +125,12 @@ class LinearSum(FiniteSum):
         self.dtype = self.X.dtype
         self.y = self.labels(_vector(y, self.n))
         self.weights = None
-        if weights is not None:  # with a mean of one, so that those of a subset need no correction
+        if weights is not None:  # scaled to mean 1, so that a subset can use its weights unchanged
             weights = checked_weights("weights", weights, self.n)
             self.weights = (weights * (self.n / float(weights.sum()))).astype(self.dtype)
         self.intercept = bool(intercept)
         self.dim = (self.features + self.intercept) * self.columns
-        self._points: list[tuple[Array, Array]] = []  # the last w, and their margins
+        self._points: list[tuple[Array, Array]] = []  # pairs (w, margins at w), the most recent last
 
     def subset(self, rows: Array) -> LinearSum:
         rows = np.asarray(rows)
@@ -142,13 +145,13 @@ class LinearSum(FiniteSum):
         return self.__dict__ | {"_points": []}
 
     def value(self, w: Array) -> float:
-        losses = self._weighed(self.losses(self._margins(w)))
+        losses = self._weighted(self.losses(self._margins(w)))
         return float(losses.sum()) / self.n + self.penalty.value(self._coefficients(w))
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        derivatives, g = self._weighed(self.derivatives(self._margins(w))), np.zeros(self.dim, self.dtype)
+        derivatives, g = self._weighted(self.derivatives(self._margins(w))), np.zeros(self.dim, self.dtype)
         for rows, X in self._blocks():
-            g += self._pull(X, derivatives[rows])
+            g += self._transposed_times(X, derivatives[rows])
         g /= self.n
         penalised = self._coefficients(g)
         penalised += self.penalty.gradient(self._coefficients(w))
@@ -160,7 +163,9 @@ class LinearSum(FiniteSum):
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
             for rows, X in self._blocks():
-                total += self._pull(X, self._weighed(self.second_product(second[rows], self._times(X, v)), rows))
+                total += self._transposed_times(
+                    X, self._weighted(self.second_product(second[rows], self._times(X, v)), rows)
+                )
             total /= self.n
             penalised = self._coefficients(total)
             penalised += curvature * self._coefficients(v)
@@ -168,18 +173,18 @@ class LinearSum(FiniteSum):
 
         return product
 
-    def _weighed(self, numbers: Any, rows: slice = slice(None)) -> Any:
-        """Multiply what belongs to rows by their weights."""
+    def _weighted(self, per_row: Any, rows: slice = slice(None)) -> Any:
+        """Multiply each row by its weight."""
         if self.weights is None:
-            return numbers
-        return (numbers.T * self.weights[rows]).T
+            return per_row
+        return (per_row.T * self.weights[rows]).T
 
     def _coefficients(self, w: Array) -> Any:
-        """Return w without its intercepts, as a view."""
+        """Return a view of w without its intercepts."""
         return w.reshape(self.columns, -1)[:, : self.features] if self.intercept else w
 
     def _times(self, X: Any, w: Array) -> Any:
-        """Xw, or XWᵀ, with the intercepts added."""
+        """Return Xw, or XWᵀ, plus the intercepts."""
         if self.columns == 1:
             z = X @ w[: self.features]
             return z + w[self.features :] if self.intercept else z
@@ -187,37 +192,40 @@ class LinearSum(FiniteSum):
         z = X @ W[:, : self.features].T
         return z + W[:, self.features] if self.intercept else z
 
-    def _pull(self, X: Any, r: Array) -> Any:
-        """Xᵀr, or (Xᵀr)ᵀ flattened, with the sums of r as the intercepts' entries."""
+    def _transposed_times(self, X: Any, r: Array) -> Any:
+        """Return Xᵀr, or (Xᵀr)ᵀ flattened. The entries of the intercepts are the column sums of r."""
         if self.columns == 1:
             return np.append(X.T @ r, r.sum()) if self.intercept else X.T @ r
-        pulled = (X.T @ r).T
-        return (np.column_stack([pulled, r.sum(axis=0)]) if self.intercept else pulled).reshape(-1)
+        product = (X.T @ r).T
+        return (np.column_stack([product, r.sum(axis=0)]) if self.intercept else product).reshape(-1)
 
     def _margins(self, w: Array) -> Array:
-        """Return the margins at w as it is now, not as it was before someone changed it in place."""
-        for place, (known, z) in enumerate(self._points):
-            if known.dtype == w.dtype and np.array_equal(known, w):
-                self._points.append(self._points.pop(place))
+        """Return the margins at w, stored or computed.
+
+        Points are compared by value, since the caller may change w in place.
+        """
+        for index, (stored, z) in enumerate(self._points):
+            if stored.dtype == w.dtype and np.array_equal(stored, w):
+                self._points.append(self._points.pop(index))
                 return z
         parts = [self._times(X, w) for _, X in self._blocks()]
         z = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self._points = [*self._points[1 - _POINTS :], (w.copy(), z)]
+        self._points = [*self._points[1 - _STORED_POINTS :], (w.copy(), z)]
         return z
 
     def _blocks(self) -> Iterator[tuple[slice, Any]]:
-        """Go through X: at once where it is sparse or fits the cache."""
-        if not isinstance(self.X, np.ndarray) or self.X.nbytes <= _BLOCK:
+        """Yield blocks of rows of X, or X as a whole if it is sparse or fits the cache."""
+        if not isinstance(self.X, np.ndarray) or self.X.nbytes <= _CACHE_BLOCK:
             yield slice(None), self.X
             return
-        size = max(32, _BLOCK // (self.X.itemsize * self.features))
+        size = max(_LEAST_ROWS, _CACHE_BLOCK // (self.X.itemsize * self.features))
         for begin in range(0, self.n, size):
             rows = slice(begin, begin + size)
             yield rows, self.X[rows]
 
 
 class Penalty:
-    """λ Σ w²/(1+w²) or (λ/2)‖w‖²: value, gradient, and the diagonal of the Hessian."""
+    """The penalty λ Σ w²/(1+w²) or (λ/2)‖w‖², with its gradient and the diagonal of its Hessian."""
 
     def __init__(self, kind: PenaltyKind, strength: float) -> None:
         one_of("penalty", kind, ("nonconvex", "l2", "none"))
@@ -268,7 +276,7 @@ def _vector(labels: Any, n: int) -> Array:
 
 
 def checked_weights(name: str, weights: Any, n: int) -> Array:
-    """Return the weights of n rows, where they can be used."""
+    """Return the weights of n rows as float64, or raise an `ArgumentError` that names the argument `name`."""
     s: Array = np.asarray(weights, np.float64)
     if s.shape != (n,):
         raise ArgumentError(f"{name} has shape {s.shape} and X has {n} rows: pass one weight for each row.")

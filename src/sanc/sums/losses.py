@@ -1,4 +1,7 @@
-"""Losses of a margin, each a class of three functions of z: logistic regression, nonconvex SVM, softmax regression."""
+"""Losses of the margins z: logistic regression, nonconvex SVM and softmax regression.
+
+Each class defines the loss and its first two derivatives with respect to z.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class Logistic(LinearSum):
     y : array, shape (n,)
         Labels 0 or 1.
     penalty : {"l2", "nonconvex", "none"}
-        "l2" is strength/2 · ‖w‖²; "nonconvex" is strength · Σ w²/(1+w²), the paper's.
+        "l2" is strength/2 · ‖w‖². "nonconvex" is strength · Σ w²/(1+w²), as in the paper.
     strength : float
         Weight of the penalty.
     weights : array, shape (n,), optional
-        Weights of the rows; the mean becomes the weighted one.
+        Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of w, without penalty.
 
@@ -40,10 +43,10 @@ class Logistic(LinearSum):
     """
 
     def labels(self, y: Array) -> Array:
-        return _among(y, 0, 1, "(y + 1) / 2 turns −1 and 1 into them").astype(self.dtype)
+        return _require_labels(y, 0, 1, "(y + 1) / 2 maps −1 and 1 to them").astype(self.dtype)
 
     def losses(self, z: Array) -> Any:
-        """log(1 + e^(t z)) with t = 1 − 2y (D6)."""
+        """Return log(1 + e^(t z)) with t = 1 − 2y (D6)."""
         t = (1 - 2 * self.y) * z
         return np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)
 
@@ -55,7 +58,7 @@ class Logistic(LinearSum):
         return t * (np.where(z >= 0, np.ones_like(e), e) / (1 + e))
 
     def second_derivatives(self, z: Array) -> Any:
-        """e^−|z| / (1 + e^−|z|)²."""
+        """Return e^−|z| / (1 + e^−|z|)²."""
         e = np.exp(-np.abs(z))
         return e / ((1 + e) * (1 + e))
 
@@ -72,7 +75,7 @@ class NonconvexSVM(LinearSum):
     strength : float
         λ of the penalty λ‖w‖².
     weights : array, shape (n,), optional
-        Weights of the rows; the mean becomes the weighted one.
+        Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of w, without penalty.
     """
@@ -82,18 +85,18 @@ class NonconvexSVM(LinearSum):
         super().__init__(X, y, "l2", 2 * strength, weights=weights, intercept=intercept)
 
     def labels(self, y: Array) -> Array:
-        return _among(y, -1, 1, "2 * y − 1 turns 0 and 1 into them").astype(self.dtype)
+        return _require_labels(y, -1, 1, "2 * y − 1 maps 0 and 1 to them").astype(self.dtype)
 
     def losses(self, z: Array) -> Any:
         return 1 - np.tanh(self.y * z)
 
     def derivatives(self, z: Array) -> Any:
-        """−y (1 − tanh²)."""
+        """Return −y (1 − tanh²(z))."""
         t = np.tanh(z)
         return self.y * (t * t - 1)
 
     def second_derivatives(self, z: Array) -> Any:
-        """2 tanh(y z) (1 − tanh²)."""
+        """Return 2 tanh(y z) (1 − tanh²(y z))."""
         t = np.tanh(self.y * z)
         return 2 * t * (1 - t * t)
 
@@ -116,7 +119,7 @@ class Softmax(LinearSum):
     strength : float
         Weight of the penalty.
     weights : array, shape (n,), optional
-        Weights of the rows; the mean becomes the weighted one.
+        Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of each row of W, without penalty.
     """
@@ -133,7 +136,7 @@ class Softmax(LinearSum):
         intercept: bool = False,
     ) -> None:
         require_integer("classes", classes, 2)
-        self.columns = classes or 0  # 0: as many as the labels name
+        self.columns = classes or 0  # 0 until `labels` counts the classes
         super().__init__(X, y, penalty, strength, weights=weights, intercept=intercept)
 
     @property
@@ -145,11 +148,11 @@ class Softmax(LinearSum):
         wrong = (y != np.round(y)) | (y < 0)
         if wrong.any():
             raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
-        named = int(y.max()) + 1
-        self.columns = self.columns or named
-        if self.columns < max(2, named):
+        least = int(y.max()) + 1
+        self.columns = self.columns or least
+        if self.columns < max(2, least):
             raise ArgumentError(
-                f"classes = {self.columns} does not fit labels up to {named - 1}: pass at least {max(2, named)}."
+                f"classes = {self.columns} does not fit labels up to {least - 1}: pass at least {max(2, least)}."
             )
         return y.astype(np.intp)
 
@@ -170,13 +173,14 @@ class Softmax(LinearSum):
         return p
 
     def second_product(self, second: Array, change: Array) -> Any:
-        """(diag(p) − p pᵀ) times a change of the margins."""
+        """Return (diag(p) − p pᵀ) times a change of the margins."""
         product = second * change
         product -= second * product.sum(axis=1, keepdims=True)
         return product
 
 
-def _among(y: Array, a: int, b: int, remedy: str) -> Array:
+def _require_labels(y: Array, a: int, b: int, remedy: str) -> Array:
+    """Return y if every label is a or b, or raise an `ArgumentError` that names the first other one."""
     good = np.isin(y, (a, b))
     if not good.all():
         row = int(np.argmin(good))

@@ -1,4 +1,4 @@
-"""f, g and Hv of a finite sum on three independent samples of constant size."""
+"""f, g and Hv of a finite sum on three independent samples."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sanc.sums.linear import FiniteSum
 from sanc.theory import growing_sample_sizes
 
 GRADIENT, HESSIAN, OBJECTIVE = range(3)
-"""The roles of samples."""
+"""Roles of the three samples of an iteration."""
 
 Rows = npt.NDArray[np.intp]
 
 
 class Draws:
-    """The rows of the samples of an iteration: a function of (seed, iteration, role), so every method sees the same.
+    """Draws the rows of each sample as a function of (seed, iteration, role).
 
-    Philox turns a key and a counter into numbers: the seed makes the key, and each (iteration, role) has counters of
-    its own.
+    Every method therefore gets the same samples. The generator is Philox, which is counter-based: the seed is the key,
+    and each (iteration, role) has separate counters.
     """
 
     def __init__(self, n: int, seed: int, sampling: Literal["uniform", "buffered"]) -> None:
@@ -43,17 +43,20 @@ class Draws:
         return self._generator.choice(self._n, size, replace=False, shuffle=False)
 
     def _batch(self, iteration: int, role: int, size: int) -> Rows:
-        """Return the rows that come next out of a shuffle buffer of one batch, as in the authors' program."""
-        epoch, batch = divmod(iteration, self._n // size)  # a last batch that is not full is left out
-        known = self._orders.get(role)
-        if known is None or known[0] != (epoch, size):
+        """Return the next rows of a shuffle buffer that holds one batch, as in the authors' program."""
+        epoch, batch = divmod(iteration, self._n // size)  # an incomplete last batch is dropped
+        stored = self._orders.get(role)
+        if stored is None or stored[0] != (epoch, size):
             rng = np.random.default_rng((self._seed, epoch, role))
-            self._orders[role] = known = ((epoch, size), buffered_order(self._n, size, rng))
-        return known[1][batch * size : (batch + 1) * size]
+            self._orders[role] = stored = ((epoch, size), buffered_order(self._n, size, rng))
+        return stored[1][batch * size : (batch + 1) * size]
 
 
 def buffered_order(n: int, size: int, rng: np.random.Generator) -> Rows:
-    """Order in which a shuffle buffer of `size` rows gives out rows 0 … n−1: never far from where they stood."""
+    """Return the order in which a shuffle buffer of `size` rows emits rows 0 … n−1.
+
+    No row is emitted more than `size` − 1 positions early.
+    """
     places = (rng.random(n) * np.minimum(size, np.arange(n, 0, -1))).astype(np.intp).tolist()
     buffer = list(range(min(size, n)))
     order = []
@@ -68,33 +71,33 @@ def buffered_order(n: int, size: int, rng: np.random.Generator) -> Rows:
 
 
 def require_sum(problem: FiniteSum) -> None:
-    """Refuse a sum of the caller's own without its numbers."""
+    """Raise an `ArgumentError` if a subclass of `FiniteSum` does not set `n`, `dim` and `dtype`."""
     kind = type(problem).__name__
     for name in ("n", "dim"):
         require_integer(f"{kind}.{name}", getattr(problem, name, None), 1, none=False)
     dtype = getattr(problem, "dtype", None)
     fits = dtype is not None and dtype in (np.dtype("float32"), np.dtype("float64"))
-    require(fits, f"{kind}.dtype", dtype, "make it np.dtype of float32 or float64")
+    require(fits, f"{kind}.dtype", dtype, "set it to np.dtype of float32 or float64")
 
 
-def _like(v: Any, answer: Any, what: str) -> Any:
-    """Return what a method of a sum answered, if it is a vector like v."""
-    if not isinstance(answer, np.ndarray) or answer.shape != v.shape:
-        raise ArgumentTypeError(f"{what} returned {shown(answer)}: return an array of shape {v.shape}.")
-    return answer
+def _require_shape_of(v: Any, returned: Any, function: str) -> Any:
+    """Return the result of a user's function, or raise an `ArgumentTypeError` if it is no array of v's shape."""
+    if not isinstance(returned, np.ndarray) or returned.shape != v.shape:
+        raise ArgumentTypeError(f"{function} returned {shown(returned)}: return an array of shape {v.shape}.")
+    return returned
 
 
 class SumOracle(Oracle):
-    """Answers on the samples of each iteration.
+    """Evaluates a finite sum on the samples of each iteration.
 
-    `wanted` holds the rows of the gradient, Hessian and objective samples, None being the whole sum. With `grow` the
-    first two grow as steps shrink, as SCR may.
+    `requested` are the sizes of the gradient, Hessian and objective samples; None is the whole sum. With `grow` the
+    gradient and Hessian samples grow as the step norm falls, as in SCR.
     """
 
     def __init__(
         self,
         problem: FiniteSum,
-        wanted: tuple[int | None, int | None, int | None],
+        requested: tuple[int | None, int | None, int | None],
         seed: int,
         sampling: Literal["uniform", "buffered"] = "uniform",
         *,
@@ -103,35 +106,35 @@ class SumOracle(Oracle):
         self.problem = problem
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
-        self.wanted = list(wanted)
+        self.requested = list(requested)
         self._base = self.sizes[:2] if grow else None
-        self._reference: float | None = None  # length of the first step
+        self._reference: float | None = None  # norm of the first step
         self._draws = Draws(problem.n, seed, sampling)
         self._iteration = -1
-        self._now: dict[int, FiniteSum] = {}
+        self._samples: dict[int, FiniteSum] = {}
         self._values: Recent[float] = Recent()
         self._gradients: Recent[tuple[float, Any]] = Recent(1)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
         """Whether all three samples are the whole sum."""
-        return self.wanted == [None, None, None]
+        return self.requested == [None, None, None]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        g, h, f = (self.problem.n if size is None else size for size in self.wanted)
+        g, h, f = (self.problem.n if size is None else size for size in self.requested)
         return g, h, f
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         if iteration != self._iteration:
-            self._iteration, self._now = iteration, {}
-            if self.wanted[GRADIENT] is not None:
+            self._iteration, self._samples = iteration, {}
+            if self.requested[GRADIENT] is not None:
                 self._gradients.clear()
 
     def end(self, step_norm: float) -> None:
         if self._base is not None and step_norm > 0.0:
             self._reference = self._reference or step_norm
-            self.wanted[:2] = growing_sample_sizes(step_norm, self._reference, self._base, self.problem.n)
+            self.requested[:2] = growing_sample_sizes(step_norm, self._reference, self._base, self.problem.n)
 
     def numbers(self) -> dict[str, Any]:
         return {"sizes": list(self.sizes[:2]), "reference": self._reference}
@@ -144,21 +147,21 @@ class SumOracle(Oracle):
         if reference is not None and not (isinstance(reference, float) and reference > 0):
             raise refuse("resume['oracle']['reference']", reference, "None or a positive number")
         if self._base is not None:
-            self.wanted[:2], self._reference = sizes, reference
+            self.requested[:2], self._reference = sizes, reference
 
     def sample(self, role: int) -> FiniteSum:
-        """Return a sample of this iteration: the same whenever it is asked for."""
-        size = self.wanted[role]
+        """Return the sample of this iteration for a role. Repeated calls return the same sample."""
+        size = self.requested[role]
         if size is None:
             return self.problem
-        if role not in self._now:
-            self._now[role] = self.problem.subset(self._draws.rows(self._iteration, role, size))
-        return self._now[role]
+        if role not in self._samples:
+            self._samples[role] = self.problem.subset(self._draws.rows(self._iteration, role, size))
+        return self._samples[role]
 
     def value(self, x: Any) -> float:
-        if self.wanted[OBJECTIVE] is None:
+        if self.requested[OBJECTIVE] is None:
             return self._values.answer(x, lambda x: self._value(x, OBJECTIVE))
-        return self._value(x, OBJECTIVE)  # an iteration asks once for each point, and the next has another sample
+        return self._value(x, OBJECTIVE)  # not stored: each point is evaluated once per iteration and sample
 
     def trial(self, x: Any) -> float:
         return self._value(x, GRADIENT)
@@ -174,15 +177,15 @@ class SumOracle(Oracle):
     def _gradient(self, x: Any) -> tuple[float, Any]:
         sample = self.sample(GRADIENT)
         value, g = sample.value_and_gradient(x)
-        _like(x, g, "value_and_gradient")
+        _require_shape_of(x, g, "value_and_gradient")
         self.meter.count_gradient(sample.n)
-        if self.wanted[GRADIENT] is None and self.wanted[OBJECTIVE] is None:
+        if self.requested[GRADIENT] is None and self.requested[OBJECTIVE] is None:
             self._values.put(x, value)
         return value, g
 
     def knows(self, x: Any) -> tuple[bool, bool]:
-        value = self.wanted[OBJECTIVE] is None and x in self._values
-        return value, self.wanted[GRADIENT] is None and x in self._gradients
+        value = self.requested[OBJECTIVE] is None and x in self._values
+        return value, self.requested[GRADIENT] is None and x in self._gradients
 
     def hessian(self, x: Any) -> Operator:
         return _SampleHessian(self, x)
@@ -198,7 +201,7 @@ class _SampleHessian(Operator):
 
     def __call__(self, v: Any) -> Any:
         self._oracle.meter.count_product(self._sample.n)
-        return _like(v, self._product(v), "the function that hessian returned")
+        return _require_shape_of(v, self._product(v), "the function that hessian returned")
 
     def gradient(self) -> Any:
         self._oracle.meter.count_gradient(self._sample.n)
