@@ -1,4 +1,4 @@
-"""The estimators pass scikit-learn's own checks, and find what its solvers find."""
+"""The estimators pass scikit-learn's checks and agree with its solvers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checks():
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("estimator, check", list(checks()))
-def test_checks_of_scikit_learn(estimator, check):
+def test_estimators_pass_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
@@ -45,15 +45,15 @@ def data(classes, rng, n=300):
     [{}, {"C": 0.05}, {"fit_intercept": False}, {"class_weight": "balanced"}, {"class_weight": {"cat": 3.0}}],
     ids=str,
 )
-def test_the_coefficients_are_those_of_scikit_learn(classes, sparse, how, rng):
+def test_coefficients_agree_with_scikit_learn(classes, sparse, how, rng):
     X, y = data(classes, rng)
-    # the "balanced" of older versions of scikit-learn does not look at the weights of rows
+    # in older versions of scikit-learn, "balanced" ignores the weights of the rows
     weights = None if how.get("class_weight") == "balanced" else rng.uniform(0, 2, len(y))
     A = scipy.sparse.csr_matrix(X) if sparse else X
     ours = LogisticRegression(tol=1e-9, **how).fit(A, y, weights)
     theirs = sklearn.linear_model.LogisticRegression(tol=1e-9, max_iter=10_000, solver="newton-cg", **how)
     theirs.fit(X, y, weights)
-    shift = ours.coef_.mean(0) - theirs.coef_.mean(0) if classes > 2 else 0.0  # softmax does not see it
+    shift = ours.coef_.mean(0) - theirs.coef_.mean(0) if classes > 2 else 0.0  # softmax is invariant to it
     assert ours.coef_ - shift == pytest.approx(theirs.coef_, abs=1e-5)
     assert ours.predict_proba(A) == pytest.approx(theirs.predict_proba(X), abs=1e-6)
     assert ours.predict_log_proba(A) == pytest.approx(np.log(theirs.predict_proba(X)), abs=1e-5)
@@ -61,7 +61,7 @@ def test_the_coefficients_are_those_of_scikit_learn(classes, sparse, how, rng):
     assert ours.coef_.shape == theirs.coef_.shape and ours.intercept_.shape == theirs.intercept_.shape
 
 
-def test_a_weight_of_two_is_a_row_twice_also_where_classes_are_balanced(rng):
+def test_a_weight_of_two_equals_a_repeated_row_with_balanced_classes(rng):
     X, y = data(3, rng)
     weights = rng.integers(0, 3, len(y))
     how = {"class_weight": "balanced", "tol": 1e-9}
@@ -71,13 +71,13 @@ def test_a_weight_of_two_is_a_row_twice_also_where_classes_are_balanced(rng):
 
 
 @pytest.mark.parametrize("how", [{"penalty": None}, {"C": np.inf}])
-def test_without_a_penalty(how, rng):
+def test_fits_without_a_penalty_agree_with_scikit_learn(how, rng):
     X, y = data(2, rng)
     theirs = sklearn.linear_model.LogisticRegression(C=np.inf, tol=1e-9, max_iter=10_000).fit(X, y)
     assert LogisticRegression(tol=1e-9, **how).fit(X, y).coef_ == pytest.approx(theirs.coef_, abs=1e-4)
 
 
-def test_the_nonconvex_penalty_is_the_papers(rng):
+def test_the_fit_is_stationary_for_the_papers_nonconvex_penalty(rng):
     X, y = data(2, rng)
     fitted = LogisticRegression(C=0.1, penalty="nonconvex", fit_intercept=False, tol=1e-9).fit(X, y)
     problem = sanc.problems.Logistic(X, (y == "dog").astype(int), "nonconvex", 1 / (0.1 * len(y)))
@@ -93,7 +93,7 @@ def test_the_svm_ends_at_a_second_order_point(rng):
     assert problem.value(point) < problem.value(np.zeros(6))
 
 
-def test_the_svm_does_not_mind_a_few_wrong_labels_far_out(rng):
+def test_the_svm_is_robust_to_distant_wrong_labels(rng):
     X = rng.standard_normal((300, 2))
     y = X[:, 0] > 0
     far, labels = np.vstack([X, np.abs(rng.normal([[20.0, 0.0]], 1.0, (10, 2)))]), np.append(y, [False] * 10)
@@ -109,7 +109,7 @@ def test_float32_stays_float32(rng):
     )
 
 
-def test_a_warm_start_has_little_left_to_do(rng):
+def test_a_warm_start_at_the_solution_needs_one_iteration(rng):
     X, y = data(3, rng)
     fitted = LogisticRegression(warm_start=True, tol=1e-8).fit(X, y)
     first, coefficients = fitted.n_iter_[0], fitted.coef_
@@ -117,11 +117,11 @@ def test_a_warm_start_has_little_left_to_do(rng):
     assert first > 3 and fitted.n_iter_[0] == 1 and fitted.coef_ == pytest.approx(coefficients, abs=1e-7)
     cold = LogisticRegression(warm_start=False, tol=1e-8).fit(X, y).fit(X, y)
     assert cold.n_iter_[0] == first
-    other, labels = data(2, rng)  # other classes: from zero again
+    other, labels = data(2, rng)  # with other classes the fit starts from zero
     assert fitted.fit(other, labels).coef_.shape == (1, 5)
 
 
-def test_in_a_pipeline_and_a_search():
+def test_estimators_work_in_a_pipeline_and_a_grid_search():
     X, y = load_breast_cancer(return_X_y=True)
     search = GridSearchCV(
         make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [1e-3, 1.0]}, cv=3
@@ -132,7 +132,7 @@ def test_in_a_pipeline_and_a_search():
     assert OneVsRestClassifier(NonconvexSVM()).fit(scale(X), y).score(scale(X), y) > 0.85
 
 
-def test_a_fit_that_does_not_end_says_so():
+def test_a_fit_that_does_not_converge_warns():
     X, y = load_breast_cancer(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="max_iter = 1"):
         LogisticRegression(max_iter=1).fit(X, y)
@@ -157,7 +157,7 @@ def test_verbose_prints_the_iterations(rng, capsys):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_used_is_named(estimator, weights, words, rng):
+def test_errors_name_the_invalid_argument(estimator, weights, words, rng):
     X, y = data(2, rng)
     with pytest.raises(ValueError) as problem:
         estimator.fit(X, y, weights)
@@ -165,7 +165,7 @@ def test_what_cannot_be_used_is_named(estimator, weights, words, rng):
     assert not hasattr(estimator, "coef_")
 
 
-def test_classes_that_do_not_fit(rng):
+def test_errors_for_unsupported_numbers_of_classes(rng):
     X, y = data(3, rng)
     with pytest.raises(sanc.ArgumentError, match="OneVsRestClassifier"):
         NonconvexSVM().fit(X, y)

@@ -1,4 +1,4 @@
-"""The constants against their formulas worked out by hand, and the sample sizes by Monte Carlo."""
+"""The constants compared with values computed by hand, and the sample sizes with Monte Carlo estimates."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from sanc import ArgumentError, theory
 
 
-def test_sigma_max_keeps_the_factor_that_the_lemma_lost():
+def test_sigma_max_has_the_factor_that_the_lemma_omits():
     # 2 (1.5·4 + 3·0.01/0.1² + 1.5·0.2/0.1) = 2 (6 + 3 + 3)
     assert theory.sigma_max(1.0, 2.0, 4.0, 0.01, 0.2, 0.1) == pytest.approx(24.0)
     assert theory.sigma_max(100.0, 2.0, 4.0, 0.01, 0.2, 0.1) == 100.0
 
 
 def test_sigma_max_bounds_sigma_in_a_real_run():
-    """Deterministic, so ε_g = ε_B = 0: σ never exceeds γ·(3/2)·L2 once it started below."""
+    """For an exact f, ε_g = ε_B = 0: σ stays below γ·(3/2)·L2 if it starts below."""
     import torch
 
     import sanc
@@ -29,11 +29,11 @@ def test_sigma_max_bounds_sigma_in_a_real_run():
         x0 = torch.tensor(np.random.default_rng(seed).standard_normal(6) * 3)
         res = sanc.minimize(f, x0, method="arc", preset="paper", sigma0=1e-3, krylov_dim=6, max_iter=200, certify=False)
         bound = theory.sigma_max(1e-3, 2.0, 27.0, 0.0, 0.0, 1e-8)
-        resolved = [r.sigma for r in res.history if r.model_decrease > 1e-10]  # above rounding
+        resolved = [r.sigma for r in res.history if r.model_decrease > 1e-10]  # above the rounding error of f
         assert max(resolved) <= bound
 
 
-def test_kappas_by_hand():
+def test_kappas_equal_values_computed_by_hand():
     assert theory.kappa_l(2.0, 3.0) == 8.0
     assert theory.kappa_s1(0.2, 0.5, 3.0, 2.0) == pytest.approx(0.1 / (36 * math.sqrt(6) * 8**1.5))
     assert theory.kappa_s2(0.2, 0.5, 3.0) == pytest.approx(0.1 / (6 * 27))
@@ -41,7 +41,7 @@ def test_kappas_by_hand():
     assert theory.smallest_epsilon(0.1, 3.0, 8.0) == pytest.approx(max(0.3, 3.0))
 
 
-def test_complexity_by_hand():
+def test_complexity_bounds_equal_values_computed_by_hand():
     constants = {"eta1": 0.2, "sigma_min": 0.5, "sigma_max": 3.0, "L2": 2.0}
     bound = theory.complexity_bound(10.0, 0.01, **constants)
     s1, s2, d = theory.kappa_s1(0.2, 0.5, 3.0, 2.0), theory.kappa_s2(0.2, 0.5, 3.0), theory.kappa_d(2.0)
@@ -52,8 +52,8 @@ def test_complexity_by_hand():
     assert bound.first_order <= bound.first_order_stated
 
 
-def test_gradient_sample_size_by_monte_carlo():
-    """Gradients on the sphere of radius L0 have the largest spread: the bound must hold in at least 1 − δ of draws."""
+def test_gradient_sample_size_bounds_the_error_with_probability_1_minus_delta():
+    """Gradients on the sphere of radius L0 have the largest variance; the bound holds in 1 − δ of the draws."""
     rng = np.random.default_rng(0)
     n, d, L0, eps, delta = 20_000, 5, 1.0, 0.3, 0.1
     G = rng.standard_normal((n, d))
@@ -63,10 +63,10 @@ def test_gradient_sample_size_by_monte_carlo():
     errors = [np.linalg.norm(G[rng.choice(n, size, replace=False)].mean(0) - G.mean(0)) for _ in range(400)]
     assert np.mean(np.array(errors) <= eps) >= 1 - delta
     few = [np.linalg.norm(G[rng.choice(n, 3, replace=False)].mean(0) - G.mean(0)) for _ in range(400)]
-    assert np.mean(np.array(few) <= eps) < 1 - delta  # the test can fail
+    assert np.mean(np.array(few) <= eps) < 1 - delta  # fewer rows violate the bound
 
 
-def test_hessian_sample_size_by_monte_carlo():
+def test_hessian_sample_size_bounds_the_error_with_probability_1_minus_delta():
     rng = np.random.default_rng(1)
     n, d, L1, eps, delta = 20_000, 4, 1.0, 0.5, 0.1
     A = rng.standard_normal((n, d))
@@ -84,7 +84,7 @@ def test_hessian_sample_size_by_monte_carlo():
     assert np.mean([error(2) <= eps for _ in range(1000)]) < 1 - delta
 
 
-def test_growing_samples():
+def test_growing_sample_sizes_follow_the_step_norm():
     assert theory.growing_sample_sizes(1.0, 1.0, (10, 20), 1000) == (10, 20)
     assert theory.growing_sample_sizes(0.5, 1.0, (10, 20), 1000) == (160, 80)  # 2⁴ and 2²
     assert theory.growing_sample_sizes(0.01, 1.0, (10, 20), 1000) == (1000, 1000)
@@ -104,7 +104,7 @@ def test_growing_samples():
         (lambda: theory.growing_sample_sizes(0.0, 1.0, (1, 1), 10), "step_norm = 0.0"),
     ],
 )
-def test_bad_constants_are_named(call, word):
+def test_errors_name_the_invalid_constant(call, word):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert word in str(caught.value)

@@ -1,4 +1,4 @@
-"""Finite sums that `sanc.minimize` samples from."""
+"""Finite sums that `sanc.minimize` minimises, with or without sampling."""
 
 from sanc.sums.linear import FiniteSum, LinearSum
 from sanc.sums.losses import Logistic, NonconvexSVM, Softmax

@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: logistic regression and the nonconvex support vector machine.
 
-They minimise the finite sums of `sanc.problems` by `sanc.minimize`, and need scikit-learn ≥ 1.7.
+They minimise the finite sums of `sanc.problems` with `sanc.minimize`, and need scikit-learn ≥ 1.7.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LogisticRegression", "NonconvexSVM"]
 
 
 class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What the estimators share: checks, weights, the minimisation, and scores Xw + b."""
+    """Base class of the estimators: argument checks, weights, minimisation, and scores Xw + b."""
 
     fit_intercept: bool
     class_weight: Mapping[Any, float] | str | None
@@ -45,7 +45,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the finite sum to minimise; `total` is the sum of the weights as given."""
         raise NotImplementedError
 
-    def _check_numbers(self) -> None:
+    def _check_parameters(self) -> None:
         require(is_number(self.tol) and self.tol > 0, "tol", self.tol, "pass a positive number")
         require_integer("max_iter", self.max_iter, 1, none=False)
 
@@ -66,25 +66,25 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self
             The fitted estimator.
         """
-        self._check_numbers()
+        self._check_parameters()
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True, order=None
         )
         check_classification_targets(y)
-        before = getattr(self, "classes_", None)
+        last_classes = getattr(self, "classes_", None)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ArgumentError(f"y holds one class only, {self.classes_[0]!r}: pass labels of at least two classes.")
+            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
         weights = _weights(sample_weight, self.class_weight, self.classes_, codes)
         total = float(len(codes) if weights is None else weights.sum())
         problem = self._sum(X, codes, weights, total)
         start = np.zeros((problem.columns, problem.dim // problem.columns), problem.dtype)
-        if self.warm_start and before is not None and np.array_equal(before, self.classes_):
-            known = np.column_stack([self.coef_, self.intercept_])[:, : start.shape[1]]
-            start = known.astype(problem.dtype) if known.shape == start.shape else start
+        if self.warm_start and last_classes is not None and np.array_equal(last_classes, self.classes_):
+            last = np.column_stack([self.coef_, self.intercept_])[:, : start.shape[1]]
+            start = last.astype(problem.dtype) if last.shape == start.shape else start
         result = minimize(
             problem, start, tol=self.tol, max_iter=self.max_iter, certify=False, disp=bool(self.verbose),
-            max_products=1 if self._convex else None,  # a convex sum has no negative curvature to look for
+            max_products=1 if self._convex else None,  # a convex sum has no negative curvature
         )  # fmt: skip
         if not result.success:
             warnings.warn(
@@ -101,7 +101,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """Return the scores Xw + b: one a row for two classes, otherwise one a class.
+        """Return the scores Xw + b: one per row for two classes, otherwise one per row and class.
 
         Parameters
         ----------
@@ -141,26 +141,27 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class LogisticRegression(_LinearClassifier):
-    """Logistic regression, of two classes or, as softmax regression, of many.
+    """Logistic regression for two classes, softmax regression for more.
 
-    Minimises C Σ sᵢ ℓᵢ + ½‖w‖², sᵢ the weights of the rows and the intercept free, as scikit-learn's own does.
+    Minimises C Σ sᵢ ℓᵢ + ½‖w‖², where sᵢ are the weights of the rows. As in scikit-learn, the penalty excludes the
+    intercept.
 
     Parameters
     ----------
     C : float
-        Inverse strength of the penalty; infinite for none.
+        Inverse strength of the penalty; infinity means no penalty.
     penalty : {"l2", "nonconvex"} or None
-        "nonconvex" replaces ½‖w‖² by Σ w²/(1+w²), the paper's.
+        "nonconvex" replaces ½‖w‖² by Σ w²/(1+w²), as in the paper.
     fit_intercept : bool
         Whether the scores have an intercept.
     class_weight : mapping, "balanced" or None
-        Weights of the classes, multiplied with those of the rows.
+        Weights of the classes, which multiply those of the rows.
     tol : float
-        The fit ends where the norm of the gradient of the mean loss is at most this.
+        The fit ends when the gradient norm of the mean loss is at most `tol`.
     max_iter : int
-        Most iterations, each a Newton step.
+        Largest number of iterations, each a Newton step.
     warm_start : bool
-        Start from the coefficients of the last fit, where the classes and features are the same.
+        Start from the coefficients of the last fit if the classes and the number of features are the same.
     verbose : int
         Print a line for every iteration.
 
@@ -171,7 +172,7 @@ class LogisticRegression(_LinearClassifier):
     coef_ : array, shape (1, d) or (classes, d)
         Coefficients; one row for two classes.
     intercept_ : array, shape (1,) or (classes,)
-        Intercepts; zero without.
+        Intercepts; zero if `fit_intercept` is False.
     n_iter_ : array, shape (1,)
         Iterations of the last fit.
     n_features_in_ : int
@@ -211,19 +212,19 @@ class LogisticRegression(_LinearClassifier):
     def _convex(self) -> bool:  # type: ignore[override]
         return self.penalty != "nonconvex"
 
-    def _check_numbers(self) -> None:
-        super()._check_numbers()
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
         require(is_number(self.C) and self.C > 0, "C", self.C, "pass a positive number")
         if self.penalty is not None:
             one_of("penalty", self.penalty, ("l2", "nonconvex"))
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)
-        how: Any = {"penalty": self.penalty or "none", "strength": strength, "weights": weights}
-        how["intercept"] = self.fit_intercept
+        options: Any = {"penalty": self.penalty or "none", "strength": strength, "weights": weights}
+        options["intercept"] = self.fit_intercept
         if len(self.classes_) == 2:
-            return Logistic(X, codes, **how)
-        return Softmax(X, codes, len(self.classes_), **how)
+            return Logistic(X, codes, **options)
+        return Softmax(X, codes, len(self.classes_), **options)
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of the classes.
@@ -260,10 +261,10 @@ class LogisticRegression(_LinearClassifier):
 
 
 class NonconvexSVM(_LinearClassifier):
-    """The nonconvex support vector machine, of two classes.
+    """The nonconvex support vector machine for two classes.
 
-    Minimises the mean of sᵢ (1 − tanh(yᵢ (xᵢᵀw + b))), plus alpha ‖w‖². The loss is bounded, so rows on the wrong side,
-    such as wrong labels, count no more than once each. For many classes wrap it in scikit-learn's OneVsRestClassifier.
+    Minimises the mean of sᵢ (1 − tanh(yᵢ (xᵢᵀw + b))), plus alpha ‖w‖². The loss is bounded, which limits the influence
+    of outliers such as wrong labels. For more classes wrap the estimator in scikit-learn's OneVsRestClassifier.
 
     Parameters
     ----------
@@ -272,13 +273,13 @@ class NonconvexSVM(_LinearClassifier):
     fit_intercept : bool
         Whether the scores have an intercept.
     class_weight : mapping, "balanced" or None
-        Weights of the classes, multiplied with those of the rows.
+        Weights of the classes, which multiply those of the rows.
     tol : float
-        The fit ends where the norm of the gradient is at most this and no negative curvature is found.
+        The fit ends when the gradient norm is at most `tol` and no negative curvature is found.
     max_iter : int
-        Most iterations.
+        Largest number of iterations.
     warm_start : bool
-        Start from the coefficients of the last fit, where the classes and features are the same.
+        Start from the coefficients of the last fit if the classes and the number of features are the same.
     verbose : int
         Print a line for every iteration.
 
@@ -289,7 +290,7 @@ class NonconvexSVM(_LinearClassifier):
     coef_ : array, shape (1, d)
         Coefficients.
     intercept_ : array, shape (1,)
-        Intercept; zero without.
+        Intercept; zero if `fit_intercept` is False.
     n_iter_ : array, shape (1,)
         Iterations of the last fit.
     n_features_in_ : int
@@ -327,8 +328,8 @@ class NonconvexSVM(_LinearClassifier):
         self.warm_start = warm_start
         self.verbose = verbose
 
-    def _check_numbers(self) -> None:
-        super()._check_numbers()
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
         require_not_negative("alpha", self.alpha)
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
@@ -346,7 +347,7 @@ class NonconvexSVM(_LinearClassifier):
 
 
 def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) -> Any:
-    """Return the weights of the rows, those of their classes included; None where all are one."""
+    """Return the products of row and class weights; None if both are absent."""
     n = len(codes)
     if sample_weight is not None:
         sample_weight = np.asarray(sample_weight, np.float64)
@@ -356,9 +357,9 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
     if class_weight is None:
         return sample_weight
     rows = np.ones(n) if sample_weight is None else sample_weight
-    if isinstance(class_weight, str) and class_weight == "balanced":  # every class weighs the same, weights included
+    if isinstance(class_weight, str) and class_weight == "balanced":  # all classes have the same total weight
         totals = np.bincount(codes, rows)
-        of_class = rows.sum() / (len(classes) * np.maximum(totals, np.finfo(float).tiny))
+        class_factors = rows.sum() / (len(classes) * np.maximum(totals, np.finfo(float).tiny))
     else:
-        of_class = compute_class_weight(class_weight, classes=classes, y=classes[codes])
-    return of_class[codes] * rows
+        class_factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+    return class_factors[codes] * rows
