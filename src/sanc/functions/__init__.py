@@ -1,1 +1,1 @@
-"""Functions that a caller wrote together with their derivatives."""
+"""Oracles of NumPy and torch functions that the caller passes with or without their derivatives."""

@@ -1,4 +1,4 @@
-"""Gradients by differences of values, for functions that come without any derivative."""
+"""Gradients by differences of values, for functions without derivatives."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from sanc.functions.oracle import CallableOracle
 Scheme = Literal["2-point", "3-point", "cs"]
 
 _POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
-"""The step of a difference is the precision to this power, which balances its own error and that of f."""
+"""Powers p of the difference step h = eps^p.
+
+h balances the truncation error, O(h) or O(h²), with the roundoff error eps/h of the values.
+"""
+
 _COMPLEX_STEP = 1e-20
-"""Of the complex step, which subtracts nothing, so that it may be as small as one likes."""
+"""Imaginary step relative to max(1, |x_k|).
+
+Im f(x + ih)/h has no cancellation, so h may be far below √eps. Its truncation error, O(h²), is then below eps (Squire
+and Trapp 1998).
+"""
 
 
 class DifferenceOracle(CallableOracle):
-    """A function of which only values are known: n of them make a gradient, or 2n with "3-point".
+    """A function without derivatives: a gradient costs n values besides f(x), or 2n with "3-point".
 
-    "cs" takes Im f(x + ih)/h, exact to rounding, where f is analytic and computes with complex numbers. Hessian
-    products are differences of such gradients, with steps as long as their error asks for.
+    "cs" computes Im f(x + ih)/h, which is exact to roundoff. It needs an analytic f that accepts complex numbers.
+    Hessian products are differences of these gradients, with a step that balances the error of the gradients.
     """
 
     written = False
@@ -33,31 +41,31 @@ class DifferenceOracle(CallableOracle):
     def __init__(self, fun: Callable[..., Any], x0: Any, *, scheme: Scheme, args: tuple[Any, ...] = ()) -> None:
         if scheme == "cs" and isinstance(x0, Tensor):
             raise ArgumentError(
-                'jac = "cs" cannot go with a torch tensor: leave jac out, and torch differentiates fun.'
+                'jac = "cs" cannot be used with a torch tensor: leave jac out, and torch differentiates fun.'
             )
         super().__init__(fun, x0, jac=fun, args=args)
         self.scheme = scheme
         eps = self.space.eps
         self.noise = {"2-point": eps ** (1 / 2), "3-point": eps ** (2 / 3), "cs": eps}[scheme]
 
-    def slope(self, x: Vector) -> Vector:
+    def evaluate_gradient(self, x: Vector) -> Vector:
         self.meter.count_gradient(1)
-        return self.vector([self._along(x, k) for k in range(self.space.dim)], "fun")
+        return self.as_vector([self._partial_derivative(x, k) for k in range(self.space.dim)], "fun")
 
-    def _along(self, x: Any, k: int) -> float:
-        """∂f/∂x_k."""
+    def _partial_derivative(self, x: Any, k: int) -> float:
+        """Return ∂f/∂x_k."""
         size = max(1.0, abs(float(x[k])))
         if self.scheme == "cs":
             moved = x.astype(np.result_type(x.dtype, np.complex64))
             moved[k] += 1j * _COMPLEX_STEP * size
             self.meter.count_value(1)
-            answer = self.fun(moved.reshape(self.shape), *self.args)
-            if not np.iscomplexobj(answer) or np.size(answer) != 1:
+            returned = self.fun(moved.reshape(self.shape), *self.args)
+            if not np.iscomplexobj(returned) or np.size(returned) != 1:
                 raise ArgumentError(
-                    f'fun returned {shown(answer)} at a complex point: with jac = "cs" it has to compute with complex '
-                    'numbers, and return one. Pass jac = "3-point" where it cannot.'
+                    f'fun returned {shown(returned)} at a complex point: with jac = "cs", return a complex number '
+                    'for complex x. Pass jac = "3-point" if fun cannot.'
                 )
-            return float(np.imag(answer).reshape(())) / (_COMPLEX_STEP * size)
+            return float(np.imag(returned).reshape(())) / (_COMPLEX_STEP * size)
         h = self.space.eps ** _POWERS[self.scheme] * size
         above = self._moved(x, k, h)
         if self.scheme == "2-point":

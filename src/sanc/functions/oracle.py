@@ -1,4 +1,4 @@
-"""f, g and Hv of functions that a caller wrote, with their derivatives: NumPy or torch callables."""
+"""f, g and Hv of NumPy or torch functions whose derivatives the caller passes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from sanc.core.saved import refuse
 from sanc.core.space import NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
+_SMALLEST_SCALE = 1e-3
+"""Smallest scale of x for difference steps, relative to the largest one of the run; chosen by hand."""
+
 
 class CallableOracle(Oracle):
     """A function with its gradient and, optionally, its Hessian, as callables on arrays or tensors.
 
-    ``fun(x, *args)`` returns f, or (f, g) where `jac` is True; ``hess(x, *args)`` a matrix, sparse matrix or linear
-    operator; ``hessp(x, v, *args)`` a product. Without either, products are central differences of gradients. `x0`
-    gives shape, type and device of the points.
+    ``fun(x, *args)`` returns f, or (f, g) if `jac` is True. ``hess(x, *args)`` returns a matrix, a sparse matrix or a
+    linear operator, and ``hessp(x, v, *args)`` a product. Without either, products are central differences of
+    gradients. The points have the shape, type and device of `x0`.
     """
 
     exact = written = True
@@ -40,7 +43,7 @@ class CallableOracle(Oracle):
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
         self.shape = x0.shape
         self.meter = Meter()
-        self.noise: float | None = None  # relative error of gradients, where it is above the precision
+        self.noise: float | None = None  # relative error of the gradients; None: the machine precision
         self.space: Space
         if isinstance(x0, Tensor):
             self.space = Space(x0.numel(), x0.dtype, x0.device)
@@ -48,11 +51,11 @@ class CallableOracle(Oracle):
             self.space = NumpySpace(x0.size, x0.dtype)
         self._values: Recent[float] = Recent()
         self._gradients: Recent[Vector] = Recent(1)
-        self._size = 0.0  # of a variable, at the points at which products were asked for
+        self._scale = 0.0  # largest root mean square of x at the points of products by differences
 
-    def vector(self, answer: Any, name: str) -> Vector:
-        """Turn what a callable returned into a fresh flat vector."""
-        flat = self.array(answer, name).reshape(-1)
+    def as_vector(self, returned: Any, name: str) -> Vector:
+        """Copy the value that the callable `name` returned into a new flat vector."""
+        flat = self.as_array(returned, name).reshape(-1)
         flat = flat.clone() if isinstance(flat, Tensor) else flat.copy()
         if len(flat) != self.space.dim:
             raise ArgumentError(
@@ -60,18 +63,18 @@ class CallableOracle(Oracle):
             )
         return flat
 
-    def array(self, answer: Any, name: str) -> Any:
-        """Turn what a callable returned into an array or a tensor, as the points are."""
+    def as_array(self, returned: Any, name: str) -> Any:
+        """Convert the value that the callable `name` returned into an array or tensor of the points' type."""
         try:
-            _refuse_complex(answer)
+            _reject_complex(returned)
             if not isinstance(self.space, NumpySpace):
-                return torch.as_tensor(answer, dtype=self.space.dtype, device=self.space.device).detach()
-            return np.asarray(answer.detach().cpu() if isinstance(answer, Tensor) else answer, self.space.dtype)
+                return torch.as_tensor(returned, dtype=self.space.dtype, device=self.space.device).detach()
+            return np.asarray(returned.detach().cpu() if isinstance(returned, Tensor) else returned, self.space.dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise ArgumentTypeError(f"{name} returned {shown(answer)}: return an array of real numbers.") from None
+            raise ArgumentTypeError(f"{name} returned {shown(returned)}: return an array of real numbers.") from None
 
-    def given(self, x: Any) -> Any:
-        """Return a copy of a point in the caller's shape: whatever a callable does to it, the run does not notice."""
+    def as_argument(self, x: Any) -> Any:
+        """Return a copy of a vector in the shape of x0. A callable that changes it in place does not affect the run."""
         copy = x.clone() if isinstance(x, Tensor) else x.copy()
         return copy.reshape(self.shape)
 
@@ -79,51 +82,52 @@ class CallableOracle(Oracle):
         return self._values.answer(x, self._evaluate)
 
     def _evaluate(self, x: Vector) -> float:
-        answer = self.fun(self.given(x), *self.args)
+        returned = self.fun(self.as_argument(x), *self.args)
         if self.jac is True:
-            answer, g = pair(answer)
-            self._gradients.put(x, self.vector(g, "fun"))
+            returned, g = pair(returned)
+            self._gradients.put(x, self.as_vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
-        return _scalar(answer)
+        return _scalar(returned)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value = self.value(x)
-        if self.jac is True and x not in self._gradients:  # the value is known from before, its gradient no longer
+        if self.jac is True and x not in self._gradients:  # the cache holds the value and no longer the gradient
             self._values.clear()
             value = self.value(x)
-        return value, self._gradients.answer(x, self.slope)
+        return value, self._gradients.answer(x, self.evaluate_gradient)
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
         return x in self._values, x in self._gradients
 
-    def slope(self, x: Vector) -> Vector:
-        """∇f(x) by the callable, counted."""
+    def evaluate_gradient(self, x: Vector) -> Vector:
+        """Call the callable, count the call and return ∇f(x)."""
         self.meter.count_gradient(1)
         if self.jac is True:
-            return self.vector(self.fun(self.given(x), *self.args)[1], "fun")
+            return self.as_vector(self.fun(self.as_argument(x), *self.args)[1], "fun")
         assert callable(self.jac)
-        return self.vector(self.jac(self.given(x), *self.args), "jac")
+        return self.as_vector(self.jac(self.as_argument(x), *self.args), "jac")
 
     def hessian(self, x: Vector) -> Operator:
         return _CallableOperator(self, x)
 
-    def least_size(self, x: Vector) -> float:
-        """Return the size of a variable below which the steps of differences do not follow it; 1 where all are 0.
+    def smallest_scale(self, x: Vector) -> float:
+        """Return the smallest scale of x that difference steps follow; 1 if x was zero at all points.
 
-        A variable that tends to zero does so on the scale of those before it.
+        The steps follow the root mean square of x, but not below `_SMALLEST_SCALE` times its largest value of the run.
+        An x that tends to zero would otherwise have steps below the scale on which f changes.
         """
-        self._size = max(self._size, self.space.norm(x) / self.space.dim**0.5)
-        return 1e-3 * self._size or 1.0
+        self._scale = max(self._scale, self.space.norm(x) / self.space.dim**0.5)
+        return _SMALLEST_SCALE * self._scale or 1.0
 
     def numbers(self) -> dict[str, Any]:
-        return {"size": self._size}
+        return {"size": self._scale}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         size = numbers["size"]
         if not isinstance(size, float) or not 0.0 <= size < math.inf:
             raise refuse("resume['oracle']['size']", size, "a finite number ≥ 0")
-        self._size = size
+        self._scale = size
 
 
 class _CallableOperator(Operator):
@@ -134,70 +138,73 @@ class _CallableOperator(Operator):
         o = self.oracle
         o.meter.count_product(1)
         if o.hessp is not None:
-            return o.vector(o.hessp(o.given(self.x), o.given(v), *o.args), "hessp")
+            return o.as_vector(o.hessp(o.as_argument(self.x), o.as_argument(v), *o.args), "hessp")
         if o.hess is not None:
-            return o.vector(self._times(v), "hess")
+            return o.as_vector(self._multiply(v), "hess")
         return self._difference(v, 1.0)
 
     @cached_property
-    def _times(self) -> Callable[[Any], Any]:
-        """The product with what `hess` returned."""
+    def _multiply(self) -> Callable[[Any], Any]:
+        """The product with the matrix or operator that `hess` returned."""
         o, dim = self.oracle, self.oracle.space.dim
         assert o.hess is not None
-        matrix = o.hess(o.given(self.x), *o.args)
-        foreign = hasattr(matrix, "__matmul__") and not hasattr(matrix, "__array__")  # as SciPy's operators
-        matrix = matrix if foreign else o.array(matrix, "hess")
+        matrix = o.hess(o.as_argument(self.x), *o.args)
+        is_operator = hasattr(matrix, "__matmul__") and not hasattr(matrix, "__array__")  # as in SciPy
+        matrix = matrix if is_operator else o.as_array(matrix, "hess")
         shape = tuple(matrix.shape)
         if math.prod(shape) != dim * dim:
             raise ArgumentError(f"hess returned a matrix of shape {shape}: return one of shape ({dim}, {dim}).")
         matrix = matrix if shape == (dim, dim) else matrix.reshape(dim, dim)
-        if foreign and not isinstance(o.space, NumpySpace):
+        if is_operator and not isinstance(o.space, NumpySpace):
             return lambda v: matrix @ v.cpu().numpy()
         return lambda v: matrix @ v
 
-    def _difference(self, v: Vector, stretch: float) -> Vector:
+    def _difference(self, v: Vector, factor: float) -> Vector:
+        """Return the central difference of gradients along `v`, with `factor` times the usual step."""
         o = self.oracle
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        h = stretch * self._step() / norm
-        return (o.slope(self.x + h * v) - o.slope(self.x - h * v)) * (0.5 / h)
+        h = factor * self._step() / norm
+        return (o.evaluate_gradient(self.x + h * v) - o.evaluate_gradient(self.x - h * v)) * (0.5 / h)
 
     def _step(self) -> float:
-        return difference_step(self.oracle.space, self.x, self.oracle.least_size(self.x), self.oracle.noise)
+        return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)
 
     def error(self, v: Vector, product: Vector) -> float:
         if self.oracle.hessp is not None or self.oracle.hess is not None:
             return 0.0
-        # The error of a central difference grows with h²: twice the step shows three times what one step hides. What
-        # rounding leaves nothing of differs by nothing, so that its error is added.
-        rounding = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self._step()
-        return self.oracle.space.norm(self._difference(v, 2.0) - product) + rounding
+        # The truncation error is O(h²), so the differences of h and 2h differ by three times that of h. Differences
+        # below working precision compare as equal, so their roundoff error is added.
+        roundoff = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self._step()
+        return self.oracle.space.norm(self._difference(v, 2.0) - product) + roundoff
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0
 
 
-def pair(answer: Any) -> Any:
-    """Return the pair (f, g) that a function returns with `jac` = True."""
-    if not isinstance(answer, Sequence) or len(answer) != 2:
-        raise ArgumentTypeError(f"fun returned {shown(answer)}: with jac = True return the pair (f, g).")
-    return answer
+def pair(returned: Any) -> Any:
+    """Return the pair (f, g) of a function with `jac` = True; raise if it is not a pair."""
+    if not isinstance(returned, Sequence) or len(returned) != 2:
+        raise ArgumentTypeError(f"fun returned {shown(returned)}: with jac = True return the pair (f, g).")
+    return returned
 
 
-def _refuse_complex(answer: Any) -> None:
-    if answer is None or (answer.is_complex() if isinstance(answer, Tensor) else np.iscomplexobj(answer)):
-        raise TypeError("no real numbers")
+def _reject_complex(returned: Any) -> None:
+    """Raise for None, for which NumPy would return NaN, and for complex numbers."""
+    if returned is None or (returned.is_complex() if isinstance(returned, Tensor) else np.iscomplexobj(returned)):
+        raise TypeError("not real numbers")
 
 
-def _scalar(answer: Any) -> float:
-    if isinstance(answer, float):
-        return float(answer)
-    size = answer.numel() if isinstance(answer, Tensor) else np.size(answer)
+def _scalar(returned: Any) -> float:
+    """Convert the value that `fun` returned into a float."""
+    if isinstance(returned, float):
+        return float(returned)
+    size = returned.numel() if isinstance(returned, Tensor) else np.size(returned)
     if size != 1:
         raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
     try:
-        _refuse_complex(answer)
-        return float(answer.detach() if isinstance(answer, Tensor) else np.asarray(answer).reshape(()))
+        _reject_complex(returned)
+        return float(returned.detach() if isinstance(returned, Tensor) else np.asarray(returned).reshape(()))
     except (TypeError, ValueError, OverflowError):
-        raise ArgumentTypeError(f"fun returned {shown(answer)}: return a real number.") from None
+        raise ArgumentTypeError(f"fun returned {shown(returned)}: return a real number.") from None
