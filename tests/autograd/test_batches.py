@@ -1,4 +1,4 @@
-"""The sampler of three independent mini-batches."""
+"""The sampler of three independent mini-batches, and micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sanc
 
 
 class Rows(Dataset):
-    """A map-style data set of one row at a time."""
+    """A map-style data set that returns one row at a time."""
 
     def __init__(self, n):
         self.n = n
@@ -40,11 +40,11 @@ def test_samples_are_without_replacement_and_independent():
         assert all(len(set(part.tolist())) == len(part) for part in (g, b, f))
         assert torch.equal(g10, 10 * g)
         overlaps.append(len(set(g.tolist()) & set(b.tolist())))
-    # independent draws of 10 and 20 out of 50 share 4 on average (hypergeometric, variance 10·0.4·0.6·40/49)
+    # Independent draws of 10 and 20 out of 50 share 4 on average (hypergeometric, variance 10·0.4·0.6·40/49).
     assert np.mean(overlaps) == pytest.approx(4.0, abs=4 * np.sqrt(1.96 / 200))
 
 
-def test_every_row_is_as_likely_as_any_other():
+def test_all_rows_are_equally_likely():
     samples = sanc.ThreeSamples(index_set(20), 5, seed=3)
     counts = np.zeros((3, 20))
     for _ in range(2000):
@@ -53,7 +53,7 @@ def test_every_row_is_as_likely_as_any_other():
     assert counts == pytest.approx(500, abs=5 * np.sqrt(2000 * 0.25 * 0.75))
 
 
-def test_the_seed_decides_and_the_state_resumes():
+def test_draws_depend_on_the_seed_and_resume_from_a_state():
     first = sanc.ThreeSamples(index_set(), 8, seed=5)
     second = sanc.ThreeSamples(index_set(), 8, seed=5)
     other = sanc.ThreeSamples(index_set(), 8, seed=6)
@@ -63,11 +63,11 @@ def test_the_seed_decides_and_the_state_resumes():
     other.load_state_dict(first.state_dict())
     iterator = iter(first)
     for _ in range(3):
-        for ours, theirs in zip(next(iterator), other.draw(), strict=True):
-            assert torch.equal(ours[0], theirs[0])
+        for expected, resumed in zip(next(iterator), other.draw(), strict=True):
+            assert torch.equal(expected[0], resumed[0])
 
 
-def test_any_map_style_data_set():
+def test_any_map_style_data_set_can_be_sampled():
     batch, *_ = sanc.ThreeSamples(Rows(30), 6).draw()
     assert batch["x"].shape == (6, 2) and torch.equal(batch["x"][:, 0], batch["i"].to(torch.float32))
     moved, *_ = sanc.ThreeSamples(Rows(30), 6, device="cpu").draw()
@@ -76,15 +76,15 @@ def test_any_map_style_data_set():
     assert listed == batch["i"].tolist()
 
 
-def test_fetching_many_rows_at_once_is_used():
+def test_getitems_of_the_data_set_is_used():
     class Fast(Rows):
         def __getitems__(self, rows):
-            self.asked = rows
+            self.requested = rows
             return [self[i] for i in rows]
 
     data = Fast(30)
     batch, *_ = sanc.ThreeSamples(data, 4).draw()
-    assert len(data.asked) == 4 and batch["x"].shape == (4, 2)
+    assert len(data.requested) == 4 and batch["x"].shape == (4, 2)
 
 
 class Stream(IterableDataset):
@@ -103,7 +103,7 @@ class Stream(IterableDataset):
         (dict(dataset=Stream()), ["no length", "map-style"]),
     ],
 )
-def test_bad_input_is_named(given, words):
+def test_the_error_names_an_invalid_argument(given, words):
     with pytest.raises(sanc.SancError) as caught:
         sanc.ThreeSamples(**({"dataset": index_set(), "batch_size": 5} | given))
     for word in words:
@@ -115,7 +115,7 @@ class Pair(NamedTuple):
     i: int
 
 
-def test_named_tuples_are_moved():
+def test_named_tuples_are_moved_to_the_device():
     class Named(Rows):
         def __getitem__(self, i):
             return Pair(torch.full((2,), float(i)), i)
@@ -124,11 +124,11 @@ def test_named_tuples_are_moved():
     assert isinstance(batch, Pair) and batch.x.shape == (5, 2)
 
 
-def test_a_state_of_other_data_is_refused():
+def test_a_state_of_other_data_or_batches_is_rejected():
     samples = sanc.ThreeSamples(index_set(), 5)
     with pytest.raises(sanc.ArgumentError, match="40 rows and this one has 50"):
         samples.load_state_dict(sanc.ThreeSamples(index_set(40), 5).state_dict())
-    with pytest.raises(sanc.ArgumentError, match="use the same"):
+    with pytest.raises(sanc.ArgumentError, match="use the same batch_size"):
         samples.load_state_dict(sanc.ThreeSamples(index_set(), 6).state_dict())
     with pytest.raises(sanc.ArgumentError, match="lacks"):
         samples.load_state_dict({"seed": 1})
@@ -138,20 +138,22 @@ def test_a_state_of_other_data_is_refused():
 
 
 class Always(nn.Module):
-    """Dropout that pays no heed to evaluation mode."""
+    """Dropout that stays active in evaluation mode."""
 
     def forward(self, x):
         return nn.functional.dropout(x, 0.5)
 
 
 class TrainingOnly(nn.Module):
+    """Dropout that raises in evaluation mode."""
+
     def forward(self, x):
         assert self.training, "no loss in evaluation mode"
         return nn.functional.dropout(x, 0.5)
 
 
 def tokens(kind, microbatch, weight=None, middle=(), ignored=-100, where=(0, 1, 4)):
-    """An optimiser of a small model of tokens, some of which are ignored, and its batch."""
+    """Return a small model, its optimiser and a batch in which some targets are ignored."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), *middle, nn.Tanh(), nn.Linear(6, 5)).double()
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.randint(4, (10,))
@@ -173,7 +175,7 @@ def test_micro_batches_are_weighted_by_the_terms_of_the_mean(hvp):
         model, opt, batch = tokens("mean", microbatch, weight=lambda x, y: (y != -100).sum())
         opt._driver.oracle.hvp = hvp
         for _ in range(3):
-            loss = opt.step(batch)  # the first micro-batch of two rows has no term at all
+            loss = opt.step(batch)  # the first micro-batch of two rows has no terms
         ends.append(torch.cat([loss.reshape(1), *(p.detach().reshape(-1) for p in model.parameters())]))
     assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6) and torch.allclose(ends[0], ends[2], rtol=0, atol=1e-6)
 
@@ -183,7 +185,7 @@ def test_micro_batches_are_weighted_by_the_terms_of_the_mean(hvp):
     ("sum", ["the mean of its halves", "Return the mean over rows"]),
     ("pairs", ["the mean of its halves", "leave microbatch out"]),
 ])  # fmt: skip
-def test_micro_batches_that_change_the_loss_are_refused(kind, words):
+def test_micro_batches_that_change_the_loss_are_rejected(kind, words):
     weight = None if kind == "mean" else lambda x, y: len(x)
     model, opt, batch = tokens(kind, 4, weight=weight)
     held = [p.detach().clone() for p in model.parameters()]
@@ -201,11 +203,11 @@ LAYERS = {
 
 @pytest.mark.parametrize("middle", ["plain", "dropout", "norm"])
 @pytest.mark.parametrize(("microbatch", "where"), [
-    (4, (0, 1, 4)), (6, (0, 1, 4)),  # of four rows one half has no term at all
-    (4, (9,)),  # in the last of them only
-    (4, (4, 6)),  # as many in each half of the second, and none in the first
+    (4, (0, 1, 4)), (6, (0, 1, 4)),  # one half of the first four rows has no terms
+    (4, (9,)),  # only in the last micro-batch
+    (4, (4, 6)),  # equally many in each half of the second micro-batch, none in the first
 ])  # fmt: skip
-def test_another_ignored_index_shows_in_the_halves(microbatch, where, middle):
+def test_another_ignored_index_is_detected_from_the_halves(microbatch, where, middle):
     model, opt, batch = tokens("mean", microbatch, ignored=4, where=where, middle=[LAYERS[middle]()])
     held = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(sanc.ArgumentError, match=r"mean of its halves.*pass weight= to sanc.Batch"):
@@ -225,18 +227,18 @@ def test_halves_that_cannot_be_compared_need_a_weight(middle):
     ("plain", None), ("dropout", None), ("norm", None), ("dropout", len), ("norm", len), ("always", len),
     ("training", len),
 ])  # fmt: skip
-def test_a_mean_over_rows_is_cut(middle, weight):
+def test_a_mean_over_rows_is_split_into_micro_batches(middle, weight):
     model, opt, batch = tokens(
         "rows", 4, weight=weight and (lambda x, y: weight(x)), middle=[LAYERS[middle]()], ignored=4
     )
     opt.step(batch)
     assert opt.record.iteration == 0 and all(module.training for module in model.modules())
     if middle == "norm":
-        assert int(model[1].num_batches_tracked) == 3  # once a micro-batch
+        assert int(model[1].num_batches_tracked) == 3  # once for each micro-batch
 
 
 @pytest.mark.parametrize("count", [0.0, float("nan"), -1.0])
-def test_weights_that_cannot_be_used_are_named(count):
+def test_the_error_names_invalid_weights(count):
     _, opt, batch = tokens("mean", 4, weight=lambda x, y: count)
     with pytest.raises(sanc.ArgumentError, match=r"weight returned .*return the number of terms"):
         opt.step(batch)

@@ -1,4 +1,4 @@
-"""Mini-batches: a loss tied to its rows, and a sampler of the three independent samples of an iteration."""
+"""Mini-batches: a loss with the rows it is evaluated on, and a sampler of three independent samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, shown
 __all__ = ["Batch", "ThreeSamples"]
 
 _IGNORED = -100
-"""The target that losses of torch ignore by default."""
+"""Default `ignore_index` of torch's losses."""
 
 
 class Batch:
-    """A loss on a batch of rows: a closure that knows its size and can be cut into micro-batches.
+    """A loss on a batch of rows: a closure with a length, which can be split into micro-batches.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class Batch:
     *tensors : Tensor
         Inputs, targets and so on; the first dimension of each counts the rows.
     weight : callable, optional
-        ``weight(*tensors)`` returns how many terms the mean loss of these rows is over, where that is not their number,
-        such as ``lambda x, y: (y != -100).sum()`` for a cross-entropy that ignores some targets. Micro-batches are
-        weighted with it.
+        ``weight(*tensors)`` returns the number of terms in the mean loss of these rows, by which micro-batches are
+        weighted. The default is the number of rows. A cross-entropy that ignores some targets needs
+        ``lambda x, y: (y != -100).sum()``.
 
     Examples
     --------
@@ -56,12 +56,12 @@ class Batch:
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
                 raise ArgumentTypeError(
-                    f"tensors[{position}] = {shown(tensor)} is no tensor with rows: pass one (torch.as_tensor)."
+                    f"tensors[{position}] = {shown(tensor)} is not a tensor with rows: pass one (torch.as_tensor)."
                 )
             if len(tensor) != len(tensors[0]):
                 raise ArgumentError(
                     f"tensors[{position}] has {len(tensor)} rows and tensors[0] has {len(tensors[0])}: "
-                    "pass tensors with as many rows as each other."
+                    "pass tensors with as many rows as tensors[0]."
                 )
         if len(tensors[0]) == 0:
             raise ArgumentError("tensors have 0 rows: pass a batch with at least one row.")
@@ -76,64 +76,71 @@ class Batch:
         return self.loss(*self.tensors)
 
     def terms(self) -> float:
-        """Return how many terms the mean loss is over, for who weighs it with that of other batches."""
-        self._refuse_ignored_targets("so that the rows do not tell how the batches of the ranks weigh")
-        return sum(self._sizes([self]))
+        """Return the number of terms in the mean loss, by which several ranks weight their batches."""
+        self._reject_ignored_targets("a rank's batch")
+        return sum(self._counts([self]))
 
-    def _sizes(self, parts: Sequence[Batch]) -> list[float]:
-        """Return how many terms the mean losses of these parts are over."""
-        sizes = [float(len(part) if part.weight is None else part.weight(*part.tensors)) for part in parts]
-        if not 0.0 < sum(sizes) < math.inf or min(sizes) < 0.0:
-            raise ArgumentError(f"weight returned {sizes} for the batches: return the number of terms of the mean.")
-        return sizes
+    def _counts(self, parts: Sequence[Batch]) -> list[float]:
+        """Return the number of terms in the mean loss of each part."""
+        counts = [float(len(part) if part.weight is None else part.weight(*part.tensors)) for part in parts]
+        if not 0.0 < sum(counts) < math.inf or min(counts) < 0.0:
+            raise ArgumentError(
+                f"weight returned {counts} for the batches: return the number of terms in the mean loss, finite and "
+                "≥ 0, and above 0 in at least one batch."
+            )
+        return counts
 
     def parts(self, microbatch: int | None) -> list[tuple[float, Batch]]:
-        """Weights and closures whose weighted sum is the mean loss over all rows."""
+        """Return weights and micro-batches whose weighted sum is the mean loss over all rows."""
         if microbatch is None or microbatch >= len(self):
             return [(1.0, self)]
-        cuts = [slice(begin, begin + microbatch) for begin in range(0, len(self), microbatch)]
-        parts = [Batch(self.loss, *(tensor[cut] for tensor in self.tensors), weight=self.weight) for cut in cuts]
-        self._refuse_ignored_targets("in different shares of the micro-batches", parts)
-        sizes = self._sizes(parts)
-        return [(size / sum(sizes), part) for size, part in zip(sizes, parts, strict=True) if size > 0.0]
+        slices = [slice(begin, begin + microbatch) for begin in range(0, len(self), microbatch)]
+        parts = [Batch(self.loss, *(tensor[rows] for tensor in self.tensors), weight=self.weight) for rows in slices]
+        self._reject_ignored_targets("a micro-batch", parts)
+        counts = self._counts(parts)
+        return [(count / sum(counts), part) for count, part in zip(counts, parts, strict=True) if count > 0.0]
 
     def joined(self, other: Batch) -> Batch:
-        """Return the loss on the rows of both."""
+        """Return the loss on the rows of both batches."""
         return Batch(self.loss, *map(torch.cat, zip(self.tensors, other.tensors, strict=True)), weight=self.weight)
 
-    def _refuse_ignored_targets(self, why: str, parts: Sequence[Batch] = ()) -> None:
-        """Refuse to weigh by rows where targets are ignored, unless as many are in each part."""
+    def _reject_ignored_targets(self, weighted: str, parts: Sequence[Batch] = ()) -> None:
+        """Raise if rows are the weights and targets may be ignored; accept parts that all have the same share of these.
+
+        `weighted` names what the weights belong to.
+        """
         for position, tensor in enumerate(self.tensors):
-            real = tensor.is_floating_point() or tensor.is_complex()
-            if self.weight is not None or real or not bool((tensor == _IGNORED).any()):
+            not_targets = tensor.is_floating_point() or tensor.is_complex()
+            if self.weight is not None or not_targets or not bool((tensor == _IGNORED).any()):
                 continue
             shares = {float((part.tensors[position] == _IGNORED).double().mean()) for part in parts}
             if len(shares) != 1:
                 raise ArgumentError(
-                    f"tensors[{position}] holds {_IGNORED}, which losses of torch ignore, {why}: pass weight=lambda "
-                    f"*tensors: (tensors[{position}] != {_IGNORED}).sum(), or, where nothing is ignored, "
-                    "weight=lambda *tensors: len(tensors[0])."
+                    f"tensors[{position}] holds {_IGNORED}, which torch's losses ignore by default, so the rows of "
+                    f"{weighted} are not its weight: pass weight=lambda *tensors: "
+                    f"(tensors[{position}] != {_IGNORED}).sum(), or, if the loss ignores no target, weight=lambda "
+                    "*tensors: len(tensors[0])."
                 )
 
 
 class ThreeSamples:
-    """Draw the three independent mini-batches of an iteration: for the gradient, the Hessian and the value.
+    """Draw the three independent mini-batches of an iteration: for the gradient, the Hessian and the objective.
 
     Each is drawn without replacement from the whole data set and independently of the others. Draw ``t`` is a
-    function of (`seed`, ``t``) alone, so the sampler resumes from one integer.
+    function of (`seed`, ``t``) alone, so the sampler can resume from one integer.
 
     Parameters
     ----------
     dataset : torch.utils.data.Dataset
-        A data set with a length. Of a `TensorDataset` whole batches are indexed at once.
+        A data set with a length. A `TensorDataset` is indexed once for each batch.
     batch_size : int or sequence of three int
         Rows of each sample, or of (gradient, Hessian, objective).
     seed : int
         Seed of the draws.
     collate_fn : callable, optional
-        Makes a batch of a list of rows; torch's default otherwise.
+        Makes a batch of a list of rows. The default is torch's.
     device : torch.device or str, optional
-        Where to put the batches.
+        Device of the batches.
 
     Examples
     --------
@@ -158,7 +165,7 @@ class ThreeSamples:
             n = len(dataset)  # type: ignore[arg-type]
         except TypeError:
             raise ArgumentTypeError(
-                f"dataset = {shown(dataset)} has no length: pass a map-style data set, whose rows can be drawn."
+                f"dataset = {shown(dataset)} has no length: pass a map-style data set, with __len__ and __getitem__."
             ) from None
         sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,) * 3
         if len(sizes) != 3 or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
@@ -175,7 +182,7 @@ class ThreeSamples:
         self.draws = 0
         self._n = n
         self._collate = collate_fn or default_collate
-        self._whole = type(dataset) is TensorDataset and collate_fn is None
+        self._indexable = type(dataset) is TensorDataset and collate_fn is None
         self._device = torch.device(device) if device is not None else None
 
     def draw(self) -> tuple[Any, Any, Any]:
@@ -186,12 +193,13 @@ class ThreeSamples:
         return batches[0], batches[1], batches[2]
 
     def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Draw for ever."""
+        """Draw without end."""
         while True:
             yield self.draw()
 
     def _fetch(self, rows: Any) -> Any:
-        if self._whole:
+        """Return the batch of these rows, on the device."""
+        if self._indexable:
             index = torch.from_numpy(rows)
             batch: Any = tuple(
                 tensor[index.to(tensor.device)]
@@ -204,21 +212,23 @@ class ThreeSamples:
         return batch if self._device is None else _move(batch, self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here."""
+        """Return the state from which a resumed sampler draws the same batches."""
         return {"seed": self.seed, "draws": self.draws, "rows": self._n, "sizes": list(self.sizes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a state that `state_dict` returned."""
         missing = {"seed", "draws", "rows", "sizes"} - set(require_mapping("state", state))
         if missing:
             raise ArgumentError(f"state lacks {sorted(missing)}: pass what state_dict() returned.")
         if state["rows"] != self._n:
             raise ArgumentError(
-                f"state is of a data set of {state['rows']} rows and this one has {self._n}: use the same data set."
+                f"state was saved with a data set of {state['rows']} rows and this one has {self._n}: use the same "
+                "data set."
             )
         if state["sizes"] != list(self.sizes):
             raise ArgumentError(
-                f"state is of batches of {state['sizes']} rows and these are of {self.sizes}: use the same."
+                f"state was saved with batch_size = {state['sizes']} and this one is {list(self.sizes)}: use the same "
+                "batch_size."
             )
         for name in ("seed", "draws"):
             require_count(f"state[{name!r}]", state[name])
@@ -226,6 +236,7 @@ class ThreeSamples:
 
 
 def _move(batch: Any, device: torch.device) -> Any:
+    """Copy every tensor of a nested batch to the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
