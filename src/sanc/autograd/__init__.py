@@ -1,1 +1,1 @@
-"""Losses of torch: closures over leaf tensors, differentiated automatically."""
+"""Oracles of torch losses: closures over leaf tensors, with derivatives by automatic differentiation."""

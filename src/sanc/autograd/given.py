@@ -1,4 +1,4 @@
-"""Gradients that somebody else's ``backward()`` left in the leaves: all there is where a step has no closure."""
+"""Oracle of a step without a closure, which has only the gradients that the caller's ``backward()`` computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sanc.core.space import Vector
 
 
 class GivenGradient(Oracle):
-    """Answers with one gradient, wherever it is asked, and knows neither values nor products."""
+    """Returns the gradient in the leaves at every point; evaluates neither values nor products."""
 
     values = False
 

@@ -1,4 +1,4 @@
-"""The only place that uses what torch does not document: each with a test of whether it is there, and a fallback."""
+"""The only module that uses undocumented parts of torch, each with a feature test and a fallback."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 def once_differentiable(loss: Tensor) -> str:
-    """Name a torch.autograd.Function in the graph whose backward is marked once_differentiable; empty if there is none.
+    """Return the name of a Function in the graph whose backward is marked once_differentiable; empty if there is none.
 
-    Torch lets some of them pass where a graph of second order is built, and answers zero. A node of such a function
-    tells its class by an attribute that is not documented; where it is missing nothing is found, and torch decides.
+    In some cases torch computes a zero second derivative for such a function instead of raising an error. The class of
+    a node is in an undocumented attribute. Without this attribute the function finds nothing, and torch's own check
+    applies.
     """
     for node in nodes(loss.grad_fn):
         function = getattr(node, "_forward_cls", None)
@@ -22,7 +23,7 @@ def once_differentiable(loss: Tensor) -> str:
 
 
 def nodes(root: Any) -> Iterator[Any]:
-    """Go through all nodes of a graph, each once."""
+    """Iterate over all nodes of a graph, each once."""
     seen: set[Any] = set()
     stack = [root]
     while stack:
@@ -34,7 +35,7 @@ def nodes(root: Any) -> Iterator[Any]:
 
 
 def _is_marked(backward: Any) -> bool:
-    """Whether torch's once_differentiable is among the wrappers of this function."""
+    """Whether torch's once_differentiable wraps this function."""
     while backward is not None:
         code = getattr(backward, "__code__", None)
         if code is not None and code.co_qualname.startswith("once_differentiable."):

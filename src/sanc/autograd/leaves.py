@@ -1,4 +1,4 @@
-"""Leaf tensors as one flat vector, and the losses that are made from them."""
+"""Leaf tensors as one flat vector, and samples of a loss over them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,36 @@ from sanc.core.space import Space
 
 Closure = Callable[[], Tensor]
 Grads = Sequence[Tensor | None]
-"""A tensor for each leaf; None where the loss does not depend on it."""
+"""One tensor per leaf; None if the loss does not depend on the leaf."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A loss on one sample: closures whose weighted sum it is, its size, and the seed its randomness replays."""
+    """A loss on one sample, the weighted sum of its parts.
 
-    name: str  # the argument it came from, for messages
-    parts: Sequence[
-        tuple[float, Closure]
-    ]  # weights and closures; one of weight 1, or as many as there are micro-batches
-    size: int  # components in it
-    seed: int | None  # what its random draws are a function of; None for a function that draws nothing
-    terms: float | None = None  # that its mean is over; None: nobody counted
+    Attributes
+    ----------
+    name : str
+        The argument that it was passed as, for error messages.
+    parts : sequence of (float, callable)
+        Weights and closures: one closure of weight 1, or one for each micro-batch.
+    size : int
+        Number of components.
+    seed : int or None
+        Seed of the random generators before each evaluation; None for a function that draws no random numbers.
+    terms : float or None
+        Number of terms in the mean; None if it is not known.
+    """
+
+    name: str
+    parts: Sequence[tuple[float, Closure]]
+    size: int
+    seed: int | None
+    terms: float | None = None
 
 
 class Leaves:
-    """How a flat vector lies in leaf tensors, and the weight decay and the rate of each of these."""
+    """The layout of leaf tensors in a flat vector, and the weight decay and the rate of each leaf."""
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> None:
         self.tensors = list(tensors)
@@ -42,45 +54,45 @@ class Leaves:
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
 
     def held(self, tensor: Tensor) -> Tensor:
-        """Return the part of a leaf, or of its gradient, that vectors of this process hold: all of it."""
+        """Return the part of a leaf or its gradient that vectors of this process hold; here, all of it."""
         return tensor
 
     def space(self) -> Space:
-        """Return the arithmetic of the vectors."""
+        """Return the space of the flat vectors."""
         return Space(self.dim, self.dtype, self.device)
 
     @property
     def intact(self) -> bool:
-        """Whether the leaves are still of the shapes, type and device that vectors have."""
+        """Whether the leaves still have the shapes, type and device of the flat vectors."""
         kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
         return kinds == {(self.dtype, self.device)} and [tuple(self.held(p).shape) for p in self.tensors] == self.shapes
 
     def matches(self, other: Leaves) -> bool:
-        """Whether vectors of one are vectors of the other: the same leaves, shapes, type and device."""
+        """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
         same = self.shapes == other.shapes and (self.dtype, self.device) == (other.dtype, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
     def flatten(self, tensors: Grads) -> Tensor:
-        """Join per-leaf tensors into one new vector, out of any graph; a missing one is zero."""
+        """Concatenate per-leaf tensors into one new vector without a graph; a tensor that is None counts as zero."""
         pieces = [
             torch.zeros(size, dtype=self.dtype, device=self.device)
             if tensor is None
-            else _plain(self.held(tensor), self.dtype)
+            else _flat(self.held(tensor), self.dtype)
             for size, tensor in zip(self._sizes, tensors, strict=True)
         ]
         return torch.cat(pieces)
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Cut a flat vector into views of the leaves' shapes."""
+        """Split a flat vector into views with the shapes of the leaves."""
         pieces = torch.split_with_sizes(vector, self._sizes)
         return [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def pack(self, vector: Tensor) -> list[Tensor]:
-        """Cut a vector into tensors that are saved with the leaves; `flatten` undoes it."""
+        """Split a vector into tensors to be saved with the leaves; `flatten` is the inverse."""
         return self.split(vector)
 
     def read(self) -> Tensor:
-        """Gather the leaves into a new flat vector."""
+        """Copy the leaves into a new flat vector."""
         return torch.cat([self.held(leaf).detach().reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
@@ -88,37 +100,37 @@ class Leaves:
         with torch.no_grad():
             for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
                 self.held(leaf).copy_(piece)
-        torch.clear_autocast_cache()  # it may hold casts of the old content
+        torch.clear_autocast_cache()  # it may hold casts of the old values
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
-        """Add ½ Σ decay·‖x‖² over the stretches that have one, in float64 and not yet read."""
+        """Return the loss plus ½ Σ decay·‖x_i‖² over the leaves, as a float64 tensor on the device."""
         total = loss.detach().double()
-        for begin, end, decay in self._stretches():
+        for begin, end, decay in self._decay_ranges():
             total = total + 0.5 * decay * torch.dot(x[begin:end], x[begin:end]).double()
         return total
 
     def add_decay(self, result: Tensor, v: Tensor) -> Tensor:
-        """Add decay·v, the penalty's gradient and Hessian product alike, in place."""
-        for begin, end, decay in self._stretches():
+        """Add decay·v in place: the gradient of the penalty at v, and its Hessian product with v."""
+        for begin, end, decay in self._decay_ranges():
             result[begin:end].add_(v[begin:end], alpha=decay)
         return result
 
-    def _stretches(self) -> list[tuple[int, int, float]]:
-        """Return where neighbouring leaves have the same decay, and how large it is."""
-        found: list[tuple[int, int, float]] = []
+    def _decay_ranges(self) -> list[tuple[int, int, float]]:
+        """Return (begin, end, decay) of the parts of a vector with decay, adjacent leaves of equal decay merged."""
+        ranges: list[tuple[int, int, float]] = []
         offset = 0
         for size, decay in zip(self._sizes, self.decays, strict=True):
             if decay:
-                if found and found[-1][1:] == (offset, decay):
-                    found[-1] = (found[-1][0], offset + size, decay)
+                if ranges and ranges[-1][1:] == (offset, decay):
+                    ranges[-1] = (ranges[-1][0], offset + size, decay)
                 else:
-                    found.append((offset, offset + size, decay))
+                    ranges.append((offset, offset + size, decay))
             offset += size
-        return found
+        return ranges
 
 
-def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Flatten one tensor, out of its graph."""
+def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return one tensor as a flat one of this type, without its graph."""
     if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()  # an embedding may give sparse gradients
+        tensor = tensor.to_dense()  # the gradients of an embedding may be sparse
     return tensor.detach().to(dtype).reshape(-1)

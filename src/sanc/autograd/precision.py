@@ -1,4 +1,4 @@
-"""Autocast around a step is for the caller's closures: the arithmetic of the step keeps the type of the parameters."""
+"""Autocast for the caller's closures only: the arithmetic of a step keeps the type of the parameters."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 
-class _Here(threading.local):
-    """The caller's autocast in this thread, while it is off."""
+class _CallersAutocast(threading.local):
+    """Device type and precision of the caller's autocast in this thread, while `full_precision` disables it."""
 
-    theirs: tuple[str, torch.dtype] | None = None
+    active: tuple[str, torch.dtype] | None = None
 
 
-_HERE = _Here()
+_AUTOCAST = _CallersAutocast()
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Turn autocast off inside the block, except in `callers_precision`."""
+    """Disable autocast inside the block, except in `callers_precision`."""
     if not torch.is_autocast_enabled(device.type):
         yield
         return
-    before, _HERE.theirs = _HERE.theirs, (device.type, torch.get_autocast_dtype(device.type))
+    before, _AUTOCAST.active = _AUTOCAST.active, (device.type, torch.get_autocast_dtype(device.type))
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        _HERE.theirs = before
+        _AUTOCAST.active = before
 
 
 def callers_precision() -> AbstractContextManager[object]:
-    """Return a context with the autocast that the caller had.
+    """Return a context with the caller's autocast.
 
-    Weights that it cast without a graph, for a value, are of no use for a gradient: they are not kept.
+    Its cache is off: weights that were cast without a graph, for a value, cannot be used for a gradient.
     """
-    return nullcontext() if _HERE.theirs is None else torch.autocast(*_HERE.theirs, cache_enabled=False)
+    return nullcontext() if _AUTOCAST.active is None else torch.autocast(*_AUTOCAST.active, cache_enabled=False)
