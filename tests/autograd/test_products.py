@@ -1,4 +1,4 @@
-"""Every way of making Hessian products against a dense float64 Hessian, and the operators that have none."""
+"""Hessian products of every mode against a dense float64 Hessian, and operators without second derivatives."""
 
 from __future__ import annotations
 
@@ -100,14 +100,16 @@ def test_products_agree_with_the_dense_hessian(hvp, build, decay):
         product = operator(v)
         assert torch.allclose(product, H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max())))
     operator.release()
-    assert torch.allclose(operator(v), H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max())))  # built anew
+    assert torch.allclose(
+        operator(v), H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max()))
+    )  # the graph is built again
     assert torch.allclose(operator.gradient(), gradient, atol=1e-12)
     assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), before)
     assert oracle.meter.product == 4 * len(x) and oracle.meter.nhev == 4
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_activations_that_are_computed_anew_on_the_way_back(shared):
+def test_activations_may_be_recomputed_in_the_backward_pass(shared):
     torch.manual_seed(0)
     first, last, x = nn.Linear(3, 8).double(), nn.Linear(8, 2).double(), torch.randn(20, 3, dtype=torch.float64)
     params = [*first.parameters(), *last.parameters()]
@@ -115,12 +117,12 @@ def test_activations_that_are_computed_anew_on_the_way_back(shared):
     def plain():
         return last(first(x).tanh().sin()).square().mean()
 
-    def frugal():
-        kept = torch.utils.checkpoint.checkpoint(lambda h: h.tanh().sin(), first(x), use_reentrant=False)
-        return last(kept).square().mean()
+    def checkpointed():
+        hidden = torch.utils.checkpoint.checkpoint(lambda h: h.tanh().sin(), first(x), use_reentrant=False)
+        return last(hidden).square().mean()
 
     products = []
-    for closure in (plain, frugal):
+    for closure in (plain, checkpointed):
         sample = Sample("closure", [(1.0, closure)], 20, seed=5)
         oracle = bound(params, sample, hvp="double-backward")
         point = oracle.start()
@@ -132,7 +134,7 @@ def test_activations_that_are_computed_anew_on_the_way_back(shared):
     assert torch.allclose(*products, rtol=1e-13, atol=1e-15)
 
 
-def test_hooks_of_parameters_see_every_product():
+def test_hooks_of_parameters_run_in_every_product():
     model, x, y = mlp()
     seen = []
     handle = next(model.parameters()).register_hook(lambda g: seen.append(g) or 2.0 * g)
@@ -143,11 +145,11 @@ def test_hooks_of_parameters_see_every_product():
     handle.remove()
     once = oracle_for(model, x, y, "double-backward").hessian(point)(torch.ones_like(point))
     assert count == 2 and not torch.allclose(twice, once)
-    seen[-1].clone().requires_grad_().sum().backward()  # a copy of it is a tensor like any other
+    seen[-1].clone().requires_grad_().sum().backward()  # a copy of a gradient in a hook is an ordinary tensor
 
 
 @pytest.mark.parametrize("hvp", HVP_MODES)
-def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
+def test_products_of_weighted_parts_sum_to_the_product_of_the_whole(hvp):
     model, x, y = mlp()
     model, x = model.double(), x.double()
     H, _ = dense_hessian(model, x, y)
@@ -163,7 +165,7 @@ def test_products_of_weighted_parts_are_the_product_of_the_whole(hvp):
 
 @pytest.mark.parametrize("hvp", HVP_MODES)
 def test_dropout_is_the_same_in_every_product(hvp):
-    """Symmetry: ⟨u, Hv⟩ = ⟨v, Hu⟩ holds only if both products see one mask."""
+    """⟨u, Hv⟩ = ⟨v, Hu⟩ holds only if both products use one mask."""
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3)).double()
     x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
     oracle = oracle_for(model, x, y, hvp)
@@ -173,7 +175,7 @@ def test_dropout_is_the_same_in_every_product(hvp):
     assert float(u @ operator(v)) == pytest.approx(float(v @ operator(u)), rel=1e-6)
 
 
-def test_a_loss_that_is_linear_in_some_parameters():
+def test_products_are_zero_for_parameters_in_which_the_loss_is_linear():
     w = nn.Parameter(torch.ones(3, dtype=torch.float64))
     b = nn.Parameter(torch.ones(2, dtype=torch.float64))
     for hvp in HVP_MODES:
@@ -201,7 +203,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
-def test_fused_attention_is_named(hvp):
+def test_the_error_names_fused_attention(hvp):
     model, x, y = Attention(), torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
     before = [p.detach().clone() for p in model.parameters()]
     opt = sanc.SANC(model.parameters(), hvp=hvp, seed=0)
@@ -213,7 +215,7 @@ def test_fused_attention_is_named(hvp):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-def test_a_function_marked_once_differentiable_is_explained():
+def test_the_error_explains_a_function_marked_once_differentiable():
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -226,14 +228,14 @@ def test_a_function_marked_once_differentiable_is_explained():
             return 3 * ctx.saved_tensors[0] ** 2 * g
 
     p = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    for loss in (lambda: Once.apply(p).sum(), lambda: (Once.apply(p) ** 2).sum()):  # torch answers zero to both
+    for loss in (lambda: Once.apply(p).sum(), lambda: (Once.apply(p) ** 2).sum()):  # torch computes zero for both
         with pytest.raises(sanc.SecondDerivativeError, match="once_differentiable"):
             sanc.SANC([p], seed=0, hvp="double-backward").step(loss)
         with pytest.raises(sanc.SecondDerivativeError, match=r"autograd\.Function has no forward-mode"):
             sanc.SANC([p], seed=0, hvp="forward-over-reverse").step(loss)
 
 
-def test_finite_differences_train_where_there_is_no_second_derivative():
+def test_finite_differences_train_a_model_without_second_derivatives():
     torch.manual_seed(1)
     model, x, y = Attention().double(), torch.randn(30, 5, 8).double(), torch.randint(0, 3, (30,))
     opt = sanc.SANC(model.parameters(), hvp="finite-difference", seed=0)
@@ -245,8 +247,8 @@ def test_finite_differences_train_where_there_is_no_second_derivative():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_where_there_is_no_second_derivative_auto_takes_differences_and_says_so_once(preset):
-    """The run is that of hvp="finite-difference", a checkpoint keeps to it, and one warning names the operator."""
+def test_auto_falls_back_to_differences_with_one_warning(preset):
+    """The run equals that of hvp="finite-difference", and its checkpoint keeps this mode."""
 
     def run(hvp, steps=6, state=None):
         torch.manual_seed(1)
@@ -257,17 +259,17 @@ def test_where_there_is_no_second_derivative_auto_takes_differences_and_says_so_
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), opt
 
     with pytest.warns(RuntimeWarning, match="attention.*differences of gradients") as caught:
-        ours, opt = run("auto")
+        automatic, opt = run("auto")
     assert len([w for w in caught if "differences of gradients" in str(w.message)]) == 1
     assert opt.hvp == opt.record.hvp == "finite-difference"
-    theirs, _ = run("finite-difference")
-    assert torch.equal(ours, theirs)
+    differences, _ = run("finite-difference")
+    assert torch.equal(automatic, differences)
     other = sanc.SANC([nn.Parameter(p.detach().clone()) for p in opt.param_groups[0]["params"]], preset=preset)
     other.load_state_dict(opt.state_dict())
     assert other.hvp == "finite-difference" and pickle.loads(pickle.dumps(other)).hvp == "finite-difference"
 
 
-def test_a_function_marked_once_differentiable_gets_differences():
+def test_auto_uses_differences_for_a_function_marked_once_differentiable():
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -284,7 +286,7 @@ def test_a_function_marked_once_differentiable_gets_differences():
     assert res.lambda_min == pytest.approx(30.0, rel=1e-6)  # of x⁶
 
 
-def test_a_fused_loss_without_forward_mode_is_explained():
+def test_the_error_explains_a_fused_loss_without_forward_mode():
     model = nn.Linear(4, 1)
     x, y = torch.randn(8, 4), torch.randn(8, 1)
     loss = lambda: nn.functional.mse_loss(model(x), y)
@@ -312,7 +314,7 @@ def test_a_wrapped_backward_is_not_once_differentiable():
     assert opt.record.ritz_value == pytest.approx(6.0 + 12.0)
 
 
-def test_an_error_of_the_users_own_passes_through():
+def test_an_error_in_the_closure_propagates():
     p = nn.Parameter(torch.ones(2))
 
     def closure():
@@ -326,7 +328,7 @@ def test_an_error_of_the_users_own_passes_through():
         sanc.SANC([p], seed=0, hvp="forward-over-reverse").step(closure)
 
 
-def test_an_unknown_mode_is_answered_with_the_known_ones():
+def test_the_error_for_an_unknown_mode_lists_the_known_ones():
     for call in (
         lambda: sanc.SANC([nn.Parameter(torch.ones(2))], hvp="quick"),
         lambda: sanc.minimize(lambda x: x @ x, torch.ones(2), hvp="quick"),
@@ -339,7 +341,7 @@ def test_an_unknown_mode_is_answered_with_the_known_ones():
 
 @pytest.mark.parametrize("mode", ["auto", "double-backward", "forward-over-reverse"])
 def test_no_graph_outlives_a_step(mode):
-    """A graph that is alive keeps the nodes of the leaves, which a later recording on another stream would meet."""
+    """A live graph keeps the nodes of the leaves, and a CUDA graph recorded on another stream would reuse them."""
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
     x, y = torch.randn(20, 6), torch.randint(3, (20,))
 
@@ -359,7 +361,7 @@ def test_no_graph_outlives_a_step(mode):
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_the_record_tells_how_products_are_made(preset):
+def test_the_record_holds_the_mode_of_the_products(preset):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(8, 4)
     for hvp in HVP_MODES:
@@ -374,7 +376,7 @@ def test_the_record_tells_how_products_are_made(preset):
     assert closed.history[-1].hvp == closed.hvp == ""
 
 
-def test_a_state_of_another_mode():
+def test_a_state_saved_with_another_mode_is_loaded_with_a_warning():
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(8, 4)
     opt = sanc.SANC(model.parameters(), hvp="forward-over-reverse", seed=0)
     opt.step(lambda: model(x).square().mean())

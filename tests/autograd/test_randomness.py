@@ -1,4 +1,4 @@
-"""Randomness and buffers: every evaluation of a sample sees the same draw, and what is the caller's is given back."""
+"""Randomness and buffers: every evaluation of a sample repeats its draws, and the caller's states are restored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flat(model):
 
 @contextmanager
 def forward_mode_of_checkpoints(hvp):
-    """Skip, with the reason, what an older torch cannot do."""
+    """Skip the test if this version of torch has no forward mode of checkpoints."""
     try:
         yield
     except sanc.SecondDerivativeError:
@@ -42,7 +42,7 @@ def forward_mode_of_checkpoints(hvp):
         pytest.skip(f"torch {torch.__version__} has no forward mode of checkpoints")
 
 
-def test_every_evaluation_of_a_sample_sees_the_same_draw():
+def test_every_evaluation_of_a_sample_repeats_its_draws():
     model, x, y = make()
     seen = {"closure": set(), "hessian": set(), "objective": set()}
 
@@ -58,14 +58,14 @@ def test_every_evaluation_of_a_sample_sees_the_same_draw():
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
     assert all(len(draws) == 1 for draws in seen.values())
-    assert len(set.union(*seen.values())) == 3  # but the three samples draw independently
+    assert len(set.union(*seen.values())) == 3  # the three samples draw independently
     opt.step(noisy("closure"), hessian=noisy("hessian"), objective=noisy("objective"))
-    assert all(len(draws) == 2 for draws in seen.values())  # and the next step draws anew
-    assert torch.equal(torch.get_rng_state(), states[0])  # the global generators are given back
+    assert all(len(draws) == 2 for draws in seen.values())  # the next step makes new draws
+    assert torch.equal(torch.get_rng_state(), states[0])  # the global generators are restored
     assert np.array_equal(np.random.get_state()[1], states[1]) and random.getstate() == states[2]
 
 
-def test_the_seed_comes_from_torch_where_none_is_given():
+def test_the_default_seed_comes_from_torch():
     finals = []
     for seed in (1, 1, 2):
         model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
@@ -81,7 +81,7 @@ def test_the_seed_comes_from_torch_where_none_is_given():
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
-def test_batch_norm_moves_once_a_step(hvp):
+def test_batch_norm_is_updated_once_a_step(hvp):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
     twin = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -97,7 +97,7 @@ def test_batch_norm_moves_once_a_step(hvp):
 
 @pytest.mark.parametrize("lanczos", ["store", "regenerate"])
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
-def test_batch_norm_moves_as_in_a_plain_gradient_where_activations_are_computed_again(hvp, lanczos):
+def test_batch_norm_in_a_checkpoint_is_updated_as_by_a_plain_gradient(hvp, lanczos):
     torch.manual_seed(0)
     layer, norm, x = nn.Linear(5, 5), nn.BatchNorm1d(5), torch.randn(8, 5)
 
@@ -117,8 +117,8 @@ def test_batch_norm_moves_as_in_a_plain_gradient_where_activations_are_computed_
         assert int(norm.num_batches_tracked) == once * step
 
 
-def test_batch_norm_of_another_sample_does_not_move():
-    """The gradient's sample goes through no module with buffers, the objective's does."""
+def test_batch_norm_of_another_sample_is_not_updated():
+    """Only the objective's sample uses a module with buffers."""
     torch.manual_seed(0)
     first, second, norm = nn.Linear(5, 8).double(), nn.Linear(8, 3).double(), nn.BatchNorm1d(8).double()
     _, x, y = make()
@@ -134,15 +134,15 @@ def test_batch_norm_of_another_sample_does_not_move():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_batch_norm_moves_once_where_a_value_has_to_be_repeated(preset):
-    """A loss that differentiates something itself fails without a graph, before it comes to its BatchNorm."""
+def test_batch_norm_is_updated_once_if_a_value_is_evaluated_again(preset):
+    """A loss that calls torch.autograd.grad fails without a graph, here before its BatchNorm runs."""
     torch.manual_seed(0)
     linear, norm, x = nn.Linear(4, 4), nn.BatchNorm1d(4), torch.randn(8, 4)
 
     def loss():
         z = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(linear(z).tanh().sum(), z, create_graph=True)
-        return (slope**2).mean() + (norm(linear(x)) ** 4).mean()
+        (derivative,) = torch.autograd.grad(linear(z).tanh().sum(), z, create_graph=True)
+        return (derivative**2).mean() + (norm(linear(x)) ** 4).mean()
 
     opt = sanc.SANC([*linear.parameters(), *norm.parameters()], preset=preset, seed=0, check=False)
     for k in range(3):
@@ -151,7 +151,7 @@ def test_batch_norm_moves_once_where_a_value_has_to_be_repeated(preset):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_buffers_that_are_made_on_the_way_are_put_back(early):
+def test_buffers_registered_in_the_forward_pass_are_restored(early):
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,7 +172,7 @@ def test_buffers_that_are_made_on_the_way_are_put_back(early):
         assert int(model.count) == k + 1
 
 
-def test_buffers_that_are_replaced_are_put_back():
+def test_buffers_replaced_in_the_forward_pass_are_restored():
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
@@ -191,7 +191,7 @@ def test_buffers_that_are_replaced_are_put_back():
 
 
 class Drawing:
-    """A loss that begins to draw from a global generator of the host in some step."""
+    """A loss that draws from a global generator of the host from step `begins` on."""
 
     def __init__(self, source, begins, raises=None):
         torch.manual_seed(0)
@@ -201,7 +201,7 @@ class Drawing:
     def noise(self):
         if self.source == "numpy":
             return np.random.standard_normal(6)
-        return np.array([random.gauss(0.0, 1.0) for _ in range(7)][:6])  # an odd number: one more is kept for later
+        return np.array([random.gauss(0.0, 1.0) for _ in range(7)][:6])  # an odd number, so that Python stores one more
 
     def __call__(self):
         loss = (self.w**4).sum() + self.w.sum().cos()
@@ -223,7 +223,7 @@ def draw_host():
 
 
 @pytest.mark.parametrize("source", ["numpy", "python"])
-def test_a_loss_that_draws_on_the_host_and_fails_gives_it_back(source):
+def test_the_generators_are_restored_after_a_loss_that_draws_and_raises(source):
     loss = Drawing(source, begins=2, raises=2)
     opt = sanc.SANC([loss.w], seed=1)
     seed_host(3)
@@ -241,8 +241,8 @@ def test_a_loss_that_draws_on_the_host_and_fails_gives_it_back(source):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_normal_number_that_python_keeps_is_given_back(fails):
-    """To take it changes none of the generator's words."""
+def test_the_normal_number_that_python_stores_is_restored(fails):
+    """`random.gauss` may return a stored number, which changes none of the generator's words."""
     w = nn.Parameter(torch.ones(3, dtype=torch.float64))
     opt, drawn = sanc.SANC([w], seed=1), []
 
@@ -267,7 +267,7 @@ def test_the_normal_number_that_python_keeps_is_given_back(fails):
         assert seen == draw_host()
 
 
-def test_a_closure_that_replaces_the_global_generator():
+def test_a_closure_may_replace_the_global_generator():
     twister = np.random.get_bit_generator()
     w = nn.Parameter(torch.ones(3))
     opt = sanc.SANC([w], seed=1, preset="paper")
@@ -285,7 +285,7 @@ def test_a_closure_that_replaces_the_global_generator():
         np.random.set_bit_generator(twister)
 
 
-def test_a_step_while_random_is_patched(monkeypatch):
+def test_a_step_runs_while_random_is_patched(monkeypatch):
     monkeypatch.setattr("random.random", lambda: 0.5)
     w = nn.Parameter(torch.ones(3))
     opt = sanc.SANC([w], seed=1, preset="paper")
@@ -294,7 +294,7 @@ def test_a_step_while_random_is_patched(monkeypatch):
     assert opt.record.iteration == 2
 
 
-def test_a_global_generator_of_another_kind():
+def test_a_global_generator_of_another_type_is_restored():
     twister = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(5))
@@ -308,8 +308,8 @@ def test_a_global_generator_of_another_kind():
         np.random.set_bit_generator(twister)
 
 
-def test_draws_on_the_way_back_are_replayed_too():
-    """A function that draws from NumPy in its backward pass makes the same draw in every evaluation of a step."""
+def test_draws_in_the_backward_pass_are_repeated():
+    """A function whose backward pass draws from NumPy makes the same draw in every evaluation of a step."""
     seen = []
 
     class Noise(torch.autograd.Function):
@@ -338,7 +338,7 @@ def test_draws_on_the_way_back_are_replayed_too():
 
 
 def trained(model, seed, steps=30, barrier=None):
-    """Train a network with dropout and BatchNorm; what it counted, where it ended, and what its closures drew."""
+    """Train a network; return the count of its BatchNorm, its parameters and the draws of its closure."""
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         nn.init.normal_(p, std=0.5, generator=generator)
@@ -356,7 +356,7 @@ def trained(model, seed, steps=30, barrier=None):
     return int(model[1].num_batches_tracked), flat(model), draws
 
 
-def test_optimisers_in_threads_do_not_disturb_each_other():
+def test_optimisers_in_two_threads_are_independent():
     middle = [nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh()]
     models = [nn.Sequential(nn.Linear(5, 8), *copy.deepcopy(middle), nn.Linear(8, 3)).double() for _ in range(4)]
     alone = [trained(model, seed) for seed, model in enumerate(models[:2])]
@@ -371,8 +371,8 @@ def test_optimisers_in_threads_do_not_disturb_each_other():
     assert np.array_equal(np.random.get_state()[1], state[2])
 
 
-def test_a_model_that_trains_in_another_thread_is_left_alone():
-    """While a step runs, another thread makes plain forward passes: its BatchNorm counts them all."""
+def test_buffers_of_a_model_in_another_thread_are_not_restored():
+    """A BatchNorm that runs in another thread during a step counts all its forward passes."""
     other, x = nn.BatchNorm1d(4), torch.randn(8, 4)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     opt = sanc.SANC(model.parameters(), seed=0)
@@ -390,7 +390,7 @@ def test_a_model_that_trains_in_another_thread_is_left_alone():
             calls = int(other.num_batches_tracked)
 
 
-def test_no_hook_is_left_where_nothing_is_compiled(monkeypatch):
+def test_the_hook_is_removed_unless_a_model_is_compiled(monkeypatch):
     from torch.nn.modules import module
 
     from sanc.autograd import randomness
@@ -400,10 +400,10 @@ def test_no_hook_is_left_where_nothing_is_compiled(monkeypatch):
     opt = sanc.SANC(model.parameters(), seed=0)
     for _ in range(2):
         opt.step(loss_of(model, x, y))
-        assert opt._driver.oracle.usual_calls == 4 and not randomness.HOOK.stays  # three layers and what holds them
+        assert opt._driver.oracle.usual_calls == 4 and not randomness.HOOK.stays  # three layers and the Sequential
     with pytest.raises(KeyError):
         opt.step(lambda: {}["loss"])
-    if randomness.HOOK._handle is not None:  # of a compiled model in another test
+    if randomness.HOOK._handle is not None:  # left by a compiled model in another test
         randomness.HOOK._handle.remove()
         randomness.HOOK._handle = None
     opt.step(loss_of(model, x, y))

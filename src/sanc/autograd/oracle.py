@@ -1,7 +1,7 @@
 """f, g and Hv of a torch loss by automatic differentiation.
 
-The loss is a closure over leaf tensors, which is how both a model's parameters and the argument of a plain function
-look from here. Points are flat vectors; `load` writes one into the leaves, and nothing else does.
+The loss is a closure over leaf tensors: the parameters of a model, or the argument of a plain function. Points are flat
+vectors. Only `load` writes a point into the leaves.
 """
 
 from __future__ import annotations
@@ -36,11 +36,23 @@ class AutogradOracle(Oracle):
     reached : list of bool
         Which leaves the loss of the last gradient pass depends on.
     training : Buffers or None
-        What the buffers of modules held before that pass, which is the one that counts as training.
+        The buffers of modules before the first gradient pass, the only one that counts as training.
+    style : str
+        "backward" if closures call backward() themselves, "loss" if they do not, "gradients" if steps have no closure,
+        empty before the first step.
+    fresh : bool
+        Whether nothing was evaluated yet.
+    calls : int
+        Calls of modules in the last evaluation of a value.
+    usual_calls : int
+        Calls of modules in an evaluation without compiled code.
     """
 
     tries = 64
-    """How often a closure whose scaled gradients overflow is called before the first step: it may lower the scale."""
+    """How often to call a closure whose scaled gradients overflow before the first step.
+
+    A gradient scaler halves its scale after each overflow, so 64 calls lower it by a factor of 2^64.
+    """
 
     def __init__(
         self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
@@ -51,24 +63,24 @@ class AutogradOracle(Oracle):
         self.exact = exact
         self.hvp: str = hvp
         self._samples: tuple[Sample, Sample, Sample] | None = None
-        self._inspected = False  # whether a graph was searched for functions that are differentiable once only
-        self.style = ""  # "backward" where closures call backward() themselves, "loss" where not; "": not seen yet
-        self._differentiates = False  # whether the loss differentiates something itself, so that values need a graph
-        self._products = True
-        self.fresh = True  # whether nothing was evaluated yet
+        self._inspected = False  # whether a graph was searched for once-differentiable functions
+        self.style = ""
+        self._differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
+        self._products = True  # whether the iteration computes Hessian products
+        self.fresh = True
         self.reached = [False] * len(leaves.tensors)
-        self.calls = 0  # of modules, that the last evaluation made
-        self.usual_calls = 0  # those of an evaluation that ran as it is written
-        self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that were seen to run
+        self.calls = 0
+        self.usual_calls = 0
+        self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that ran before
         self.unbind()
 
     def bind(self, gradient: Sample, hessian: Sample, objective: Sample) -> None:
-        """Answer on these samples from now on; the same object where two coincide, which saves work."""
+        """Set the samples. Two samples that coincide should be one object, which saves evaluations."""
         self.unbind()
         self._samples = (gradient, hessian, objective)
 
     def unbind(self) -> None:
-        """Let go of the samples, of every graph and of every point that is remembered."""
+        """Release the samples, the graph and all cached values and gradients."""
         self._samples = None
         self._loaded: Tensor | None = None
         self._values: dict[Sample, Recent[float]] = {}
@@ -79,12 +91,12 @@ class AutogradOracle(Oracle):
 
     @property
     def bound(self) -> bool:
-        """Whether it answers now."""
+        """Whether samples are set."""
         return self._samples is not None
 
     @property
     def samples(self) -> tuple[Sample, Sample, Sample]:
-        """Those of the gradient, the Hessian and the objective."""
+        """The samples of the gradient, the Hessian and the objective."""
         assert self._samples is not None
         return self._samples
 
@@ -112,27 +124,27 @@ class AutogradOracle(Oracle):
     # ------------------------------------------------------------------ points
 
     def start(self) -> Tensor:
-        """Gather the leaves into the flat vector that stands for the current point."""
+        """Return the values of the leaves as a new flat vector, the current point."""
         self._loaded = self.leaves.read()
         return self._loaded
 
     def load(self, x: Any) -> None:
-        """Write a point into the leaves, unless it is there already."""
+        """Write a point into the leaves, unless they hold it already."""
         if self._loaded is not x:
-            self._loaded = self._graph = None  # a graph that was built on the old content is void
+            self._loaded = self._graph = None  # the graph belongs to the old values
             self.leaves.write(x)
             self._loaded = x
 
     # ------------------------------------------------------------------ buffers
 
     def still(self) -> StillBuffers:
-        """Return a context that puts the buffers of modules back."""
+        """Return a context that restores the buffers of modules at its end."""
         self.fresh = False
         return StillBuffers(self._owners)
 
     @property
     def trains_buffers(self) -> bool:
-        """Whether modules with buffers that were seen to run are in training mode."""
+        """Whether a module with buffers that ran before is in training mode."""
         return any(module.training for module in self._owners)
 
     # ------------------------------------------------------------------ values
@@ -147,32 +159,32 @@ class AutogradOracle(Oracle):
         return self._values.setdefault(sample, Recent()).answer(x, lambda x: self.evaluate(x, sample))
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
-        """f(x) on a sample, with its randomness replayed and no buffer moved."""
+        """Return f(x) on a sample, with the random draws of its seed and unchanged buffers."""
         return self.evaluate_here(x, sample, graph=graph)
 
     def check(self, closure: Callable[[], None]) -> None:
-        """Call what raises where something is wrong with a sample; where it does for one process it does for all."""
+        """Call a function that raises if a sample is invalid; with several ranks, all raise if one does."""
         closure()
 
     def evaluate_here(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
-        """f(x) on a sample of this process."""
+        """Return f(x) on a sample of this process."""
         self.load(x)
         try:
             total = self.forward(sample, graph=graph)
         except RuntimeError as problem:
             if graph or self._differentiates or "does not require grad" not in str(problem):
                 raise
-            self._differentiates = True  # a gradient penalty, a physics-informed loss
+            self._differentiates = True  # for example a gradient penalty or a physics-informed loss
             total = self.forward(sample)
         self.meter.count_value(sample.size)
         return float(self.leaves.penalised(total, x))
 
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
-        """Evaluate a sample's loss at whatever the leaves hold, without decay; unread."""
+        """Return the loss of a sample at the values of the leaves, without decay, as a tensor on the device."""
         total: Any = 0.0
         with_graph = graph or self._differentiates or self.style == "backward"
         with self.still() as buffers, torch.set_grad_enabled(with_graph):
-            self._rewind(sample)
+            self._seed(sample)
             for weight, closure in sample.parts:
                 total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
                 self._take_grads()
@@ -187,71 +199,71 @@ class AutogradOracle(Oracle):
         return self._gradients.answer(x, self._gradient)
 
     def _gradient(self, x: Any) -> tuple[float, Any]:
-        """Read the value that comes with a gradient, and remember it."""
+        """Return f(x) and ∇f(x), and cache the value."""
         unread, g = self.unread_gradient(x)
         return self._values.setdefault(self.samples[0], Recent()).put(x, float(unread)), g
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        """F and ∇f on the gradient sample; the value not yet read."""
+        """Return f(x) and ∇f(x) on the gradient sample, as tensors on the device, without synchronising it."""
         sample, hessian, _ = self.samples
-        twice = self.hvp in ("auto", "double-backward")
-        keep = self._products and sample is hessian and twice and len(sample.parts) == 1
+        double_backward = self.hvp in ("auto", "double-backward")
+        keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
         self.load(x)
         buffers: Buffers = self.still()
-        if self.training is None:  # the pass that counts as training: buffers move, as in a plain forward pass
+        if self.training is None:  # this pass counts as training: it changes buffers as a plain forward pass does
             buffers = self.training = Buffers(self._owners)
         with buffers:
             try:
-                loss, g = self._sum(x, sample, keep)
+                loss, g = self._loss_and_gradient(x, sample, keep_graph)
             except SecondDerivativeError as problem:
                 self.fall_back(problem)
-                loss, g = self._sum(x, sample, False)
+                loss, g = self._loss_and_gradient(x, sample, False)
         if buffers.calls < self.usual_calls:
-            HOOK.stays = True  # compiled code ran the others
+            HOOK.stays = True  # compiled code ran the other modules
         if self.raw_loss is None:
             self.raw_loss = loss
         self.meter.count_gradient(sample.size)
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient where the work takes it; f is not read."""
+        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f on the device and at ``work.point(x, offset)``."""
         return list(work(*self.unread_gradient(work.point(x, offset)), x, offset, *tensors))
 
     def fall_back(self, problem: SecondDerivativeError) -> None:
-        """Where hvp is "auto", make differences of gradients from now on, and say so; elsewhere it is an error."""
+        """Change hvp from "auto" to differences of gradients, with a warning; raise the problem for any other hvp."""
         if self.hvp != "auto":
             raise problem
         self.hvp = "finite-difference"
         warnings.warn(
-            f"{problem} From here on products are differences of gradients, which are not exact; "
-            'hvp="double-backward" makes this an error.',
+            f"{problem} From now on, Hessian products are differences of gradients, which are not exact; "
+            'with hvp="double-backward" this is an error.',
             RuntimeWarning,
             stacklevel=2,
         )
 
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor:
-        """∇f on any sample, as a fresh vector."""
+        """Return ∇f(x) on any sample, as a new vector."""
         if sample is self.samples[0]:
             return self.gradient(x)[1].clone()  # type: ignore[no-any-return]
         self.load(x)
         with self.still(), torch.enable_grad():
-            _, g = self._sum(x, sample, False)
+            _, g = self._loss_and_gradient(x, sample, False)
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)
 
     def undo_training(self) -> None:
-        """Put back the buffers that the pass moved which counts as training, because its step is not one."""
+        """Restore the buffers that the first gradient pass changed, because its step does not count as training."""
         if self.training is not None:
             self.training.put_back()
 
-    def _sum(self, x: Tensor, sample: Sample, keep: bool) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient of a sample, without decay; `keep` keeps the graph, of which there is one."""
+    def _loss_and_gradient(self, x: Tensor, sample: Sample, keep_graph: bool) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient of a sample, without decay; `keep_graph` needs a sample of one part."""
         total: Any = None
         g: Tensor | None = None
         self.reached = [False] * len(self.leaves.tensors)
-        for weight, loss, grads in self.passes(sample, create_graph=keep):
-            self.reached = [found or grad is not None for found, grad in zip(self.reached, grads, strict=True)]
-            if keep and self.style != "backward":
+        for weight, loss, grads in self.passes(sample, create_graph=keep_graph):
+            self.reached = [reached or grad is not None for reached, grad in zip(self.reached, grads, strict=True)]
+            if keep_graph and self.style != "backward":
                 self._graph = (x, grads)
             part = self.leaves.flatten(grads)
             part = part if weight == 1.0 else part.mul_(weight)
@@ -261,8 +273,8 @@ class AutogradOracle(Oracle):
         return total, g
 
     def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
-        """Weight, loss and per-leaf gradients of each part of a sample, at whatever the leaves hold."""
-        self._rewind(sample)
+        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves."""
+        self._seed(sample)
         for weight, closure in sample.parts:
             loss = self._loss(closure, sample.name)
             if self.style == "backward":
@@ -271,15 +283,15 @@ class AutogradOracle(Oracle):
             grads = self.differentiate(loss, create_graph)
             if all(grad is None for grad in grads):
                 raise ArgumentError(
-                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass those of "
-                    "the model that it is computed from, and check that nothing cuts the graph (detach, a reentrant "
-                    "checkpoint)."
+                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass the "
+                    "parameters of the model that computes it, and check that nothing detaches it from them "
+                    "(detach(), a reentrant checkpoint)."
                 )
             yield weight, loss, grads
-            del grads  # a name of ours would keep the graph of the last part alive
+            del grads  # this variable would keep the graph of the last part alive
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
-        """Return the gradients of a loss, one for each leaf."""
+        """Return the gradient of a loss with respect to each leaf."""
         if create_graph and not self._inspected:
             name = internals.once_differentiable(loss)
             if name:
@@ -287,45 +299,46 @@ class AutogradOracle(Oracle):
             self._inspected = True
         return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
 
-    def take_graph(self, x: Any, sample: Sample) -> Grads | None:
-        """Hand over the graph that the gradient pass built at `x`, if it built one on this sample."""
+    def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
+        """Return the graph of the gradient pass at `x` on this sample and drop it; None if it was not kept."""
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x and sample is self.samples[0] else None
 
-    def _rewind(self, sample: Sample) -> None:
-        """Put the random state back to where every evaluation of this sample starts."""
+    def _seed(self, sample: Sample) -> None:
+        """Seed the random generators, as before every evaluation of this sample."""
         if sample.seed is not None:
             seed_all(sample.seed, self.leaves.device)
 
     def _take_grads(self) -> Grads:
-        """Take what a closure's own ``backward()`` left in the leaves out of them."""
+        """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""
         grads = [leaf.grad for leaf in self.leaves.tensors]
         for leaf in self.leaves.tensors:
             leaf.grad = None
         return grads
 
     def _loss(self, closure: Closure, name: str, *, graph: bool = True) -> Tensor:
-        """Run a closure; reject what is no scalar that depends on the leaves.
+        """Call a closure and return its loss; raise unless it is a scalar that depends on the leaves.
 
-        The first call shows whether closures call ``backward()`` themselves; later ones have to do as it did.
+        The first call sets `style`: whether closures call ``backward()`` themselves. Later closures must do the same.
         """
         with interruptible(), callers_precision():
             loss = closure()
-        called = any(leaf.grad is not None for leaf in self.leaves.tensors)
+        called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
         if not self.style:
-            self.style = "backward" if called else "loss"
-            if called:
-                self._only_first_derivatives(name)
-        if called and self.style != "backward":
+            self.style = "backward" if called_backward else "loss"
+            if called_backward:
+                self._use_differences(name)
+        if called_backward and self.style != "backward":
             raise ArgumentError(
-                f"{name} called backward(), and the closures before only returned the loss: do one of the two in all."
+                f"{name} called backward(), but earlier closures only returned the loss: do one of the two in all "
+                "closures."
             )
-        if self.style == "backward" and not called:
+        if self.style == "backward" and not called_backward:
             raise ArgumentError(
-                f"{name} did not call backward(), or it reached no parameter, and the closures before did: call "
-                "backward() in all of them, or in none."
+                f"{name} did not call backward(), or backward() reached no parameter, but earlier closures called it: "
+                "call backward() in all closures, or in none."
             )
-        graph = graph and not called
+        graph = graph and not called_backward
         if not isinstance(loss, Tensor):
             raise ArgumentTypeError(
                 f"{name} returned {type(loss).__name__} ({shown(loss)}): return the mean loss as a tensor of one "
@@ -338,14 +351,16 @@ class AutogradOracle(Oracle):
         if not loss.is_floating_point():
             raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
         if graph and not loss.requires_grad:
-            what = "x: compute it from x" if name == "fun" else "the parameters: compute it from the model inside it"
+            what = (
+                "x: compute it from x" if name == "fun" else "the parameters: compute it from the model in the closure"
+            )
             raise ArgumentError(
                 f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
             )
         return loss.reshape(())
 
-    def _only_first_derivatives(self, name: str) -> None:
-        """Make products as differences of gradients, since a closure's own backward pass leaves no graph."""
+    def _use_differences(self, name: str) -> None:
+        """Set hvp to differences of gradients, because the backward pass of a closure leaves no graph."""
         if self.hvp not in ("auto", "finite-difference"):
             raise ArgumentError(
                 f"hvp = {self.hvp!r} cannot be used with a {name} that calls backward(): only return the loss, or "

@@ -1,4 +1,4 @@
-"""The ways to make Hessian products of a torch loss, and what is said of a loss that has none."""
+"""Hessian products of a torch loss in several modes, and the errors for losses without second derivatives."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-dif
 HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
 
 
-class Evaluates(Protocol):
-    """What products ask of the oracle they belong to."""
+class GradientOracle(Protocol):
+    """The part of `AutogradOracle` that Hessian products use."""
 
     leaves: Leaves
     space: Space
@@ -33,15 +33,15 @@ class Evaluates(Protocol):
     def load(self, x: Any) -> None: ...
     def still(self) -> StillBuffers: ...
     def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]: ...
-    def take_graph(self, x: Any, sample: Sample) -> Grads | None: ...
+    def pop_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
     def fall_back(self, problem: SecondDerivativeError) -> None: ...
 
 
 class Hessian(Operator):
-    """The Hessian of a sample's loss at a point: a class around one product."""
+    """The Hessian of a sample's loss at a point; subclasses compute the product."""
 
-    def __init__(self, oracle: Evaluates, x: Any, sample: Sample) -> None:
+    def __init__(self, oracle: GradientOracle, x: Any, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
 
     def __call__(self, v: Any) -> Any:
@@ -51,20 +51,20 @@ class Hessian(Operator):
             try:
                 result = self.product(v)
             except RuntimeError as problem:
-                _explain(problem)
+                _raise_explained(problem)
         oracle.meter.count_product(self.sample.size)
         return oracle.leaves.add_decay(result, v)
 
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:
-        """Return the product with the Hessian of the loss, without decay."""
+        """Return the Hessian of the loss, without weight decay, times `v`."""
 
     def gradient(self) -> Any:
         return self.oracle.sample_gradient(self.x, self.sample)
 
 
 class DoubleBackward(Hessian):
-    """Differentiate the gradient once more; its graph is built once and kept for all products."""
+    """Differentiates gᵀv. One graph of the gradient serves all products; each micro-batch builds a new one."""
 
     _graph: Grads | None = None
 
@@ -73,75 +73,76 @@ class DoubleBackward(Hessian):
         with oracle.still():
             if len(self.sample.parts) == 1:
                 if self._graph is None:
-                    self._graph = oracle.take_graph(self.x, self.sample)
+                    self._graph = oracle.pop_graph(self.x, self.sample)
                 if self._graph is None:
                     (self._graph,) = (grads for _, _, grads in oracle.passes(self.sample, create_graph=True))
-                return self._again(self._graph, v, retain=True)
+                return self._differentiate(self._graph, v, retain=True)
             total = torch.zeros_like(v)
             for weight, _, grads in oracle.passes(self.sample, create_graph=True):  # one graph at a time
-                total.add_(self._again(grads, v, retain=False), alpha=weight)
+                total.add_(self._differentiate(grads, v, retain=False), alpha=weight)
         return total
 
-    def _again(self, grads: Grads, v: Tensor, *, retain: bool) -> Tensor:
-        """Differentiate Σ gᵢᵀvᵢ; a gradient that has no graph is constant, and its Hessian is zero."""
+    def _differentiate(self, grads: Grads, v: Tensor, *, retain: bool) -> Tensor:
+        """Return the gradient of Σ gᵢᵀvᵢ. A gᵢ without a graph is constant and contributes zero."""
         leaves = self.oracle.leaves
         pairs = zip(grads, leaves.split(v), strict=True)
-        bent = [(g, part.to(g.dtype)) for g, part in pairs if g is not None and g.requires_grad]
-        if not bent:
+        terms = [(g, part.to(g.dtype)) for g, part in pairs if g is not None and g.requires_grad]
+        if not terms:
             return torch.zeros_like(v)
-        outputs, weights = zip(*bent, strict=True)
-        found = torch.autograd.grad(outputs, leaves.tensors, weights, retain_graph=retain, allow_unused=True)
-        return leaves.flatten(found)
+        outputs, weights = zip(*terms, strict=True)
+        products = torch.autograd.grad(outputs, leaves.tensors, weights, retain_graph=retain, allow_unused=True)
+        return leaves.flatten(products)
 
     def release(self) -> None:
         self._graph = None
 
 
 class ForwardOverReverse(Hessian):
-    """Push a tangent through the gradient computation: the leaves carry it while the gradient is taken."""
+    """Computes the gradient with dual numbers: the leaves have the tangent v, and Hv is the gradient's tangent."""
 
     def product(self, v: Tensor) -> Tensor:
         leaves, total = self.oracle.leaves, torch.zeros_like(v)
-        with self.oracle.still(), self._carrying(v):
+        with self.oracle.still(), self._dual_leaves(v):
             for weight, _, grads in self.oracle.passes(self.sample):
                 tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]  # type: ignore[no-untyped-call]
                 total.add_(leaves.flatten(tangents), alpha=weight)
         return total
 
     @contextmanager
-    def _carrying(self, v: Tensor) -> Iterator[None]:
-        """Give the leaves the tangent `v` inside the block."""
+    def _dual_leaves(self, v: Tensor) -> Iterator[None]:
+        """Attach the tangent `v` to the leaves inside the block."""
         leaves = self.oracle.leaves
         pieces = zip(leaves.tensors, leaves.split(self.x), leaves.split(v.contiguous()), strict=True)
         with forward_ad.dual_level():
             with torch.no_grad():
                 for leaf, primal, tangent in pieces:
-                    # Of a view torch would make a tangent as long as all of x.
+                    # .data, because torch gives a view a tangent of the size of its base, which is all of x.
                     leaf.copy_(forward_ad.make_dual(primal.data, tangent))  # type: ignore[no-untyped-call]
-            torch.clear_autocast_cache()  # it would hold casts without the tangent
+            torch.clear_autocast_cache()  # it may hold casts without the tangent
             yield
         torch.clear_autocast_cache()
 
 
 class FiniteDifference(Hessian):
-    """Central difference of gradients, for losses with operators that have no second derivative."""
+    """Central difference of gradients, for operators without a second derivative."""
 
     def product(self, v: Tensor) -> Tensor:
         return self._difference(v, 1.0)
 
     def error(self, v: Any, product: Any) -> float:
-        # The error of a central difference grows with h²: twice the step shows three times what one step hides.
+        # The truncation error is O(h²), so the differences of h and 2h differ by three times that of h.
         with torch.enable_grad():
             coarse = self.oracle.leaves.add_decay(self._difference(v, 2.0), v)
         return self.oracle.space.norm(coarse - product)
 
-    def _difference(self, v: Tensor, stretch: float) -> Tensor:
+    def _difference(self, v: Tensor, factor: float) -> Tensor:
+        """Return the central difference of gradients along `v`, with `factor` times the usual step."""
         oracle = self.oracle
         norm, total = oracle.space.norm(v), torch.zeros_like(v)
         if norm == 0.0:
             return total
-        # A power of two, so that what is the same on both sides cancels to the last bit.
-        h = 2.0 ** round(math.log2(stretch * difference_step(oracle.space, self.x) / norm))
+        # h is a power of two: scaling by 1/h is exact, so equal gradients on both sides cancel exactly.
+        h = 2.0 ** round(math.log2(factor * difference_step(oracle.space, self.x) / norm))
         for side in (h, -h):
             oracle.load(self.x + v * side)
             with oracle.still():
@@ -151,45 +152,46 @@ class FiniteDifference(Hessian):
         return total
 
 
-class Exact(DoubleBackward):
-    """hvp="auto": exact products, and differences from then on where an operator has no second derivative."""
+class Automatic(DoubleBackward):
+    """hvp="auto": exact products, until an operator without a second derivative requires differences."""
 
-    _instead: FiniteDifference | None = None
+    _fallback: FiniteDifference | None = None
 
     def __call__(self, v: Any) -> Any:
-        if self._instead is None:
+        if self._fallback is None:
             try:
                 return super().__call__(v)
             except SecondDerivativeError as problem:
                 self.oracle.fall_back(problem)
                 self.release()
-                self._instead = FiniteDifference(self.oracle, self.x, self.sample)
-        return self._instead(v)
+                self._fallback = FiniteDifference(self.oracle, self.x, self.sample)
+        return self._fallback(v)
 
     def error(self, v: Any, product: Any) -> float:
-        return 0.0 if self._instead is None else self._instead.error(v, product)
+        return 0.0 if self._fallback is None else self._fallback.error(v, product)
 
 
 OPERATORS: dict[str, type[Hessian]] = {
-    "auto": Exact,
+    "auto": Automatic,
     "double-backward": DoubleBackward,
     "forward-over-reverse": ForwardOverReverse,
     "finite-difference": FiniteDifference,
 }
-"""How each mode makes its products."""
+"""The operator of each `hvp`."""
 
-_MISSING = re.compile(
+_MISSING_DERIVATIVE = re.compile(
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented"
     r"|forward AD with (?:aten::)?(\w+) that does not support it"
     r"|jvp function for (custom autograd\.Function)"
     r"|(ZeroTensors) are immutable"
     r"|(torch\.compile with aot_autograd) does not currently support double backward"
 )
+"""Torch's messages about a missing second or forward-mode derivative; a group holds the operator."""
 
 
-def _explain(problem: Exception) -> NoReturn:
-    """Turn autograd's complaint about a missing second derivative into one that names operator and remedy."""
-    match = _MISSING.search(str(problem))
+def _raise_explained(problem: Exception) -> NoReturn:
+    """Raise an error with operator and remedy if torch reports a missing derivative; else raise the problem."""
+    match = _MISSING_DERIVATIVE.search(str(problem))
     if match is None:
         raise problem
     forward = "forward" in str(problem) or "ZeroTensors" in str(problem)
@@ -198,7 +200,7 @@ def _explain(problem: Exception) -> NoReturn:
 
 def no_second_derivative(operator: str, *, forward: bool = False) -> SecondDerivativeError:
     """Return the error for an operator that cannot be differentiated twice."""
-    if operator == "ZeroTensors":  # what torch says where an input of a fused loss carries no tangent
+    if operator == "ZeroTensors":  # torch's message if an input of a fused loss has no tangent
         operator = "mse_loss or another fused loss"
     kind = "forward-mode derivative" if forward else "second derivative"
     remedy = 'Pass hvp="finite-difference", which needs first derivatives only'
@@ -211,9 +213,9 @@ def no_second_derivative(operator: str, *, forward: bool = False) -> SecondDeriv
     if "cudnn_rnn" in operator:
         remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
     if operator.startswith("torch.compile"):
-        remedy += "; or give the optimiser a loss of the model that is not compiled, which has the same parameters"
+        remedy += "; or compute the loss with the model that is not compiled, which has the same parameters"
     return SecondDerivativeError(
-        f"the operator {operator} has no {kind} in torch {torch.__version__}, so the loss has no exact Hessian product "
-        f"in this way. {remedy}.",
+        f"the operator {operator} has no {kind} in torch {torch.__version__}, so this mode of hvp cannot compute exact "
+        f"Hessian products. {remedy}.",
         operator,
     )
