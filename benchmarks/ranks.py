@@ -29,7 +29,7 @@ import sanc
 from benchmarks.common import zoo  # noqa: F401 - puts tests/ on the path, for the next import
 from benchmarks.reporting import command, machine, markdown_table, write_results
 from benchmarks.timing import interleaved, medians
-from together import all_well, together
+from together import run_on_ranks, without_errors
 
 ADAMW = "DDP + AdamW"
 CANDIDATES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width, rows, steps = (16, 16, 2) if options.quick else (256, 512, options.steps)
     measured, load = {}, os.getloadavg()[0]
     for size in (1, 2) if options.quick else (1, 2, 4):
-        measured[str(size)] = all_well(together(size, measure, width, rows, steps, timeout=120, patience=900))[0]
+        measured[str(size)] = without_errors(run_on_ranks(size, measure, width, rows, steps, timeout=120, limit=900))[0]
         print(f"{size} ranks: done", file=sys.stderr, flush=True)
     document = {
         "machine": machine() | {"load": load},

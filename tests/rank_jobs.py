@@ -1,4 +1,4 @@
-"""What the ranks of the tests do: train small networks, together or for themselves."""
+"""Functions that the tests run on ranks: training of small networks, invalid uses, and faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batches(count, rows=ROWS, last=None, seed=1):
 
 
 def share(batch, rank, size):
-    """Return the rows of a batch that belong to a rank; the first ranks have one more where they cannot be equal."""
+    """Return the rows of a batch that belong to a rank; the first ranks may have one more."""
     return [part.tensor_split(size)[rank] for part in batch]
 
 
@@ -53,7 +53,7 @@ def loss_of(model):
 
 
 def train(opt, model, data, style="loss", batch=False):
-    """Make a step with every batch, in one of the three styles."""
+    """Make a step with each batch, in one of the three styles."""
     loss = loss_of(model)
     for a, b in data:
         closure = sanc.Batch(loss, a, b) if batch else lambda a=a, b=b: loss(a, b)
@@ -74,8 +74,8 @@ def train(opt, model, data, style="loss", batch=False):
         opt.eval()
 
 
-def told(opt, model):
-    """Return what is to be the same: parameters, and what was decided last."""
+def outcome(opt, model):
+    """Return what the ranks must agree on: the parameters, and branch and numbers of the last step."""
     record = opt.record
     numbers = [record.value, record.sigma, record.step_norm, record.grad_norm, float(record.krylov_dim)]
     vector = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
@@ -83,7 +83,7 @@ def told(opt, model):
 
 
 def cases(steps, rows=ROWS):
-    """Name, method, settings, style, whether DDP wraps the model, whether batches are counted, and the data."""
+    """Return by name: method, settings, style, whether DDP wraps the model, whether closures are `Batch`, the data."""
     even, uneven = batches(steps, rows), batches(steps, rows, last=rows - 3)
     found = {
         name: (method, composed(method.lower(), preset), "loss", False, False, even)
@@ -109,32 +109,32 @@ FEW = {
     "backward ddp=False", "backward ddp=True", "gradients ddp=False", "gradients ddp=True", "uneven", "uneven paper",
     "microbatch", "diagonal",
 }  # fmt: skip
-"""The cases of the ordinary tests."""
+"""The cases of the tests that are not marked slow."""
 
 
 def run_cases(steps, names=None, rows=ROWS, device="cpu"):
-    """Train every case, on this rank's share of the rows."""
-    rank, size = place()
+    """Train each case on this rank's share of the rows, and return the outcomes."""
+    rank, size = rank_and_size()
     results = {}
     for name, (method, settings, style, ddp, batch, data) in cases(steps, rows).items():
         if names is not None and name not in names:
             continue
         model = network().to(device)
         opt = getattr(sanc, method)(model.parameters(), seed=0, compare_every=5, **settings)
-        driven = DistributedDataParallel(model) if ddp and dist.is_initialized() else model
-        mine = [[part.to(device) for part in share(rows, rank, size)] for rows in data]
+        wrapped = DistributedDataParallel(model) if ddp and dist.is_initialized() else model
+        local = [[part.to(device) for part in share(rows, rank, size)] for rows in data]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train(opt, driven, mine, style, batch)
-        vector, *more = told(opt, model)
+            train(opt, wrapped, local, style, batch)
+        vector, *more = outcome(opt, model)
         results[name] = vector.cpu(), *more
     return results
 
 
-# ---------------------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------------------------------- invalid uses
 
 
-def place():
+def rank_and_size():
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -142,8 +142,8 @@ def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def attempt(job):
-    """Return the kind and the text of the error that a job ends with."""
+def error_of(job):
+    """Return type and text of the exception that a function raises; empty if there is none."""
     try:
         job()
     except Exception as problem:
@@ -151,21 +151,21 @@ def attempt(job):
     return "", ""
 
 
-def troubles():
-    """Everything that must not pass in silence; each leaves the group usable for the next."""
-    rank, size = place()
+def invalid_uses():
+    """Return the errors of invalid uses by name; after each the group can still be used."""
+    rank, size = rank_and_size()
     found = {}
     data = [share(rows, rank, size) for rows in batches(6)]
 
-    found["other parameters"] = attempt(lambda: sanc.SANC(network(rank).named_parameters(), seed=0))
-    found["other seeds"] = attempt(lambda: sanc.SANC(network().parameters(), seed=rank))
-    found["other settings"] = attempt(lambda: sanc.SANC(network().parameters(), seed=0, sigma0=1.0 + rank))
-    found["other rates"] = attempt(lambda: sanc.SANC([{"params": network().parameters(), "lr": 1.0 + rank}], seed=0))
-    found["fewer parameters"] = attempt(lambda: sanc.SANC(list(network().parameters())[rank:], seed=0))
-    found["capture"] = attempt(lambda: sanc.SANC(network().parameters(), capture=True))
-    found["no group"] = attempt(lambda: sanc.SANC(network().parameters(), process_group="world"))
+    found["other parameters"] = error_of(lambda: sanc.SANC(network(rank).named_parameters(), seed=0))
+    found["other seeds"] = error_of(lambda: sanc.SANC(network().parameters(), seed=rank))
+    found["other settings"] = error_of(lambda: sanc.SANC(network().parameters(), seed=0, sigma0=1.0 + rank))
+    found["other rates"] = error_of(lambda: sanc.SANC([{"params": network().parameters(), "lr": 1.0 + rank}], seed=0))
+    found["fewer parameters"] = error_of(lambda: sanc.SANC(list(network().parameters())[rank:], seed=0))
+    found["capture"] = error_of(lambda: sanc.SANC(network().parameters(), capture=True))
+    found["invalid group"] = error_of(lambda: sanc.SANC(network().parameters(), process_group="world"))
     torch.manual_seed(rank)
-    free = sanc.SANC(network().parameters())  # whose seed is that of rank 0
+    free = sanc.SANC(network().parameters())  # without a seed: that of rank 0 is used
     found["drawn seed"] = free._driver.iterates.state.seed
 
     alone = network(rank)
@@ -178,13 +178,13 @@ def troubles():
     if rank == 1:
         with torch.no_grad():
             model[2].weight[0, 0] += 1e-14
-    found["moved"] = attempt(lambda: train(opt, model, data[2:4]))
+    found["changed on one rank"] = error_of(lambda: train(opt, model, data[2:4]))
     model = network()
-    quiet = sanc.SANC(model.parameters(), seed=0, compare_every=0)
+    opt = sanc.SANC(model.parameters(), seed=0, compare_every=0)
     if rank == 1:
-        quiet.param_groups[0]["weight_decay"] = 0.1
-    train(quiet, model, data[:4])
-    found["off"] = True  # nobody compared
+        opt.param_groups[0]["weight_decay"] = 0.1
+    train(opt, model, data[:4])
+    found["never compared"] = True  # no error was raised
 
     for name, preset, style in (
         ("paper", "paper", "loss"),
@@ -217,18 +217,18 @@ def troubles():
             raise KeyError("a row is missing")
         return loss_of(model)(*data[2])
 
-    found["raises"] = (*attempt(lambda: opt.step(raises)), torch.equal(flat(model), before))
-    train(opt, model, data[3:])  # and all go on
+    found["raises"] = (*error_of(lambda: opt.step(raises)), torch.equal(flat(model), before))
+    train(opt, model, data[3:])  # the group can still be used
     found["after"] = flat(model)
     opt = sanc.SANC(model.parameters(), seed=0)
     kinds = sanc.Batch(loss_of(model), *data[0]) if rank else lambda: loss_of(model)(*data[0])
-    found["kinds"] = attempt(lambda: opt.step(kinds))
-    twin = pickle.loads(pickle.dumps(opt))
-    found["packed"] = type(twin._driver.mode).__name__, type(copy.deepcopy(opt)._driver.mode).__name__
+    found["kinds"] = error_of(lambda: opt.step(kinds))
+    copies = pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)
+    found["pickled and copied"] = tuple(type(other._driver.mode).__name__ for other in copies)
     ignoring = sanc.Batch(
         lambda a, y: nn.functional.cross_entropy(model(a), y), data[0][0], torch.tensor([0, -100, 1, 1, 0, 1])
     )
-    found["ignored"] = attempt(lambda: opt.step(ignoring))
+    found["ignored"] = error_of(lambda: opt.step(ignoring))
     ddp = DistributedDataParallel(network())
     opt = sanc.SANC(ddp.parameters(), seed=0)
 
@@ -238,38 +238,38 @@ def troubles():
         return value
 
     rows = sanc.Batch(backward, *(part[: 4 + rank] for part in data[0]))
-    found["ddp uneven"] = attempt(lambda: opt.step(rows))
+    found["ddp uneven"] = error_of(lambda: opt.step(rows))
     broken = [data[0][0] * (float("nan") if rank == 1 else 1.0), data[0][1]]
-    found["nan at the start"] = attempt(lambda: opt.step(lambda: backward(*broken)))
-    opt.step(lambda: backward(*data[0]))  # and all go on
+    found["nan at the start"] = error_of(lambda: opt.step(lambda: backward(*broken)))
+    opt.step(lambda: backward(*data[0]))  # the group can still be used
     return found
 
 
 def rows_of_nan():
-    """Give one rank rows of NaN in one step: name, whether parameters stayed as they were, and where the run ended."""
-    rank, size = place()
+    """Give one rank rows of NaN in one step; return whether that step left the parameters alone, and the last ones."""
+    rank, size = rank_and_size()
     found = {}
     for name, (method, settings, style, ddp, batch, data) in cases(6).items():
-        for culprit in range(size):
+        for bad_rank in range(size):
             for at in (1, 4):
                 model = network()
                 opt = getattr(sanc, method)(model.parameters(), seed=0, compare_every=1, **settings)
-                driven = DistributedDataParallel(model) if ddp else model
-                mine = [share(rows, rank, size) for rows in data]
-                if rank == culprit:
-                    mine[at][0] = torch.full_like(mine[at][0], torch.nan)
+                wrapped = DistributedDataParallel(model) if ddp else model
+                local = [share(rows, rank, size) for rows in data]
+                if rank == bad_rank:
+                    local[at][0] = torch.full_like(local[at][0], torch.nan)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    train(opt, driven, mine[:at], style, batch)
+                    train(opt, wrapped, local[:at], style, batch)
                     before = flat(model)
-                    train(opt, driven, mine[at : at + 1], style, batch)
+                    train(opt, wrapped, local[at : at + 1], style, batch)
                     stayed = torch.equal(flat(model), before)
-                    train(opt, driven, mine[at + 1 :], style, batch)
-                found[f"{name}, rank {culprit}, step {at}"] = stayed, flat(model)
+                    train(opt, wrapped, local[at + 1 :], style, batch)
+                found[f"{name}, rank {bad_rank}, step {at}"] = stayed, flat(model)
     return found
 
 
-class Talking(nn.Module):
+class GlobalNorm(nn.Module):
     """Normalises by mean and variance over the rows of all ranks, as SyncBatchNorm does on a GPU."""
 
     def forward(self, x):
@@ -284,40 +284,40 @@ class Talking(nn.Module):
 
 
 def layers(steps, parts=2, rows=ROWS):
-    """Networks whose layers depend on more than their row: BatchNorm, one that talks to the others, dropout.
+    """Train networks whose loss depends on several rows at once: BatchNorm, `GlobalNorm`, a weighted `Batch`.
 
-    One process takes its batches in as many `parts` as there are ranks, where each normalises its own.
+    BatchNorm normalises the rows of each rank. One process normalises as many `parts` of each batch instead.
     """
-    rank, size = place()
+    rank, size = rank_and_size()
     data = [share(batch, rank, size) for batch in batches(steps, rows)]
     found = {}
     for name, layer, settings in (
         ("batchnorm", nn.BatchNorm1d(6), {}),
         ("batchnorm paper", nn.BatchNorm1d(6), {"preset": "paper"}),
-        ("talking", Talking(), {}),
-        ("talking paper", Talking(), {"preset": "paper"}),
+        ("global norm", GlobalNorm(), {}),
+        ("global norm paper", GlobalNorm(), {"preset": "paper"}),
     ):
         if steps > 50 and "preset" in settings:
-            continue  # the escapes of the paper make of an error of 1e-13 after ten steps one of 1e-5 after a hundred
+            continue  # the paper's escapes amplify a difference of 1e-13 after ten steps to 1e-5 after a hundred
         model = network(0, layer)
         if size == 1 and "batch" in name:
             settings = settings | {"microbatch": rows // parts}
         opt = sanc.SANC(model.parameters(), seed=0, compare_every=1, **settings)
         train(opt, model, data, batch=True)
-        found[name] = told(opt, model)
+        found[name] = outcome(opt, model)
     model = network()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     for batch in batches(steps, rows, last=rows - 1):
         a, b = share(batch, rank, size)
         opt.step(sanc.Batch(lambda a, b, model=model: (model(a) - b)[a[:, 0] > -0.5].square().mean(), a, b,
                             weight=lambda a, b: (a[:, 0] > -0.5).sum()))  # fmt: skip
-    found["terms"] = told(opt, model)
+    found["terms"] = outcome(opt, model)
     return found
 
 
 def dropout(steps, settings):
-    """Train with dropout: the masks of each step, where the ranks ended, and the loss before and after."""
-    rank, size = place()
+    """Train with dropout; return the masks of each step, the last parameters, and the loss before and after."""
+    rank, size = rank_and_size()
     model = network(0, nn.Dropout(0.5))
     masks = []
     model[1].register_forward_hook(lambda module, inputs, output: masks[-1].append((output == 0).clone()))
@@ -331,23 +331,23 @@ def dropout(steps, settings):
             model.train()
             masks.pop()
             continue
-        a, b = share(batch, 0 if k == 1 else rank, size)  # at first the same rows for all
+        a, b = share(batch, 0 if k == 1 else rank, size)  # in the first step all ranks have the same rows
         opt.step(lambda a=a, b=b: loss_of(model)(a, b))
     return masks, flat(model), losses
 
 
 def normalised(device):
     """Train networks with torch's SyncBatchNorm, in all styles."""
-    rank, size = place()
+    rank, size = rank_and_size()
     data = [[part.to(device) for part in share(batch, rank, size)] for batch in batches(8, 48)]
     found = {}
     for style in ("loss", "backward", "gradients"):
         for settings in ({}, {"preset": "paper"}) if style != "gradients" else ({},):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(network(0, nn.BatchNorm1d(6))).to(device)
             opt = sanc.SANC(model.parameters(), seed=0, compare_every=1, hvp="finite-difference", **settings)
-            driven = DistributedDataParallel(model) if style == "backward" and dist.is_initialized() else model
-            train(opt, driven, data, style)
-            vector, *more = told(opt, model)
+            wrapped = DistributedDataParallel(model) if style == "backward" and dist.is_initialized() else model
+            train(opt, wrapped, data, style)
+            vector, *more = outcome(opt, model)
             statistics = torch.cat([model[1].running_mean, model[1].running_var])
             found[f"{style} {settings}"] = torch.cat([vector, statistics]).cpu(), *more
     return found
@@ -360,7 +360,7 @@ def problem(kind, rows):
     rng = np.random.default_rng(3)
     X = rng.standard_normal((40, 5)) * (rng.random((40, 5)) < 0.6)
     y = (X @ np.ones(5) + rng.standard_normal(40) > 0).astype(int)
-    if kind == "mapped":  # each rank its range of a file
+    if kind == "mapped":  # each rank maps its rows of a file
         with tempfile.TemporaryDirectory() as folder:
             np.save(f"{folder}/X.npy", X)
             part = np.load(f"{folder}/X.npy", mmap_mode="r")[rows[0] : rows[-1] + 1]
@@ -375,7 +375,7 @@ def problem(kind, rows):
 
 
 def sums():
-    rank, size = place()
+    rank, size = rank_and_size()
     rows = np.split(np.arange(40), [23])[rank] if size == 2 else np.array_split(np.arange(40), size)[rank]
     found = {}
     for name, kind, settings in (
@@ -389,22 +389,22 @@ def sums():
         ("growing", "svm", {"batch_size": 4, "method": "scr", "preset": "paper", "grow_samples": True, "max_iter": 15}),
         ("softmax", "softmax", {"max_iter": 30}),
     ):
-        mine = problem(kind, rows)
-        seen, stopped = [], {}
+        local = problem(kind, rows)
+        calls, stop = [], {}
         if name == "softmax":
-            stopped = {"callback": lambda x: seen.append(0) or (rank == 0 and len(seen) == 8)}
-        result = sanc.minimize(mine, np.full(mine.dim, 0.1), process_group="default", **stopped, **settings)
+            stop = {"callback": lambda x: calls.append(0) or (rank == 0 and len(calls) == 8)}
+        result = sanc.minimize(local, np.full(local.dim, 0.1), process_group="default", **stop, **settings)
         certificate = result.certificate
         found[name] = (result.x, result.fun, result.nit, result.status, result.calls, certificate.lambda_min)
     if size > 1:
-        mine = problem("dense", rows)
-        found["other x0"] = attempt(lambda: sanc.minimize(mine, np.full(5, float(rank)), process_group="default"))
-        other = sanc.problems.Logistic(mine.X, mine.y, strength=0.1 + rank)
-        found["other penalty"] = attempt(lambda: sanc.minimize(other, np.zeros(5), process_group="default"))
-        weighted = sanc.problems.Logistic(mine.X, mine.y, weights=np.ones(mine.n))
-        found["weights"] = attempt(lambda: sanc.minimize(weighted, np.zeros(5), process_group="default"))
-        found["no sum"] = attempt(lambda: sanc.minimize(lambda x: (x**2).sum(), np.zeros(5), process_group="default"))
-        alone = sanc.minimize(mine, np.zeros(5))
+        local = problem("dense", rows)
+        found["other x0"] = error_of(lambda: sanc.minimize(local, np.full(5, float(rank)), process_group="default"))
+        other = sanc.problems.Logistic(local.X, local.y, strength=0.1 + rank)
+        found["other penalty"] = error_of(lambda: sanc.minimize(other, np.zeros(5), process_group="default"))
+        weighted = sanc.problems.Logistic(local.X, local.y, weights=np.ones(local.n))
+        found["weights"] = error_of(lambda: sanc.minimize(weighted, np.zeros(5), process_group="default"))
+        found["no sum"] = error_of(lambda: sanc.minimize(lambda x: (x**2).sum(), np.zeros(5), process_group="default"))
+        alone = sanc.minimize(local, np.zeros(5))
         found["alone"] = alone.fun
     return found
 
@@ -425,7 +425,7 @@ SHARDED = {
 
 
 def deep(size=1, width=7):
-    """Return a network of matrices that do not divide evenly, sharded where there is a group."""
+    """Return a network whose matrices cannot be split evenly, sharded unless `size` is 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     if size:
@@ -436,15 +436,15 @@ def deep(size=1, width=7):
     return model
 
 
-def whole(opt):
-    """Return all parameters, gathered."""
+def gathered(opt):
+    """Return all parameters as one whole vector."""
     params = [p for group in opt.param_groups for p in group["params"]]
     return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().reshape(-1) for p in params])
 
 
 def sharded(steps, names=None):
-    """Train what `SHARDED` says on the rows of this rank, with parameters in parts or, on one rank, as they are."""
-    rank, size = place()
+    """Train the cases of `SHARDED` on the rows of this rank, with sharded parameters if there are several ranks."""
+    rank, size = rank_and_size()
     found = {}
     for name in names or SHARDED:
         style, settings = SHARDED[name]
@@ -453,12 +453,12 @@ def sharded(steps, names=None):
         opt = sanc.SANC(model.parameters(), seed=0, compare_every=2, **products, **settings)
         train(opt, model, [share(rows, rank, size) for rows in batches(steps)], style)
         record = opt.record
-        found[name] = (whole(opt), str(record.branch), [record.value, record.sigma, record.grad_norm])
+        found[name] = (gathered(opt), str(record.branch), [record.value, record.sigma, record.grad_norm])
     return found
 
 
-def held():
-    """Bytes of the vectors and of the metric that this rank holds, after a step."""
+def bytes_held():
+    """Return the bytes of the vectors and of the metric on this rank, after a step."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
     from torch.distributed.fsdp import fully_shard
@@ -474,20 +474,21 @@ def held():
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def sharded_troubles():
-    rank, size = place()
+def invalid_sharded_uses():
+    """Return the errors of invalid uses of sharded parameters by name, and the outcomes of two faults."""
+    rank, size = rank_and_size()
     found, data = {}, [share(rows, rank, size) for rows in batches(6)]
-    found["products"] = attempt(lambda: sanc.SANC(deep().parameters(), hvp="double-backward"))
-    found["alone"] = attempt(lambda: sanc.SANC(deep().parameters(), process_group=None))
-    found["mixed"] = attempt(lambda: sanc.SANC([*deep().parameters(), *network().parameters()]))
-    found["capture"] = attempt(lambda: sanc.SANC(deep().parameters(), capture=True))
-    found["seeds"] = attempt(lambda: sanc.SANC(deep().parameters(), seed=rank))
+    found["products"] = error_of(lambda: sanc.SANC(deep().parameters(), hvp="double-backward"))
+    found["alone"] = error_of(lambda: sanc.SANC(deep().parameters(), process_group=None))
+    found["mixed"] = error_of(lambda: sanc.SANC([*deep().parameters(), *network().parameters()]))
+    found["capture"] = error_of(lambda: sanc.SANC(deep().parameters(), capture=True))
+    found["seeds"] = error_of(lambda: sanc.SANC(deep().parameters(), seed=rank))
     model = deep()
     opt = sanc.SANC(model.parameters(), seed=0)
     rows = sanc.Batch(loss_of(model), *(part[: 4 + rank] for part in data[0]))
-    found["uneven"] = attempt(lambda: opt.step(rows))
+    found["uneven"] = error_of(lambda: opt.step(rows))
 
-    # A pass without gradients leaves the outermost module gathered; what it holds must not outlive a move.
+    # After a pass without gradients the outermost module keeps gathered parameters; a change must free them.
     for style in ("gradients", "loss"):
         model = deep()
         opt = sanc.SANC(model.parameters(), seed=0)
@@ -496,41 +497,41 @@ def sharded_troubles():
         with torch.no_grad():
             model(a)
             opt.train()
-            moved = loss_of(model)(a, b)
+            current = loss_of(model)(a, b)
             plain = deep(0)
             for p, part in zip(opt.param_groups[0]["params"], plain.parameters(), strict=True):
                 part.copy_(p.full_tensor())
-            found[f"stale {style}"] = float(moved - loss_of(plain)(a, b))
+            found[f"stale {style}"] = float(current - loss_of(plain)(a, b))
 
-    before = whole(opt)
+    before = gathered(opt)
     bad = data[0][0] * (float("nan") if rank == 1 else 1.0)
     opt.step(lambda: loss_of(model)(bad, data[0][1]))
-    found["nan"] = (torch.equal(whole(opt), before), opt.record.note)
+    found["nan"] = (torch.equal(gathered(opt), before), opt.record.note)
     return found
 
 
 def checkpointed(folder, begin, end, parts, style, save):
-    """Train from one step to another, from the checkpoint of the first."""
-    rank, size = place()
+    """Train from step `begin`, at which a checkpoint is loaded unless it is 0, to step `end`."""
+    rank, size = rank_and_size()
     model = deep(parts)
     opt = sanc.SANC(model.parameters(), seed=0, compare_every=3)
     assert begin == 0 or sanc.load_checkpoint(folder, model, opt) == begin
     train(opt, model, [share(rows, rank, size) for rows in batches(40)[begin:end]], style)
     if save:
         sanc.save_checkpoint(folder, model, opt)
-    return whole(opt)
+    return gathered(opt)
 
 
 # ---------------------------------------------------------------------------------------------- faults
 
 
 def fault(kind, parts=0):
-    """Train until rank 1 is killed, hangs, ends, or has no batch left; return how that ends here, and when."""
-    rank, _ = place()
+    """Train until rank 1 fails; return error, seconds until it was raised, and whether parameters are unchanged."""
+    rank, _ = rank_and_size()
     model = deep(parts)
     opt = sanc.SANC(model.parameters(), seed=0)
     train(opt, model, batches(3), "gradients" if parts else "loss")
-    before = whole(opt) if not parts else None
+    before = gathered(opt) if not parts else None
     if rank == 1:
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -540,13 +541,13 @@ def fault(kind, parts=0):
             raise KeyError("a file is missing")
         return None  # fewer steps
     begun = time.monotonic()
-    name, text = attempt(lambda: train(opt, model, batches(2), "gradients" if parts else "loss"))
-    return name, text, time.monotonic() - begun, parts or torch.equal(whole(opt), before)
+    name, text = error_of(lambda: train(opt, model, batches(2), "gradients" if parts else "loss"))
+    return name, text, time.monotonic() - begun, parts or torch.equal(gathered(opt), before)
 
 
-def killed_while_saving(folder):
-    """Rank 1 is killed in the middle of the second checkpoint."""
-    rank, _ = place()
+def kill_while_saving(folder):
+    """Kill rank 1 while it writes the second checkpoint; return the error on the other rank."""
+    rank, _ = rank_and_size()
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     train(opt, model, batches(2))
@@ -556,12 +557,12 @@ def killed_while_saving(folder):
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
         FileSystemWriter.write_data = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-    return attempt(lambda: sanc.save_checkpoint(folder, model, opt))
+    return error_of(lambda: sanc.save_checkpoint(folder, model, opt))
 
 
-def raises_beside_a_wrapper(wrapped):
-    """Rank 1 raises in a closure whose backward pass a wrapper may average; what each rank is told."""
-    rank, _ = place()
+def raise_under_a_wrapper(wrapped):
+    """Raise an exception in the closure of rank 1; return the error, and whether parameters are unchanged."""
+    rank, _ = rank_and_size()
     model = DistributedDataParallel(network()) if wrapped else network()
     x = torch.full((4, 4), 1.0 + rank * wrapped).double()
     opt = sanc.SANC(model.parameters(), seed=0)

@@ -1,4 +1,4 @@
-"""Run a function on several ranks, in processes of their own that talk by gloo; for the tests of `sanc.ranks`."""
+"""Run a function on several ranks, one process each, with the backend gloo; for the tests of `sanc.ranks`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONTEXT = get_context("forkserver")  # one process imports torch, and the ranks 
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sanc"])
 
 
-def together(size, job, *arguments, timeout=60.0, patience=300.0, backend="gloo"):
-    """Return what ``job(*arguments)`` returns on every rank: a value, or the exception.
+def run_on_ranks(size, job, *arguments, timeout=60.0, limit=300.0, backend="gloo"):
+    """Return the result of ``job(*arguments)`` on each rank: its value, `Raised`, or None if the process died.
 
-    `timeout` is that of the group in seconds; whoever has not ended after `patience` is killed, and has None.
+    `timeout` is the timeout of the group's collectives. Processes that still run after `limit` seconds are killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -29,7 +29,7 @@ def together(size, job, *arguments, timeout=60.0, patience=300.0, backend="gloo"
         ]
         for process in processes:
             process.start()
-        end = time.monotonic() + patience
+        end = time.monotonic() + limit
         for process in processes:
             process.join(max(0.0, end - time.monotonic()))
         for process in processes:
@@ -40,17 +40,17 @@ def together(size, job, *arguments, timeout=60.0, patience=300.0, backend="gloo"
         return [torch.load(path, weights_only=False) if path.exists() else None for path in found]
 
 
-def all_well(results):
-    """Return the results where no rank raised or was lost."""
+def without_errors(results):
+    """Return the results; fail if a rank raised an exception or died."""
     for rank, result in enumerate(results):
-        assert result is not None, f"rank {rank} was lost"
-        if isinstance(result, Trouble):
+        assert result is not None, f"rank {rank} died"
+        if isinstance(result, Raised):
             raise AssertionError(f"rank {rank}:\n{result.trace}")
     return results
 
 
 def agree(one, several, rel):
-    """Check that the cases of all ranks are those of one process to rounding, and bit for bit those of each other."""
+    """Assert that the results of all ranks are bitwise equal, and within `rel` of those of one process."""
     for name, (x, branch, numbers, calls) in one.items():
         for other in several:
             y, its_branch, its_numbers, its_calls = other[name]
@@ -61,8 +61,8 @@ def agree(one, several, rel):
             assert its_numbers == pytest.approx(numbers, rel=1e3 * rel, abs=rel, nan_ok=True), name
 
 
-class Trouble:
-    """An exception on a rank."""
+class Raised:
+    """An exception that a rank raised."""
 
     def __init__(self, problem):
         self.kind, self.text, self.trace = type(problem).__name__, str(problem), traceback.format_exc()
@@ -78,9 +78,9 @@ def _rank(rank, size, folder, timeout, backend, job, arguments):
     try:
         result = job(*arguments)
     except Exception as problem:
-        result = Trouble(problem)
+        result = Raised(problem)
     torch.save(result, f"{folder}/{rank}.part")
     os.rename(f"{folder}/{rank}.part", f"{folder}/{rank}.pt")
-    if not isinstance(result, Trouble):
+    if not isinstance(result, Raised):
         torch.distributed.destroy_process_group()
     os._exit(0)

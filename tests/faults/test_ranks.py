@@ -1,4 +1,4 @@
-"""One rank of two has rows that are not finite: no rank takes the step, and all go on together."""
+"""One of two ranks has rows that are not finite: no rank makes the step, and both continue with equal parameters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from together import all_well, together
+from together import run_on_ranks, without_errors
 
 pytestmark = pytest.mark.slow
 
 
 def test_rows_of_nan_on_one_rank(tally):
-    one, other = all_well(together(2, rank_jobs.rows_of_nan))
+    one, other = without_errors(run_on_ranks(2, rank_jobs.rows_of_nan))
     failures = []
     for name, (stayed, end) in one.items():
         also, same = other[name]

@@ -1,4 +1,4 @@
-"""Finite sums whose rows lie on several ranks are minimised as on one."""
+"""Finite sums whose rows are distributed over several ranks are minimised as by one process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from together import all_well, together
+from together import run_on_ranks, without_errors
 
 
 @pytest.fixture(scope="module")
 def two():
-    return all_well(together(2, rank_jobs.sums))
+    return without_errors(run_on_ranks(2, rank_jobs.sums))
 
 
 def agree(several):
@@ -27,16 +27,16 @@ def agree(several):
             assert found[name][5] == pytest.approx(curvature, rel=1e-6), name
 
 
-def test_two_ranks_minimise_as_one(two):
+def test_two_ranks_minimise_as_one_process(two):
     agree(two)
 
 
 @pytest.mark.slow
-def test_so_do_four():
-    agree(all_well(together(4, rank_jobs.sums)))
+def test_four_ranks_minimise_as_one_process():
+    agree(without_errors(run_on_ranks(4, rank_jobs.sums)))
 
 
-def test_arguments_that_differ_are_an_error(two):
+def test_arguments_that_differ_between_ranks_raise_an_error(two):
     for found in two:
         assert found["other x0"][0] == "RanksError" and found["other x0"][1].startswith("x0 of rank 1 differs")
         assert found["other penalty"][1].startswith("the kind of sum of rank 1 differs")

@@ -1,4 +1,4 @@
-"""The scripts of docs/distributed.md under torchrun: whole runs, and one whose worker is killed."""
+"""The scripts of docs/distributed.md under torchrun: complete runs, and one with a worker that is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("torch.distributed.fsdp", reason="torch is built without dis
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 SCRIPTS = dict(re.findall(r'^```python\n("""(train_\w+\.py).*?)^```', PAGE.read_text(), re.DOTALL | re.MULTILINE))
 SCRIPTS = {name: code for code, name in SCRIPTS.items()}
-PATIENCE = 240.0
+LIMIT = 240.0  # seconds
 
 
 def start(name, folder, size=2, restarts=0):
@@ -27,7 +27,7 @@ def start(name, folder, size=2, restarts=0):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     command += ["--max-restarts", str(restarts), str(script), str(folder / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the page says
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as on the page
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -35,10 +35,10 @@ def start(name, folder, size=2, restarts=0):
 
 def finish(process):
     try:
-        out, _ = process.communicate(timeout=PATIENCE)
+        out, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"it hung: {process.communicate()[0]}")
+        pytest.fail(f"the run hung: {process.communicate()[0]}")
     return out
 
 
@@ -51,11 +51,11 @@ def workers(process):
 
 
 @pytest.fixture(scope="module", params=sorted(SCRIPTS))
-def made(request, tmp_path_factory):
-    """One of the scripts, and what it ended with where nothing went wrong."""
+def finished(request, tmp_path_factory):
+    """Return the name of a script, and the model at the end of an uninterrupted run."""
     if "fsdp" in request.param and torch.__version__.startswith("2.6."):
         pytest.skip("fully_shard of torch 2.6 does not run on a CPU")
-    folder = tmp_path_factory.mktemp("straight")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     process = start(request.param, folder)
     out = finish(process)
     assert process.returncode == 0, out
@@ -64,16 +64,16 @@ def made(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_scripts_of_the_page_run(made):
-    name, model = made
+def test_the_scripts_of_the_page_run(finished):
+    name, model = finished
     assert set(model) == {"0.weight", "0.bias", "2.weight", "2.bias"}, name
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed_and_the_run_ends_as_if_nothing_had_happened(made, tmp_path):
-    name, straight = made
+def test_a_run_restarted_after_a_killed_worker_equals_an_uninterrupted_one(finished, tmp_path):
+    name, uninterrupted = finished
     process = start(name, tmp_path, restarts=2)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LIMIT
     while not list(tmp_path.glob("run/step-????????")):
         assert process.poll() is None and time.monotonic() < end, finish(process)
         time.sleep(0.01)
@@ -81,9 +81,11 @@ def test_a_worker_is_killed_and_the_run_ends_as_if_nothing_had_happened(made, tm
     out = finish(process)
     assert process.returncode == 0, out
     assert "exitcode: -9" in out, out
-    assert "fsdp" in name or "RanksError: rank 0 of 2 could not exchange" in out, out  # a model may notice it first
+    assert "fsdp" in name or "RanksError: rank 0 of 2 could not exchange" in out, (
+        out
+    )  # a collective of the model may fail first
     found = torch.load(tmp_path / "run" / "model.pt")
-    assert all(torch.equal(found[key], straight[key]) for key in straight)
+    assert all(torch.equal(found[key], uninterrupted[key]) for key in uninterrupted)
 
 
 @pytest.mark.slow

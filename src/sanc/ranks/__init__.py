@@ -1,1 +1,1 @@
-"""Several processes: the only room that knows how many ranks there are."""
+"""Several processes: the only subpackage that depends on the number of ranks."""

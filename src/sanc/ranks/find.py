@@ -1,4 +1,4 @@
-"""Which mode fits the group and the parameters of an optimiser."""
+"""The choice of a mode: one process, data parallel, or sharded parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sanc.ranks.modes import DataParallel, OneProcess
 def find_mode(
     process_group: object, compare_every: int, params: Sequence[Tensor], *, capture: bool = False
 ) -> OneProcess:
-    """Choose the mode that fits a process group and the parameters."""
+    """Return the mode for a process group and the parameters of an optimiser."""
     kind: type[DataParallel] = DataParallel
-    if any(hasattr(p, "device_mesh") for p in params):  # whose mesh has its group already
+    if any(hasattr(p, "device_mesh") for p in params):  # DTensors: their mesh determines the group
         from sanc.ranks.metric import Sharded
         from sanc.ranks.sharded import require_shards
 
@@ -24,7 +24,7 @@ def find_mode(
         if process_group not in (DEFAULT, group):
             raise ArgumentError(
                 f"process_group = {shown(process_group)} cannot be used: the parameters are sharded over the group of "
-                "their mesh. Leave it out."
+                "their mesh. Leave process_group out."
             )
         ranks: Ranks | None = Ranks(group)
     else:
@@ -32,6 +32,6 @@ def find_mode(
     if capture and ranks is not None:
         raise ArgumentError(
             f"capture = True cannot be used with the {ranks.size} ranks of process_group: leave it out, or pass "
-            "process_group=None where each rank is to train for itself."
+            "process_group=None to train each rank on its own."
         )
     return OneProcess() if ranks is None else kind(ranks, compare_every)

@@ -1,8 +1,8 @@
-"""A group of ranks: sums over it, and the comparison that shows whether all of them still do the same.
+"""A group of ranks: sums over the group, and the comparison that detects ranks that differ.
 
-Transport is torch.distributed's. Everything goes through one kind of collective, a sum of flat tensors, which hands
-every rank the same bits; numbers ride along with a vector in places of their own, one for each rank, so that they are
-not rounded by the sum and everybody knows whose they are.
+torch.distributed transports the data. Almost all exchanges are one collective, a sum of flat tensors, which gives every
+rank the same bits. Numbers are appended to a vector, with separate entries for each rank. So the sum does not round
+them, and every rank receives the numbers of each of the others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ T = TypeVar("T")
 DEFAULT = "default"
 """The group that torch.distributed was initialised with, if it was."""
 
-_PARTS = 3
-"""float32 numbers that hold one float64."""
+_FLOAT32_PARTS = 3
+"""float32 numbers whose sum is one float64: its significand has 53 bits, and theirs have 24 each."""
+
+_INDEX_FACTOR = 0x1E3779B97F4A7C15
+"""The increment of SplitMix64 (Steele et al. 2014), 2⁶⁴ over the golden ratio, with its top bit cleared for int64."""
+
+_MIX_FACTOR, _MIX_SHIFT = 0x2545F4914F6CDD1D, 29
+"""The multiplier of xorshift64* (Vigna 2016), and a shift near half the word, so that high bits change low ones."""
 
 
 class Ranks:
@@ -34,11 +40,11 @@ class Ranks:
     Attributes
     ----------
     size, rank : int
-        How many there are, and which one this is.
+        The number of ranks, and the rank of this process.
     collectives, bytes : int
-        How many sums were formed so far, and of how many bytes on this rank.
+        The number of collectives so far, and of the bytes that this rank sent in them.
     wrapped : bool
-        Whether a wrapper of the model was seen to average gradients by itself.
+        Whether a wrapper of the model, such as DistributedDataParallel, was seen to average gradients.
     """
 
     def __init__(self, group: Any) -> None:
@@ -47,82 +53,85 @@ class Ranks:
         self.collectives = self.bytes = 0
         self.wrapped = False
 
-    def sum(self, tensor: Tensor, what: str, operation: Any = None) -> Tensor:
-        """Sum a tensor over the ranks in place (or combine it otherwise); `what` is said where that fails."""
-        with self.waiting(what, tensor):
+    def sum(self, tensor: Tensor, label: str, operation: Any = None) -> Tensor:
+        """Sum a tensor over the ranks in place, or reduce it by `operation`; an error message contains `label`."""
+        with self.collective(label, tensor):
             dist.all_reduce(tensor, op=operation or dist.ReduceOp.SUM, group=self.group)
         return tensor
 
     @contextmanager
-    def waiting(self, what: str, tensor: Tensor) -> Iterator[None]:
-        """Count a collective of so many bytes, and say of one that fails who waited, and what for."""
+    def collective(self, label: str, tensor: Tensor) -> Iterator[None]:
+        """Count a collective on this tensor; if it fails, raise `RanksError` with this rank and the label."""
         self.collectives += 1
         self.bytes += tensor.numel() * tensor.element_size()
         try:
             yield
         except RuntimeError as problem:
             raise RanksError(
-                f"rank {self.rank} of {self.size} could not exchange {what} with the others: one of them ended, hangs, "
-                "made fewer steps or has other parameters. Look at the first error of the others, and give every rank "
-                f"as many batches as the others ({str(problem).splitlines()[0]})."
+                f"rank {self.rank} of {self.size} could not exchange {label} with the others: another rank ended, "
+                "hangs, made fewer steps or has different parameters. Read the first error of the other ranks, and "
+                f"give all ranks the same number of batches ({str(problem).splitlines()[0]})."
             ) from problem
 
-    def table(self, row: Tensor, what: str) -> Tensor:
-        """Return everybody's row: (ranks, entries)."""
+    def all_gather(self, row: Tensor, label: str) -> Tensor:
+        """Return the rows of all ranks: (ranks, entries)."""
         rows = row.new_zeros(self.size, *row.shape)
         rows[self.rank] = row
-        return self.sum(rows, what)
+        return self.sum(rows, label)
 
     def exchange(
-        self, numbers: Sequence[float], what: str, vector: Tensor | None = None
+        self, numbers: Sequence[float], label: str, vector: Tensor | None = None
     ) -> tuple[list[list[float]], Tensor | None]:
-        """Return everybody's numbers and, where there is a vector, its sum; one collective in all."""
+        """Return the numbers of each rank and, if a vector is given, its sum over the ranks, by one collective."""
         dtype, device = (torch.float64, self.device) if vector is None else (vector.dtype, vector.device)
-        own = _parts(torch.tensor(numbers, dtype=torch.float64), dtype)
-        places = torch.zeros(self.size, *own.shape, dtype=dtype)
-        places[self.rank] = own
-        length = 0 if vector is None else len(vector)
-        buffer = torch.empty(length + places.numel(), dtype=dtype, device=device)
-        buffer[length:] = places.reshape(-1).to(buffer.device)
+        local = _split_float64(torch.tensor(numbers, dtype=torch.float64), dtype)
+        table = torch.zeros(self.size, *local.shape, dtype=dtype)
+        table[self.rank] = local
+        dim = 0 if vector is None else len(vector)
+        buffer = torch.empty(dim + table.numel(), dtype=dtype, device=device)
+        buffer[dim:] = table.reshape(-1).to(buffer.device)
         if vector is not None:
-            buffer[:length] = vector
-        self.sum(buffer, what)
-        read: list[list[float]] = buffer[length:].cpu().double().view(places.shape).sum(-1).tolist()
-        return read, None if vector is None else buffer[:length]
+            buffer[:dim] = vector
+        self.sum(buffer, label)
+        received: list[list[float]] = buffer[dim:].cpu().double().view(table.shape).sum(-1).tolist()
+        return received, None if vector is None else buffer[:dim]
 
-    def any_of(self, asked: Callable[[T], bool]) -> Callable[[T], bool]:
-        """Return a function that is true on all ranks where `asked` is on one at least."""
+    def any_of(self, predicate: Callable[[T], bool]) -> Callable[[T], bool]:
+        """Return a function that is true on all ranks if `predicate` is true on at least one."""
 
-        def ask(argument: T) -> bool:
-            found, _ = self.exchange([float(asked(argument))], "a decision")
-            return any(row[0] > 0.0 for row in found)
+        def any_rank(argument: T) -> bool:
+            received, _ = self.exchange([float(predicate(argument))], "a decision")
+            return any(row[0] > 0.0 for row in received)
 
-        return ask
+        return any_rank
 
     def clock(self) -> float:
-        """Return the time of rank 0, by which all decide."""
-        found, _ = self.exchange([time.perf_counter()], "the clock")
-        return found[0][0]
+        """Return the time of rank 0, so that all ranks reach a time limit in the same iteration."""
+        received, _ = self.exchange([time.perf_counter()], "the clock")
+        return received[0][0]
 
     @property
     def device(self) -> torch.device:
-        """Where small tensors have to lie for this group."""
+        """The device on which the group's backend exchanges small tensors."""
         cuda = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     # ------------------------------------------------------------------ comparing
 
-    def compare(self, row: Tensor, names: Sequence[str], what: str, remedy: str) -> None:
-        """Complain of the first of these entries, one or more 64-bit integers for each name, that is not the same."""
-        table = self.table(row, what).cpu().view(self.size, len(names), -1)
-        for place, name in enumerate(names):
+    def compare(self, row: Tensor, names: Sequence[str], label: str, remedy: str) -> None:
+        """Raise `RanksError` with the name of the first entry that differs between the ranks.
+
+        `row` holds the same number of 64-bit integers for each name, one or more.
+        """
+        table = self.all_gather(row, label).cpu().view(self.size, len(names), -1)
+        for index, name in enumerate(names):
             for rank in range(1, self.size):
-                if not torch.equal(table[rank, place], table[0, place]):
+                if not torch.equal(table[rank, index], table[0, index]):
                     raise RanksError(f"{name} of rank {rank} differs from that of rank 0: {remedy}")
 
 
 def find_ranks(process_group: object) -> Ranks | None:
-    """Return the ranks of a process group; None where there is no other than this one."""
+    """Return the ranks of a process group; None if it has only this process."""
     if process_group is None or not (dist.is_available() and dist.is_initialized()):
         if process_group is None or process_group == DEFAULT:
             return None
@@ -141,33 +150,33 @@ def find_ranks(process_group: object) -> Ranks | None:
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """Two 64-bit integers that tell tensors apart which differ in any bit, but for a chance of 2⁻⁶⁴."""
+    """Return two 64-bit integers that depend on every bit: different tensors share them with a probability of 2⁻⁶⁴."""
     flat = tensor.detach().reshape(-1).contiguous()
     bits = flat.view(torch.int64 if flat.element_size() == 8 else torch.int32).long()
-    places = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x1E3779B97F4A7C15  # odd
-    mixed = (bits + places) * 0x2545F4914F6CDD1D
-    mixed = (mixed ^ (mixed >> 29)) * places
+    keys = torch.arange(1, 2 * len(bits), 2, device=bits.device) * _INDEX_FACTOR  # odd, so that products lose no bit
+    mixed = (bits + keys) * _MIX_FACTOR
+    mixed = (mixed ^ (mixed >> _MIX_SHIFT)) * keys
     return torch.stack([bits.sum(), mixed.sum()])
 
 
 def digest(numbers: Mapping[str, Any]) -> Tensor:
-    """Two 64-bit integers for numbers, the times in them left out."""
-    hashed = hashlib.blake2b(repr(_timeless(numbers)).encode(), digest_size=16).digest()
+    """Return a 128-bit hash of numbers as two 64-bit integers; times are left out."""
+    hashed = hashlib.blake2b(repr(_without_times(numbers)).encode(), digest_size=16).digest()
     return torch.tensor([int.from_bytes(part, "little", signed=True) for part in (hashed[:8], hashed[8:])])
 
 
-def _timeless(entry: Any) -> Any:
+def _without_times(entry: Any) -> Any:
     if isinstance(entry, Mapping):
-        return {name: _timeless(value) for name, value in entry.items() if name != "seconds"}
+        return {name: _without_times(value) for name, value in entry.items() if name != "seconds"}
     return entry
 
 
-def _parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Write float64 numbers as sums of numbers of a type: (numbers, parts)."""
+def _split_float64(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers of type `dtype` whose sums along the last dimension are the numbers: (numbers, parts)."""
     if dtype == torch.float64:
         return numbers[:, None]
     parts = []
-    for _ in range(_PARTS):
+    for _ in range(_FLOAT32_PARTS):
         parts.append(numbers.to(dtype))
         numbers = (numbers - parts[-1].double()).nan_to_num(0.0, 0.0, 0.0)
     return torch.stack(parts, dim=1)

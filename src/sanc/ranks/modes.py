@@ -1,7 +1,7 @@
-"""How the work of an optimiser lies on processes: on one, or on the ranks of a group, each with its own batch.
+"""Modes: how an optimiser distributes its work, over one process or over the ranks of a group.
 
-A mode makes the parts that the optimiser's driver is put together from; none of these parts asks how many ranks there
-are.
+A mode constructs the components of the optimiser's driver: leaves, oracle and preconditioner. The driver itself does
+not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,61 +23,66 @@ from sanc.ranks.oracle import AveragingOracle, average
 
 
 class OneProcess:
-    """Everything is here.
+    """All work is done by this process.
 
     Attributes
     ----------
     path : tuple of int
-        What the randomness of this rank's closures depends on beside the seed.
+        Integers that are combined with the seed for the randomness of this rank's closures.
     """
 
     path: tuple[int, ...] = ()
 
     def seed(self, seed: int | None) -> int:
-        """Return the seed given, or one from torch's generator."""
+        """Return the given seed, or draw one from torch's generator."""
         return int(torch.randint(2**62, (), dtype=torch.int64)) if seed is None else seed
 
     def leaves(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> Leaves:
-        """Lay out parameters."""
+        """Return the flat layout of parameters, with their weight decays and learning rates."""
         return Leaves(tensors, decays, rates)
 
-    def oracle(self, leaves: Leaves, **how: Any) -> AutogradOracle:
-        """Make what evaluates closures."""
-        return AutogradOracle(leaves, **how)
+    def oracle(self, leaves: Leaves, **options: Any) -> AutogradOracle:
+        """Return the oracle that evaluates closures."""
+        return AutogradOracle(leaves, **options)
 
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
-        """Make what knows the gradients in the leaves."""
+        """Return the oracle of a step without a closure: the gradients in ``.grad`` of the leaves."""
         return GivenGradient(leaves, point, meter)
 
     def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
-        """Create a preconditioner."""
+        """Return a preconditioner for parameters of these shapes."""
         return metric.create(shapes, like)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
-        """Hear of an optimiser that is made."""
+        """Prepare for an optimiser that is constructed with these groups and settings."""
 
     def loaded(self) -> None:
-        """Hear that a state was loaded."""
+        """Prepare for the first step after a state was loaded."""
 
     def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
-        """Hear that a step was made."""
+        """Finish a step."""
 
 
 class DataParallel(OneProcess):
-    """The same parameters on all ranks, and a batch on each: what is computed from batches is averaged.
+    """Average over the ranks, which hold the same parameters and evaluate different batches.
 
-    `every` is after how many steps the ranks are compared; 0: never.
+    The ranks are compared after `every` steps; 0: never.
+
+    Attributes
+    ----------
+    whole : bool
+        Whether every rank holds the whole parameters.
     """
 
-    whole = True  # whether the parameters are the same on all ranks
+    whole = True
 
     def __init__(self, ranks: Ranks, every: int) -> None:
         self.ranks, self._every = ranks, every
         self.path = (ranks.rank,)
-        self._due = True  # whether the next step is compared whatever its number
+        self._due = True  # whether the next step is compared even if `every` does not divide its number
 
     def __reduce__(self) -> Any:
-        return rejoin, (self._every,)  # a group is of its processes, and cannot be packed
+        return rejoin, (self._every,)  # a process group cannot be pickled
 
     def __deepcopy__(self, memo: Any) -> DataParallel:
         return self
@@ -85,16 +90,16 @@ class DataParallel(OneProcess):
     def seed(self, seed: int | None) -> int:
         if seed is not None:
             return seed
-        own = torch.tensor([super().seed(None)], device=self.ranks.device)
-        return int(self.ranks.table(own, "a seed")[0])  # of rank 0
+        local = torch.tensor([super().seed(None)], device=self.ranks.device)
+        return int(self.ranks.all_gather(local, "a seed")[0])  # of rank 0
 
-    def oracle(self, leaves: Leaves, **how: Any) -> AutogradOracle:
-        return AveragingOracle(self.ranks, leaves, **how)
+    def oracle(self, leaves: Leaves, **options: Any) -> AutogradOracle:
+        return AveragingOracle(self.ranks, leaves, **options)
 
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
         oracle = GivenGradient(leaves, point, meter)
-        own = oracle.slope
-        (_, mean), _ = average(self.ranks, lambda: ([], own), "a gradient", like=own, reduced="perhaps")
+        local = oracle.slope
+        (_, mean), _ = average(self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps")
         assert mean is not None
         oracle.slope = mean
         return oracle
@@ -112,6 +117,6 @@ class DataParallel(OneProcess):
 
 
 def rejoin(every: int) -> OneProcess:
-    """Return the mode for the group that is initialised now."""
+    """Return the mode for the default group of this process, after an optimiser was unpickled."""
     ranks = find_ranks(DEFAULT)
     return OneProcess() if ranks is None else DataParallel(ranks, every)

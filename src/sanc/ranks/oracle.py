@@ -1,7 +1,8 @@
-"""Oracles that average over the ranks: each evaluates its own batch, and all hear the same answer.
+"""Oracles that average over the ranks: each rank evaluates its batch, and all ranks get the same mean.
 
-An answer is the mean over the rows of all ranks: weighted by the rows of a `sanc.Batch`, which are counted, and evenly
-where closures are plain functions. A rank whose evaluation raises says so in the place of its answer, and all end.
+The mean is over the rows of all ranks. Each `sanc.Batch` is weighted by its number of terms; plain functions have equal
+weights. A rank whose evaluation raises an exception sends that fact in place of its numbers, and the step ends on all
+ranks.
 """
 
 from __future__ import annotations
@@ -18,90 +19,109 @@ from sanc.core.oracle import Operator
 from sanc.errors import ArgumentError, RanksError
 from sanc.ranks.group import Ranks, fingerprint
 
-Answer = tuple[list[float], Tensor | None]
-"""Numbers, and a vector where one was asked for."""
+Evaluation = tuple[list[float], Tensor | None]
+"""Numbers, at most `_MOST_NUMBERS` of them, and a vector, or None if none is needed."""
+
+_MOST_NUMBERS = 2
+"""The most numbers of an evaluation: a gradient comes with the loss, with and without weight decay."""
 
 Reduced = Literal["no", "perhaps", "yes"]
 
 
 def average(
     ranks: Ranks,
-    ask: Callable[[], Answer],
-    what: str,
+    evaluate: Callable[[], Evaluation],
+    label: str,
     *,
     like: Tensor | None = None,
     terms: float | None = None,
     rows: int = 1,
     reduced: Reduced = "no",
-) -> tuple[Answer, int]:
-    """Return the mean of everybody's answer, and the rows of all together.
+) -> tuple[Evaluation, int]:
+    """Return the mean of the evaluations of all ranks, and the number of rows of all ranks together.
 
     Parameters
     ----------
-    ask : callable
-        Returns this rank's answer: two numbers at most and, where there is a `like`, a vector like that.
+    evaluate : callable
+        Returns the evaluation of this rank: at most two numbers and, if `like` is given, a vector of its shape.
+    label : str
+        What is evaluated, for error messages.
     terms : float, optional
-        Terms that this rank's answer is the mean of; None: not counted, and all weigh the same.
+        Terms whose mean this rank's evaluation is; None: not counted, and all ranks have equal weights.
     rows : int
         Rows of this rank's batch.
     reduced : {"no", "perhaps", "yes"}
-        Whether somebody else has averaged the vectors already: DistributedDataParallel perhaps, in the backward pass,
-        which is looked for (where vectors agree in every bit they are not sent again); fully_shard has.
+        Whether a wrapper of the model has averaged the vectors in the backward pass. "yes": fully_shard has. "perhaps":
+        DistributedDataParallel may have; vectors that agree in every bit were averaged, and are not sent again.
     """
     problem: Exception | None = None
     weight = -1.0 if terms is None else terms
     numbers: list[float] = []
-    own = like
+    local = like
     try:
-        numbers, own = ask()
+        numbers, local = evaluate()
     except Exception as raised:
         if ranks.wrapped:
-            raise  # the others wait elsewhere, in an exchange of the wrapper's
+            raise  # the other ranks wait in a collective of the wrapper
         problem = raised
-    marks = [0.0, 0.0]
-    if reduced == "perhaps" and own is not None:
-        marks = [float(mark & 0xFFFFFFFF) for mark in fingerprint(own).tolist()]
-    say = [float(problem is not None), weight, float(rows), *marks, *numbers, *[0.0] * (2 - len(numbers))]
-    sent = own if reduced == "no" else None
-    told, total = ranks.exchange(say, what, sent if sent is None or abs(weight) == 1.0 else sent * abs(weight))
+    hashes = [0.0, 0.0]
+    if reduced == "perhaps" and local is not None:
+        hashes = [float(part & 0xFFFFFFFF) for part in fingerprint(local).tolist()]  # exact in float64
+    padding = [0.0] * (_MOST_NUMBERS - len(numbers))
+    message = [float(problem is not None), weight, float(rows), *hashes, *numbers, *padding]
+    vector = local if reduced == "no" else None
+    weighted = vector if vector is None or abs(weight) == 1.0 else vector * abs(weight)
+    received, total = ranks.exchange(message, label, weighted)
     if problem is not None:
         raise problem
-    for rank, row in enumerate(told):
+    for rank, row in enumerate(received):
         if row[0]:
             raise RanksError(
-                f"rank {rank} failed where {what} is computed, and its own error says why; rank {ranks.rank} and the "
-                "others have left their parameters as they were."
+                f"rank {rank} failed to compute {label}: read its error. Rank {ranks.rank} and the other ranks have "
+                "left their parameters unchanged."
             )
-    weights = [row[1] for row in told]
+    weights = [row[1] for row in received]
     if min(weights) < 0.0 < max(weights):
-        raise ArgumentError("closure is a sanc.Batch on some ranks and a plain function on others: pass one kind.")
+        raise ArgumentError(
+            "closure is a sanc.Batch on some ranks and a plain function on others: pass the same kind on all ranks."
+        )
     weights = [abs(w) for w in weights]
-    whole = sum(weights)
-    if reduced == "yes" or (reduced == "perhaps" and own is not None and all(row[3:5] == marks for row in told)):
+    weight_sum = sum(weights)
+    same = reduced == "perhaps" and local is not None and all(row[3:5] == hashes for row in received)
+    if reduced == "yes" or same:
         if len(set(weights)) > 1:
             raise ArgumentError(
                 f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of the "
-                "model averages their gradients as if these were equal: pass batches of one size; or, with "
-                "DistributedDataParallel, let the closure use the module that it wraps."
+                "model averages their gradients with equal weights: pass batches of one size. With "
+                "DistributedDataParallel you can also use the wrapped module in the closure."
             )
-        total = own
-        ranks.wrapped = ranks.wrapped or any(row[5:] != told[0][5:] for row in told)  # other losses, the same gradient
-    elif own is not None:
-        total = (ranks.sum(own * abs(weight), what) if total is None else total).div_(whole)
-    means = [sum(w * row[place] for w, row in zip(weights, told, strict=True)) / whole for place in (5, 6)]
-    return (means, total), 1 if terms is None else int(sum(row[2] for row in told))
+        total = local
+        # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
+        ranks.wrapped = ranks.wrapped or any(row[5:] != received[0][5:] for row in received)
+    elif local is not None:
+        total = (ranks.sum(local * abs(weight), label) if total is None else total).div_(weight_sum)
+    means = [
+        sum(w * row[5 + k] for w, row in zip(weights, received, strict=True)) / weight_sum for k in range(_MOST_NUMBERS)
+    ]
+    return (means, total), 1 if terms is None else int(sum(row[2] for row in received))
 
 
 class AveragingOracle(AutogradOracle):
-    """f, g and Hv of closures over leaf tensors that are the same on all ranks; each has a batch of its own."""
+    """f, g and Hv of closures over leaf tensors that are the same on all ranks, which evaluate different batches.
 
-    reduced: Reduced | None = None  # where that does not depend on how closures are
-    tries = 1  # all ranks call their closures equally often
+    Attributes
+    ----------
+    reduced : {"no", "perhaps", "yes"} or None
+        See `average`; None: it depends on whether closures call ``backward()``.
+    """
 
-    def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
+    reduced: Reduced | None = None
+    tries = 1  # no retries: all ranks call their closures equally often
+
+    def __init__(self, ranks: Ranks, leaves: Leaves, **options: Any) -> None:
         self.ranks = ranks
         self._totals: dict[Sample, int] = {}
-        super().__init__(leaves, **how)
+        super().__init__(leaves, **options)
 
     def unbind(self) -> None:
         super().unbind()
@@ -112,39 +132,41 @@ class AveragingOracle(AutogradOracle):
         g, h, f = (self._totals.get(sample, sample.size) for sample in self.samples)
         return g, h, f
 
-    def mean(self, sample: Sample, what: str, ask: Callable[[], Answer], *, vector: bool = True) -> Answer:
-        """Return the mean of everybody's answer on a sample."""
+    def mean(
+        self, sample: Sample, label: str, evaluate: Callable[[], Evaluation], *, vector: bool = True
+    ) -> Evaluation:
+        """Return the mean over the ranks of the evaluations of a sample."""
         reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
-        how: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
-        answer, self._totals[sample] = average(self.ranks, ask, what, like=like, **how)
-        return answer
+        options: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
+        mean, self._totals[sample] = average(self.ranks, evaluate, label, like=like, **options)
+        return mean
 
-    def _others(self, sample: Sample) -> int:
-        """Return the rows of the other ranks."""
+    def rows_elsewhere(self, sample: Sample) -> int:
+        """Return the number of rows on the other ranks."""
         return self._totals[sample] - sample.size
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
-        def ask() -> Answer:
+        def local() -> Evaluation:
             return [self.evaluate_here(x, sample, graph=graph)], None
 
-        (value, _), _ = self.mean(sample, "a value", ask, vector=False)
-        self.meter.value += self._others(sample)
+        (value, _), _ = self.mean(sample, "a value", local, vector=False)
+        self.meter.value += self.rows_elsewhere(sample)
         return value
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
         first, sample = self.raw_loss is None, self.samples[0]
 
-        def ask() -> Answer:
+        def local() -> Evaluation:
             value, g = super(AveragingOracle, self).unread_gradient(x)
             assert self.raw_loss is not None
             return [float(value), float(self.raw_loss)], g
 
-        (value, loss), g = self.mean(sample, "a gradient", ask)
+        (value, loss), g = self.mean(sample, "a gradient", local)
         if first:
             assert self.raw_loss is not None
             self.raw_loss = torch.full_like(self.raw_loss, loss)
-        self.meter.gradient += self._others(sample)
+        self.meter.gradient += self.rows_elsewhere(sample)
         assert g is not None
         return g.new_tensor(value, dtype=torch.float64), g
 
@@ -152,16 +174,16 @@ class AveragingOracle(AutogradOracle):
         if sample is self.samples[0]:
             return super().sample_gradient(x, sample)  # a copy of the mean
         _, g = self.mean(sample, "a gradient", lambda: ([], super(AveragingOracle, self).sample_gradient(x, sample)))
-        self.meter.gradient += self._others(sample)
+        self.meter.gradient += self.rows_elsewhere(sample)
         assert g is not None
         return g
 
     def check(self, closure: Callable[[], None]) -> None:
-        def ask() -> Answer:
+        def local() -> Evaluation:
             closure()
             return [], None
 
-        self.mean(self.samples[0], "a check", ask, vector=False)
+        self.mean(self.samples[0], "the check of the closure", local, vector=False)
 
     def hessian(self, x: Any) -> Operator:
         return _AveragedHessian(self, super().hessian(x), self.samples[1])
@@ -170,27 +192,27 @@ class AveragingOracle(AutogradOracle):
 class _AveragedHessian(Operator):
     """The mean of the Hessians of all ranks."""
 
-    def __init__(self, oracle: AveragingOracle, own: Operator, sample: Sample) -> None:
-        self._oracle, self._own, self._sample = oracle, own, sample
+    def __init__(self, oracle: AveragingOracle, local: Operator, sample: Sample) -> None:
+        self._oracle, self._local, self._sample = oracle, local, sample
 
     def __call__(self, v: Any) -> Any:
-        def ask() -> Answer:
-            return [], cast(Tensor, self._own(v))
+        def local() -> Evaluation:
+            return [], cast(Tensor, self._local(v))
 
-        _, product = self._oracle.mean(self._sample, "a Hessian product", ask)
-        self._oracle.meter.product += self._oracle._others(self._sample)
+        _, product = self._oracle.mean(self._sample, "a Hessian product", local)
+        self._oracle.meter.product += self._oracle.rows_elsewhere(self._sample)
         return product
 
     def gradient(self) -> Any:
-        return self._own.gradient()
+        return self._local.gradient()
 
     def error(self, v: Any, product: Any) -> float:
-        def ask() -> Answer:
+        def local() -> Evaluation:
             differenced = self._oracle.hvp == "finite-difference"
-            return [self._own.error(v, self._own(v)) if differenced else 0.0], None  # of this rank's own product
+            return [self._local.error(v, self._local(v)) if differenced else 0.0], None
 
-        (error, _), _ = self._oracle.mean(self._sample, "a Hessian product", ask, vector=False)
+        (error, _), _ = self._oracle.mean(self._sample, "a Hessian product", local, vector=False)
         return error
 
     def release(self) -> None:
-        self._own.release()
+        self._local.release()

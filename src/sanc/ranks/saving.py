@@ -1,6 +1,6 @@
-"""Checkpoints that any number of ranks can read: written by torch.distributed.checkpoint, whole or not at all.
+"""Checkpoints that any number of ranks can read, written atomically by torch.distributed.checkpoint.
 
-A checkpoint is a folder ``step-…``, which has that name only when all ranks have written their parts.
+A checkpoint is a folder ``step-…``. It gets this name only after all ranks have written their parts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 
-_KEPT = 2
-"""Checkpoints that stay."""
+_KEPT_CHECKPOINTS = 2
+"""Checkpoints that are kept: the newest, and the one before it, which remains while the newest is replaced."""
 
 
 def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Path:
-    """Save model and optimiser as the checkpoint of the steps made so far; all ranks call it.
+    """Save model and optimiser as the checkpoint of the current step; all ranks must call this function.
 
     Parameters
     ----------
     folder : path
-        Where the checkpoints of a run are; the last two are kept.
+        Folder of the run's checkpoints, of which the last two are kept.
     model : Module
         The model: plain, wrapped by DistributedDataParallel, or sharded by fully_shard.
     optimizer : SANC, SCR, …
@@ -38,7 +38,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     Returns
     -------
     Path
-        The checkpoint.
+        Folder of the new checkpoint.
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -46,31 +46,33 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     folder = _folder(folder)
     target = folder / f"step-{_steps(optimizer):08d}"
     part = target.with_suffix(".part")
-    if _first():
+    if _is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("step-*.part"):
-            shutil.rmtree(left)
-    _wait()
+        for unfinished in folder.glob("step-*.part"):
+            shutil.rmtree(unfinished)
+    _barrier()
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    with _quiet():
+    with _without_group_warning():
         save(state, checkpoint_id=part)
-    if _first():
+    if _is_first_rank():
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
-        for old in _checkpoints(folder)[:-_KEPT]:
+        for old in _checkpoints(folder)[:-_KEPT_CHECKPOINTS]:
             shutil.rmtree(old)
-    _wait()
+    _barrier()
     return target
 
 
 def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int:
-    """Go on from the newest checkpoint of a folder; all ranks call it, and may be more or fewer than those that saved.
+    """Restore model and optimiser from the newest checkpoint of a folder; all ranks must call this function.
+
+    The number of ranks may differ from that of the run that saved the checkpoint.
 
     Returns
     -------
     int
-        Steps made until then; 0 where there is no checkpoint.
+        Steps made before the checkpoint; 0 if there is none.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import (
@@ -86,34 +88,34 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
         return 0
     metadata = FileSystemReader(found[-1]).read_metadata()
     weights = get_model_state_dict(model)
-    state = _blank(metadata, weights)
+    state = _empty_state(metadata, weights)
     state["model"] = weights
-    with _quiet():
+    with _without_group_warning():
         load(state, checkpoint_id=found[-1])
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     return _steps(optimizer)
 
 
-def _blank(metadata: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of the form that was saved, for `torch.distributed.checkpoint` to fill."""
+def _empty_state(metadata: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return empty tensors in the structure of the saved state, for `torch.distributed.checkpoint` to fill."""
     root: dict[Any, Any] = {}
     for key, entry in metadata.state_dict_metadata.items():
         path = metadata.planner_data[key]
         if path[0] == "model":
             continue
-        here = root
-        for step in path[:-1]:
-            here = here.setdefault(step, {})
+        parent = root
+        for name in path[:-1]:
+            parent = parent.setdefault(name, {})
         size = getattr(entry, "size", None)
         like = weights.get(path[2]) if path[1] == "state" else None
-        here[path[-1]] = None if size is None else _empty(size, entry.properties.dtype, like)
-    root["optimizer"].setdefault("state", {})  # of empty mappings nothing is saved
+        parent[path[-1]] = None if size is None else _empty_tensor(size, entry.properties.dtype, like)
+    root["optimizer"].setdefault("state", {})  # torch saves no empty mappings
     return _lists(root)  # type: ignore[no-any-return]
 
 
-def _empty(size: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
-    """Return room for a tensor of a parameter's state, sharded by rows where the parameter is sharded."""
+def _empty_tensor(size: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    """Return an empty tensor for a parameter's state, sharded if the parameter `like` is sharded."""
     mesh = getattr(like, "device_mesh", None)
     if mesh is None or not size:
         return torch.empty(size, dtype=dtype, device=None if like is None else like.device)
@@ -124,7 +126,7 @@ def _empty(size: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
 
 
 def _lists(entry: Any) -> Any:
-    """Turn mappings of 0, 1, … into lists."""
+    """Replace mappings with the keys 0, 1, … by lists."""
     if not isinstance(entry, dict):
         return entry
     if entry and all(isinstance(name, int) for name in entry):
@@ -136,7 +138,7 @@ def _steps(optimizer: Any) -> int:
     iterates = getattr(optimizer, "_iterates", None)
     if iterates is None:
         raise ArgumentTypeError(
-            f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of this package."
+            f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
         )
     return int(iterates.state.iteration)
 
@@ -149,22 +151,22 @@ def _folder(folder: str | Path) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return those that are complete, the oldest first."""
+    """Return the complete checkpoints, the oldest first."""
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Spare a single process being told that it is one."""
+def _without_group_warning() -> Iterator[None]:
+    """Suppress torch's warning that no process group is initialised, which one process does not need."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is .*uninitialized")
         yield
 
 
-def _first() -> bool:
+def _is_first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _wait() -> None:
+def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()

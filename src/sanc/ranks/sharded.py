@@ -1,8 +1,8 @@
-"""Sharded parameters (`fully_shard`, DTensor): every vector lies on the ranks as its parameters do.
+"""Sharded parameters (`fully_shard`, DTensor): every vector is sharded like the parameters.
 
-An inner product is a local sum and one collective of a number. Gradients come averaged from the backward pass of
-`fully_shard`; the graph behind it ends in parameters that are gathered for a while and thrown away, so that it cannot
-be differentiated again, and Hessian products are differences of gradients.
+An inner product is a local sum and one collective of a number. The backward pass of `fully_shard` averages gradients.
+Its graph cannot be differentiated again, because it ends in gathered parameters that are freed after the pass. So
+Hessian products are differences of gradients.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sanc.ranks.oracle import AveragingOracle
 
 
 def require_shards(params: Sequence[Tensor]) -> Any:
-    """Return the group of the one mesh over which all of these are sharded."""
+    """Return the process group of the mesh over which all parameters are sharded; raise an error if there is none."""
     first = params[0]
     for p in params:
         if not isinstance(p, DTensor) or not isinstance(first, DTensor):
             raise ArgumentTypeError(
-                "params mix sharded parameters (DTensor) with plain ones: make the optimiser after fully_shard was "
-                "called on the whole model, and before a forward pass, which gathers parameters."
+                "params mix sharded parameters (DTensor) with plain ones: call fully_shard on the whole model first, "
+                "and construct the optimiser before a forward pass, which gathers parameters."
             )
         if p.device_mesh != first.device_mesh or p.device_mesh.ndim != 1 or not isinstance(p.placements[0], Shard):
             raise ArgumentTypeError(
@@ -43,14 +43,14 @@ def require_shards(params: Sequence[Tensor]) -> Any:
     return first.device_mesh.get_group()
 
 
-def rows_of(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Return begin and end of a rank's part of a dimension, as DTensor cuts it: in equal parts, the last ones short."""
-    part = -(-length // size)
-    return min(length, rank * part), min(length, (rank + 1) * part)
+def row_range(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """Return begin and end of a rank's rows, as DTensor splits them: equal parts, of which the last may be shorter."""
+    part = -(-rows // size)
+    return min(rows, rank * part), min(rows, (rank + 1) * part)
 
 
 class ShardedSpace(Space):
-    """Vectors of which each rank holds a part."""
+    """Vectors of which each rank holds a part; inner products and norms are those of the whole vectors."""
 
     def __init__(self, leaves: ShardedLeaves) -> None:
         super().__init__(sum(p.numel() for p in leaves.tensors), leaves.dtype, leaves.device)
@@ -70,19 +70,19 @@ class ShardedSpace(Space):
         return torch.zeros(self._held, dtype=self.dtype, device=self.device)
 
     def normal(self, rng: np.random.Generator) -> Any:
-        return self._leaves.part_of(torch.from_numpy(rng.standard_normal(self.dim)))
+        return self._leaves.local_part(torch.from_numpy(rng.standard_normal(self.dim)))
 
     def rows(self, count: int) -> Any:
         return torch.empty((count, self._held), dtype=self.dtype, device=self.device)
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
-        parts = self._sum(torch.mv(rows, v))
-        v.addmv_(rows.t(), parts.to(self.dtype), alpha=-1.0)
-        return parts
+        coefficients = self._sum(torch.mv(rows, v))
+        v.addmv_(rows.t(), coefficients.to(self.dtype), alpha=-1.0)
+        return coefficients
 
 
 class ShardedLeaves(Leaves):
-    """Parameters of which this process holds a part."""
+    """Parameters of which this rank holds a part."""
 
     def __init__(
         self, ranks: Ranks, modules: Modules, tensors: Sequence[Tensor], decays: Sequence[float],
@@ -98,13 +98,13 @@ class ShardedLeaves(Leaves):
     def space(self) -> Space:
         return ShardedSpace(self)
 
-    def part_of(self, whole: Tensor) -> Tensor:
-        """Return the part that this process holds of a vector that is all there."""
+    def local_part(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole vector."""
         parts, sizes = [], [p.numel() for p in self.tensors]
         for leaf, piece in zip(self.tensors, torch.split_with_sizes(whole, sizes), strict=True):
-            side = leaf.placements[0].dim  # type: ignore[attr-defined]
-            begin, end = rows_of(leaf.shape[side], self.ranks.rank, self.ranks.size)
-            parts.append(piece.view(leaf.shape).narrow(side, begin, end - begin).reshape(-1))
+            dim = leaf.placements[0].dim  # type: ignore[attr-defined]
+            begin, end = row_range(leaf.shape[dim], self.ranks.rank, self.ranks.size)
+            parts.append(piece.view(leaf.shape).narrow(dim, begin, end - begin).reshape(-1))
         return torch.cat(parts).to(self.device, self.dtype)
 
     def write(self, vector: Tensor) -> None:
@@ -112,7 +112,7 @@ class ShardedLeaves(Leaves):
         self._modules.reshard()
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
-        """Add this rank's part of the penalty so often that the mean over the ranks has all of it."""
+        """Add this rank's part of the penalty times the number of ranks, so that the mean contains all parts once."""
         return loss.detach().double() + self.ranks.size * super().penalised(torch.zeros_like(loss), x)
 
     def pack(self, vector: Tensor) -> list[Tensor]:
@@ -120,7 +120,7 @@ class ShardedLeaves(Leaves):
 
 
 def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor:
-    """Return a part as the DTensor it is a part of, placed like another."""
+    """Return the DTensor of which `part` is this rank's shard: placed as `like`, or by rows if the shape differs."""
     shape = like.shape if shape is None else shape
     whole = torch.empty(shape, device="meta")
     placements = like.placements if shape == like.shape else [Shard(0)]
@@ -130,23 +130,24 @@ def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor
 
 
 class Modules:
-    """The modules under `fully_shard` that ran, which may hold gathered parameters after a pass without gradients.
+    """The modules under `fully_shard` that ran.
 
-    Such a module would go on with what it gathered when its parameters are moved.
+    After a pass without gradients such a module may keep its gathered parameters. It would use these stale copies after
+    the optimiser changed the parameters.
     """
 
     def __init__(self) -> None:
         self._seen: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
         seen = self._seen
 
-        def see(module: torch.nn.Module, inputs: object) -> None:
+        def before_forward(module: torch.nn.Module, inputs: object) -> None:
             if isinstance(module, FSDPModule) and not torch.compiler.is_compiling():
                 seen.add(module)
 
-        weakref.finalize(self, register_module_forward_pre_hook(see).remove)
+        weakref.finalize(self, register_module_forward_pre_hook(before_forward).remove)
 
     def reshard(self) -> None:
-        """Let all of them gather anew in the next pass."""
+        """Free gathered parameters, so that the next pass gathers the current ones."""
         for module in list(self._seen):
             module.reshard()
 
@@ -156,13 +157,13 @@ class ShardedOracle(AveragingOracle):
 
     reduced = "yes"
 
-    def __init__(self, ranks: Ranks, leaves: Leaves, **how: Any) -> None:
-        if how["hvp"] not in ("auto", "finite-difference"):
+    def __init__(self, ranks: Ranks, leaves: Leaves, **options: Any) -> None:
+        if options["hvp"] not in ("auto", "finite-difference"):
             raise ArgumentError(
-                f"hvp = {how['hvp']!r} cannot be used with sharded parameters, whose backward pass cannot be "
-                "differentiated: leave hvp out, and products are differences of gradients."
+                f"hvp = {options['hvp']!r} cannot be used with sharded parameters, whose backward pass cannot be "
+                "differentiated: leave hvp out to use differences of gradients."
             )
-        super().__init__(ranks, leaves, **how | {"hvp": "finite-difference"})
+        super().__init__(ranks, leaves, **options | {"hvp": "finite-difference"})
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""A finite sum whose rows lie on several ranks: the same sum to all of them.
+"""A finite sum whose rows are distributed over several ranks.
 
-Rank 0 has the first rows, rank 1 those that follow, and so on. A sample is drawn from all rows, as a function of seed
-and iteration, by every rank for itself; each evaluates those that it has.
+Rank 0 has the first rows, rank 1 the next ones, and so on. Every rank draws the same sample of all rows, as a function
+of seed and iteration, and evaluates the rows of the sample that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from sanc.errors import ArgumentError
 from sanc.ranks.group import Ranks, digest
-from sanc.ranks.oracle import Answer, average
+from sanc.ranks.oracle import Evaluation, average
 from sanc.sums.linear import Array, FiniteSum, LinearSum
 
 
@@ -25,12 +25,12 @@ class SharedSum(FiniteSum):
     Parameters
     ----------
     problem : FiniteSum
-        The components of this rank; of all ranks the same kind of sum, with the same penalty.
+        The components of this rank. All ranks pass the same kind of sum, with the same penalty.
     """
 
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._own: FiniteSum | None = problem  # None: no row of a sample
+        self._local: FiniteSum | None = problem  # None if this rank has no row of the sample
         self._whole = True
         self.dim, self.dtype = problem.dim, problem.dtype
         weighted = False
@@ -38,11 +38,12 @@ class SharedSum(FiniteSum):
         if isinstance(problem, LinearSum):
             weighted = problem.weights is not None
             kind |= vars(problem.penalty) | {"weights": weighted, "intercept": problem.intercept}
-        remedy = "pass sums of the same loss, variables, type and penalty on all ranks, each with its own rows."
+        remedy = "pass sums of the same loss, variables, type and penalty on all ranks; only the rows may differ."
         ranks.compare(digest(kind).to(ranks.device), ("the kind of sum",), "the kinds of sums", remedy)
         if weighted:
             raise ArgumentError(
-                "weights cannot be used with process_group: each rank has scaled its own to a mean of 1. Leave one out."
+                "weights cannot be used with process_group, since each rank scales its weights to a mean of 1: leave "
+                "out weights or process_group."
             )
         counts, _ = ranks.exchange([float(problem.n)], "the numbers of rows")
         rows = [int(row[0]) for row in counts]
@@ -50,34 +51,34 @@ class SharedSum(FiniteSum):
 
     def subset(self, rows: Array) -> FiniteSum:
         if not self._whole:
-            raise NotImplementedError("a sample of a sum on several ranks is not sampled again")
+            raise NotImplementedError("a sample of a sum on several ranks cannot be sampled again")
         rows, part = np.asarray(rows), copy(self)
         here = rows[(rows >= self._first) & (rows < self._first + self._held)] - self._first
-        part._own = self._own.subset(here) if self._own is not None and here.size else None
+        part._local = self._local.subset(here) if self._local is not None and here.size else None
         part.n, part._held, part._whole = len(rows), here.size, False
         return part
 
     def value(self, w: Array) -> float:
-        return self._mean("a value", lambda own: (own.value(w), None), vector=False)[0]
+        return self._mean("a value", lambda local: (local.value(w), None), vector=False)[0]
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        return self._mean("a gradient", lambda own: own.value_and_gradient(w))
+        return self._mean("a gradient", lambda local: local.value_and_gradient(w))
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        product: Any = None if self._own is None else self._own.hessian(w)
+        product: Any = None if self._local is None else self._local.hessian(w)
         return lambda v: self._mean("a Hessian product", lambda _: (0.0, product(v)))[1]
 
     def _mean(
-        self, what: str, ask: Callable[[FiniteSum], tuple[float, Any]], *, vector: bool = True
+        self, label: str, evaluate: Callable[[FiniteSum], tuple[float, Any]], *, vector: bool = True
     ) -> tuple[float, Any]:
-        """Return the mean of everybody's value and vector, weighted by the rows that each has of this sample."""
-        none = torch.from_numpy(np.zeros(self.dim, self.dtype)).to(self.ranks.device) if vector else None
+        """Return the mean of the values and vectors of all ranks, weighted by their rows of this sample."""
+        zero = torch.from_numpy(np.zeros(self.dim, self.dtype)).to(self.ranks.device) if vector else None
 
-        def answer() -> Answer:
-            if self._own is None:
-                return [], none
-            value, found = ask(self._own)
+        def local() -> Evaluation:
+            if self._local is None:
+                return [], zero
+            value, found = evaluate(self._local)
             return [value], torch.tensor(found, device=self.ranks.device) if vector else None
 
-        (means, total), _ = average(self.ranks, answer, what, like=none, terms=float(self._held))
+        (means, total), _ = average(self.ranks, local, label, like=zero, terms=float(self._held))
         return means[0], None if total is None else total.cpu().numpy()
