@@ -1,4 +1,4 @@
-"""Recorded steps beside eager ones. Here a recording runs its function again on static memory; graphs need a GPU."""
+"""Recorded steps compared with eager ones. Without a GPU a recording calls its function again on static memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 import sanc
 from composing import composed
 from sanc.graphs import capture
-from sanc.graphs.recording import identity, part_from_old_graphs
+from sanc.graphs.recording import identity, reset_gradient_accumulators
 from sanc.lab.authors import AUTHORS
 
 FIELDS = ("branch", "krylov_dim", "trials", "note")
@@ -24,7 +24,7 @@ NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrea
 
 
 @pytest.fixture(autouse=True)
-def record_anywhere(monkeypatch):
+def record_on_all_devices(monkeypatch):
     monkeypatch.setattr(capture, "DEVICES", ("cuda", "cpu"))
 
 
@@ -44,7 +44,7 @@ def batches(count, rows=16, dtype=torch.float64):
 
 
 def train(model, data, captured, *, cls=sanc.SANC, three=False, **options):
-    """Train; return the optimiser, the losses, the records and which steps were replayed."""
+    """Train; return the optimiser, the losses, the records, and for each step whether it was replayed."""
 
     def loss(x, y):
         return nn.functional.cross_entropy(model(x), y)
@@ -68,7 +68,7 @@ def same(first, second, rel=1e-9):
     for name in FIELDS:
         assert getattr(first, name) == getattr(second, name), (name, first, second)
     assert replace(first.calls, product=0) == replace(second.calls, product=0)
-    assert first.calls.product <= second.calls.product  # a recording makes all J of them, also where fewer would do
+    assert first.calls.product <= second.calls.product  # a recording always computes J products
     for name in NUMBERS:
         a, b = getattr(first, name), getattr(second, name)
         assert a == pytest.approx(b, rel=rel, abs=1e-12, nan_ok=True), (name, first, second)
@@ -77,7 +77,7 @@ def same(first, second, rel=1e-9):
 @pytest.mark.parametrize("three", [False, True])
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
 @pytest.mark.parametrize("L1", [2.0, 30.0])
-def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
+def test_recorded_steps_of_the_paper_equal_eager_ones(cls, three, L1):
     data = batches(25)
     runs = []
     for captured in (False, True):
@@ -87,11 +87,11 @@ def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
         )
     (eager, _, losses, records, none), (model, _, again, recorded, replayed) = runs
     assert not any(none)
-    assert replayed == [False] + [True] * 24  # the first step looks for mistakes
+    assert replayed == [False] + [True] * 24  # the first step checks the closure
     assert again == pytest.approx(losses, rel=1e-10)
     for a, b in zip(records, recorded, strict=True):
         same(a, b)
-    assert len({record.branch for record in records}) > 1  # rejections took part
+    assert len({record.branch for record in records}) > 1  # the run contains rejected steps
     for p, q in zip(eager.parameters(), model.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-10)
 
@@ -101,8 +101,8 @@ def test_a_recorded_step_of_the_paper_is_the_eager_one(cls, three, L1):
     [{"preset": AUTHORS}, {"minibatch": None}, {"cls": sanc.CR}, {"cls": sanc.CRM}, {"cls": sanc.ARC}],
     ids=str,
 )
-def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
-    """Re-solved, checked and extrapolated steps are decided by the same judge, whoever answers."""
+def test_recorded_steps_of_the_other_methods_equal_eager_ones(options):
+    """The host decides on re-solved, checked and extrapolated steps with the same code for both oracles."""
     data = batches(15)
     (_, losses, records, _), (_, again, recorded, replayed) = (
         train(network(), data, captured, sigma0=1e-3, **options) for captured in (False, True)
@@ -115,7 +115,7 @@ def test_recorded_steps_of_the_rest_of_the_family_are_the_eager_ones(options):
 
 @pytest.mark.parametrize("three", [False, True])
 @pytest.mark.parametrize("metric", ["kronecker", "diagonal", "none"])
-def test_a_recorded_step_of_robust_is_the_eager_one(three, metric):
+def test_recorded_steps_of_robust_equal_eager_ones(three, metric):
     data = batches(90)
     runs = []
     for captured in (False, True):
@@ -133,41 +133,43 @@ def test_a_recorded_step_of_robust_is_the_eager_one(three, metric):
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_run_that_is_resumed_goes_on_bit_for_bit(preset):
+def test_a_resumed_recorded_run_continues_bit_for_bit(preset):
     data = batches(70)
 
     def loss_of(model):
         return lambda x, y: nn.functional.cross_entropy(model(x), y)
 
-    def go_on(model, opt, rows):
+    def make_steps(model, opt, rows):
         loss = loss_of(model)
         for x, y in rows:
             opt.step(sanc.Batch(loss, x, y))
 
     model = network()
     opt = sanc.SANC(model.parameters(), preset=preset, seed=3, capture=True, hvp="double-backward")
-    go_on(model, opt, data[:50])
+    make_steps(model, opt, data[:50])
     file = io.BytesIO()
     torch.save((model.state_dict(), opt.state_dict()), file)
     held = opt.state_dict()
     kept = copy.deepcopy(held)
-    go_on(model, opt, data[50:])
+    make_steps(model, opt, data[50:])
     for a, b in zip(held["state"].values(), kept["state"].values(), strict=True):
         for one, other in ((a, b), (a.pop("metric", {}), b.pop("metric", {}))):
-            assert all(torch.equal(one[name], other[name]) for name in other if name != "metric")  # it does not move
+            assert all(
+                torch.equal(one[name], other[name]) for name in other if name != "metric"
+            )  # later steps do not change it
     file.seek(0)
     weights, state = torch.load(file)
     other = network()
     other.load_state_dict(weights)
     again = sanc.SANC(other.parameters(), preset=preset, seed=0, capture=True, hvp="double-backward")
     again.load_state_dict(state)
-    go_on(other, again, data[50:])
+    make_steps(other, again, data[50:])
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize(("preset", "steps"), [("paper", 20), ("robust", 40)])
-def test_buffers_move_once_a_step(preset, steps):
+def test_buffers_change_once_per_step(preset, steps):
     data = batches(steps)
     statistics = []
     for captured in (False, True):
@@ -181,7 +183,7 @@ def test_buffers_move_once_a_step(preset, steps):
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_batch_of_another_shape_is_made_eagerly_and_then_recorded_too(preset):
+def test_a_batch_of_another_shape_is_recorded_when_it_occurs_again(preset):
     data = batches(40)
     odd = batches(3, rows=9)
     stream = [*data[:30], odd[0], *data[30:35], odd[1], *data[35:], odd[2]]
@@ -204,7 +206,7 @@ def test_a_batch_of_another_shape_is_made_eagerly_and_then_recorded_too(preset):
         ({}, "dropout", "random numbers"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_and_made_eagerly(options, kind, words):
+def test_steps_that_cannot_be_recorded_are_eager_with_a_warning(options, kind, words):
     data = batches(30)
     model, other = network(kind), network(kind)
     with pytest.warns(RuntimeWarning, match=words) as caught:
@@ -215,7 +217,7 @@ def test_what_cannot_be_recorded_is_said_and_made_eagerly(options, kind, words):
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_looking_at_a_loss_leaves_the_randomness_of_the_caller_alone(preset):
+def test_inspecting_a_loss_leaves_the_global_random_state_unchanged(preset):
     model = network("dropout")
     ((x, y),) = batches(1)
     opt = sanc.SANC(model.parameters(), preset=preset, capture=True, seed=0)
@@ -231,7 +233,7 @@ def test_looking_at_a_loss_leaves_the_randomness_of_the_caller_alone(preset):
     assert torch.equal(drawn, torch.rand(3))
 
 
-def test_a_loss_that_differentiates_inside_is_recorded():
+def test_a_loss_that_calls_autograd_is_recorded():
     ends = []
     for captured in (False, True):
         model = network()
@@ -239,8 +241,8 @@ def test_a_loss_that_differentiates_inside_is_recorded():
         def loss(x, y, model=model):
             x = x.detach().requires_grad_()
             out = model(x)
-            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-            return nn.functional.cross_entropy(out, y) + 0.1 * slope.square().mean()
+            (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            return nn.functional.cross_entropy(out, y) + 0.1 * grad.square().mean()
 
         opt = sanc.SANC(model.parameters(), preset="paper", seed=1, capture=captured, hvp="double-backward")
         with torch.no_grad():
@@ -259,17 +261,17 @@ def test_a_plain_closure_cannot_be_recorded():
         opt.step(lambda: nn.functional.cross_entropy(model(x), y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        opt.step(lambda: nn.functional.cross_entropy(model(x), y))  # said once
+        opt.step(lambda: nn.functional.cross_entropy(model(x), y))  # no second warning
 
 
-def test_without_a_device_with_graphs_it_is_said(monkeypatch):
+def test_a_device_without_graphs_gives_a_warning(monkeypatch):
     monkeypatch.setattr(capture, "DEVICES", ("cuda",))
     model = network()
     with pytest.warns(RuntimeWarning, match="the parameters are on cpu"):
         train(model, batches(2), True, preset="paper")
 
 
-def test_bad_input_is_named():
+def test_invalid_arguments_are_named():
     model = network()
     with pytest.raises(TypeError, match="capture = 'yes'"):
         sanc.SANC(model.parameters(), capture="yes")
@@ -278,7 +280,7 @@ def test_bad_input_is_named():
         opt.step(3)
 
 
-def test_parameters_that_are_replaced_are_recorded_anew():
+def test_replaced_parameters_are_recorded_again():
     data = batches(30)
     ends = []
     for captured in (False, True):
@@ -291,7 +293,7 @@ def test_parameters_that_are_replaced_are_recorded_anew():
         for k, (x, y) in enumerate(data):
             if k == 10:
                 for p in model.parameters():
-                    p.data = p.data.clone() * 0.5  # other memory, other content
+                    p.data = p.data.clone() * 0.5  # new memory and new values
             if k == 20:
                 opt.param_groups[0]["weight_decay"] = 0.1
             if k == 25:
@@ -302,7 +304,7 @@ def test_parameters_that_are_replaced_are_recorded_anew():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_batch_that_is_not_finite_changes_nothing(preset):
+def test_a_batch_that_is_not_finite_keeps_parameters_finite(preset):
     data = batches(60)
     model = network("norm")
     opt, *_ = train(model, data, True, preset=preset)
@@ -316,33 +318,33 @@ def test_a_batch_that_is_not_finite_changes_nothing(preset):
         value = opt.step(sanc.Batch(loss, x * math.nan, y))
     assert math.isnan(float(value)) and "not finite" in opt.record.note
     after = model.state_dict()
-    if preset == "paper":  # robust goes back to its last safe point
+    if preset == "paper":  # robust restores its last safe point
         assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_an_optimiser_can_be_copied_in_the_middle(preset):
-    """Recordings are not copied; the copy makes its own and takes the same path."""
+def test_an_optimiser_can_be_copied_during_a_run(preset):
+    """Recordings are not copied; the copy makes new ones and the same steps."""
     data = batches(60)
     model = network()
     opt, *_ = train(model, data[:50], True, preset=preset)
-    twin, other = copy.deepcopy((model, opt))
-    for net, mine in ((model, opt), (twin, other)):
+    model_copy, opt_copy = copy.deepcopy((model, opt))
+    for net, optimiser in ((model, opt), (model_copy, opt_copy)):
 
         def loss(x, y, net=net):
             return nn.functional.cross_entropy(net(x), y)
 
         for x, y in data[50:]:
-            mine.step(sanc.Batch(loss, x, y))
-    assert not opt.capture_reason and not other.capture_reason
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            optimiser.step(sanc.Batch(loss, x, y))
+    assert not opt.capture_reason and not opt_copy.capture_reason
+    for p, q in zip(model.parameters(), model_copy.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 @pytest.mark.parametrize("hvp", ["auto", "forward-over-reverse"])
-def test_every_exact_product_can_be_recorded(preset, hvp):
+def test_every_mode_of_exact_products_can_be_recorded(preset, hvp):
     data = batches(45 if preset == "robust" else 15)
     runs = []
     for captured, mode in ((False, "double-backward"), (True, hvp)):
@@ -354,35 +356,34 @@ def test_every_exact_product_can_be_recorded(preset, hvp):
     assert runs[1] == pytest.approx(runs[0], rel=1e-7)
 
 
-@pytest.mark.parametrize("bad", [1, 57])  # among judged and among averaged steps
-def test_a_bad_batch_teaches_nothing(bad):
+@pytest.mark.parametrize("bad", [1, 57])  # in the second-order phase, and in the averaged phase
+def test_a_batch_that_is_not_finite_leaves_the_state_unchanged(bad):
     data = batches(75)
-    spoilt = [*data[:bad], (data[bad][0] * math.nan, data[bad][1]), *data[bad:]]
-    kinds = ((spoilt, False), (spoilt, True), (data, True))
+    with_nan = [*data[:bad], (data[bad][0] * math.nan, data[bad][1]), *data[bad:]]
+    kinds = ((with_nan, False), (with_nan, True), (data, True))
     runs = [train(network(), rows, captured) for rows, captured in kinds]
     assert runs[1][3][-1]
     for a, b in zip(runs[0][2], runs[1][2], strict=True):
         same(a, b, rel=1e-5)
     assert "not finite" in runs[1][2][bad].note
     if bad > 50:
-        assert runs[1][1][bad + 1 :] == pytest.approx(runs[2][1][bad:], rel=1e-12)  # as if it had not been
+        assert runs[1][1][bad + 1 :] == pytest.approx(runs[2][1][bad:], rel=1e-12)  # as without that batch
 
 
-def test_more_kinds_of_batches_than_are_recorded():
-    """All are made, the last kinds eagerly, with one warning."""
-    data = [pair for _ in range(3) for rows in range(8, 8 + capture.KINDS + 2) for pair in batches(1, rows=rows)]
+def test_kinds_of_batches_beyond_the_limit_are_eager_with_one_warning():
+    data = [pair for _ in range(3) for rows in range(8, 8 + capture.MAX_KINDS + 2) for pair in batches(1, rows=rows)]
     ends = []
     for captured in (False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             opt, losses, *_ = train(network(), data, captured, preset="paper")
         ends.append(losses)
-    assert len(opt._driver.capture._oracles) == capture.KINDS and "more than 4 kinds" in opt.capture_reason
+    assert len(opt._driver.capture._oracles) == capture.MAX_KINDS and "more than 4 kinds" in opt.capture_reason
     assert sum("capture = True" in str(w.message) for w in caught) == 1
     assert ends[1] == pytest.approx(ends[0], rel=1e-8)
 
 
-def test_a_product_that_is_not_finite_leaves_the_gradient_step():
+def test_a_product_that_is_not_finite_leads_to_a_gradient_step():
     records = []
     for captured in (False, True):
         w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
@@ -396,7 +397,7 @@ def test_a_product_that_is_not_finite_leaves_the_gradient_step():
         for k in range(6):
             if k == 4:
                 with torch.no_grad():
-                    b.zero_()  # where the second derivative is infinite
+                    b.zero_()  # the second derivative is infinite here
             opt.step(sanc.Batch(loss, torch.randn(8, 3, dtype=torch.float64)))
             records.append(opt.record)
     assert records[4].branch is records[10].branch is sanc.Branch.GRADIENT
@@ -404,8 +405,8 @@ def test_a_product_that_is_not_finite_leaves_the_gradient_step():
         same(a, b)
 
 
-def test_tiny_gradients_are_followed_too():
-    """In float64 a length of 1e-40 is a length."""
+def test_gradients_of_norm_1e_40_give_the_same_steps():
+    """In float64 such norms are far above underflow."""
     records = []
     for captured in (False, True):
         w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
@@ -425,7 +426,7 @@ def test_tiny_gradients_are_followed_too():
     assert records[1].ritz_value == pytest.approx(1.0)
 
 
-def test_parameters_in_another_order_are_recorded_anew():
+def test_transposed_parameters_are_recorded_again():
     ends = []
     for captured in (False, True):
         torch.manual_seed(0)
@@ -445,7 +446,7 @@ def test_parameters_in_another_order_are_recorded_anew():
 
 
 @pytest.mark.parametrize("where", ["value", "gradient", "lanczos"])
-def test_an_error_in_a_recorded_step_leaves_everything_as_it_was(where, monkeypatch):
+def test_an_exception_in_a_recorded_step_leaves_model_and_state_unchanged(where, monkeypatch):
     model = network("norm")
     opt, *_ = train(model, batches(6), True, preset="paper")
     (oracle,) = opt._driver.capture._oracles.values()
@@ -463,7 +464,7 @@ def test_an_error_in_a_recorded_step_leaves_everything_as_it_was(where, monkeypa
     assert repr(opt.state_dict()) == repr(state)
 
 
-def test_buffers_move_in_a_step_whose_gradient_vanishes():
+def test_buffers_change_in_a_step_with_a_zero_gradient():
     counts = []
     for captured in (False, True):
         model = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 1, bias=False)).double()
@@ -481,8 +482,8 @@ def test_buffers_move_in_a_step_whose_gradient_vanishes():
     assert counts == [5, 5]
 
 
-def test_a_gradient_that_vanishes_is_no_end_of_a_recorded_run():
-    """At an exact saddle Lanczos starts at random, which no recording holds; the step is made all the same."""
+def test_a_recorded_run_escapes_from_an_exact_saddle():
+    """At a zero gradient Lanczos starts at random, which is not recorded; this step runs Lanczos eagerly."""
     ends = []
     for captured in (False, True):
         w = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
@@ -507,7 +508,7 @@ def test_a_gradient_that_vanishes_is_no_end_of_a_recorded_run():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_bad_batch_where_it_is_to_be_recorded_only_puts_it_off(preset):
+def test_a_batch_that_is_not_finite_postpones_the_recording(preset):
     data = batches(60)
     first = train(network(), data, True, preset=preset)[3].index(True)
     data[first] = (data[first][0] * math.nan, data[first][1])
@@ -517,7 +518,7 @@ def test_a_bad_batch_where_it_is_to_be_recorded_only_puts_it_off(preset):
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_gradients_left_by_somebody_else_do_not_matter(preset):
+def test_gradients_of_the_caller_are_kept_and_not_used(preset):
     model = network()
     left = torch.ones_like(model[0].weight)
     model[0].weight.grad = left
@@ -525,7 +526,7 @@ def test_gradients_left_by_somebody_else_do_not_matter(preset):
     assert not opt.capture_reason and model[0].weight.grad is left
 
 
-def test_a_loss_that_changes_with_its_surroundings_is_not_replayed():
+def test_a_loss_whose_closure_variables_change_is_not_replayed():
     ends = []
     for captured in (False, True):
         model, weight = network(), 1.0
@@ -541,24 +542,24 @@ def test_a_loss_that_changes_with_its_surroundings_is_not_replayed():
     assert torch.allclose(*ends, rtol=0, atol=1e-10)
 
 
-def test_an_optimiser_in_the_middle_can_be_pickled():
+def test_an_optimiser_can_be_pickled_during_a_run():
     opt, *_ = train(network(), batches(5), True, preset="paper")
     again = pickle.loads(pickle.dumps(opt))
     assert again.record == opt.record
 
 
-def test_leaves_part_from_graphs_that_are_kept():
+def test_leaves_get_new_gradient_accumulators_while_an_old_graph_is_kept():
     leaf = torch.ones(3, requires_grad=True)
     kept = (leaf * leaf).sum()
     kept.grad_fn.next_functions[0][0].next_functions[0][0].metadata["old"] = True
-    part_from_old_graphs([leaf])
+    reset_gradient_accumulators([leaf])
     new = (leaf * leaf).sum().grad_fn.next_functions[0][0].next_functions[0][0]
     assert "old" not in new.metadata
     kept.backward()
     assert torch.equal(leaf.grad, 2 * leaf.detach()) and leaf.dtype == torch.float32
 
 
-def test_functions_are_told_apart_by_what_they_do():
+def test_functions_are_compared_by_code_and_objects():
     a, b = object(), object()
     made = [(lambda x, a=a: x) for _ in range(2)]
     assert identity(made[0]) == identity(made[1])

@@ -1,1 +1,1 @@
-"""CUDA graphs of oracle calls; only the optimiser imports it. Decisions stay with the one judge on the host."""
+"""CUDA graphs of oracle calls, for the optimiser's driver. The host makes all decisions, as in eager steps."""

@@ -1,4 +1,4 @@
-"""Which steps are made by recordings, when these are made, and what is said where they cannot be."""
+"""The choice between recorded and eager steps, and the warning if steps cannot be recorded."""
 
 from __future__ import annotations
 
@@ -12,80 +12,91 @@ from sanc.autograd.leaves import Leaves
 from sanc.core.method import Method
 from sanc.core.model import KrylovModel
 from sanc.graphs.oracle import CapturedOracle
-from sanc.graphs.recording import NotNowError, NotRecordableError, Recorder, signature
+from sanc.graphs.recording import BatchNotRecordableError, NotRecordableError, Recorder, signature
 
 DEVICES = ("cuda",)
-"""Devices whose calls are recorded. Elsewhere a recording runs eagerly, which is good for tests only."""
+"""Devices on which steps are recorded. On others a recording runs eagerly, which is useful for tests only."""
 
-KINDS = 4
-"""Kinds of batches (shapes, losses) that are recorded; each takes memory of its own."""
+MAX_KINDS = 4
+"""The most kinds of batches (shapes, losses) that are recorded, since each needs its own memory. Four are enough for
+full and shorter last batches of two loss functions."""
+
+_MAX_SEEN = 100
+"""The most kinds of batches that are counted: far above `MAX_KINDS`, and few enough to keep."""
 
 
 class Capture:
-    """Decides for an optimiser whether a step is made by recordings, and keeps them."""
+    """Holds the recordings of an optimiser and decides which steps replay them.
+
+    Attributes
+    ----------
+    reason : str
+        Why the last step was eager; empty if it was replayed.
+    """
 
     def __init__(self, method: Method) -> None:
-        self.reason = "no step was made yet"  # why the last step was not replayed; empty where it was
+        self.reason = "no step was made yet"
         self._method, model = method, method.model
-        self._refused = ""
+        self._unsupported = ""  # why no step can be recorded
         if not (model.proposes and isinstance(model, KrylovModel)):
-            self._refused = f"method {method.name!r} has no cubic model"
+            self._unsupported = f"method {method.name!r} has no cubic model"
         elif model.lanczos == "regenerate":
-            self._refused = 'lanczos = "regenerate" computes its basis twice'
+            self._unsupported = 'lanczos = "regenerate" computes its basis twice'
         self._oracles: dict[tuple[Any, ...], CapturedOracle] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._recorder: Recorder | None = None
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the recordings behind: they are of this process and its device."""
+        """Return the attributes without the recordings, which belong to this process and its device."""
         return self.__dict__ | {"_oracles": {}, "_recorder": None, "_seen": Counter()}
 
     def forget(self) -> None:
-        """Drop all recordings: the parameters they speak of are others now."""
+        """Delete all recordings, since their parameters were replaced."""
         self._oracles.clear()
 
     def oracle(
         self, given: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
     ) -> CapturedOracle | None:
-        """Return the oracle for a step on these samples; None where it is to be made eagerly."""
-        self.reason = self._refused or self._obstacle(given, leaves, hvp, microbatch)
+        """Return the oracle for a step on these samples; None if the step is eager."""
+        self.reason = self._unsupported or self._obstacle(given, leaves, hvp, microbatch)
         if self.reason:
             self._warn()
             return None
         if first:
-            self.reason = "the first step is made eagerly"
+            self.reason = "the first step is eager"
             return None
         key = signature(given)
-        made = self._oracles.get(key)
-        if made is not None and not made.fits(leaves):
-            self.forget()  # parameters were replaced, frozen or moved
-            made = None
-        return made or self._record(key, given, leaves, hvp)
+        recorded = self._oracles.get(key)
+        if recorded is not None and not recorded.fits(leaves):
+            self.forget()  # parameters were replaced or frozen, or their memory changed
+            recorded = None
+        return recorded or self._record(key, given, leaves, hvp)
 
     def _obstacle(self, given: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None) -> str:
+        """Return why this step cannot be recorded; empty if it can."""
         if leaves.device.type not in DEVICES:
             return f"the parameters are on {leaves.device}, and only {', '.join(DEVICES)} has graphs"
         if hvp == "finite-difference":
             return 'hvp = "finite-difference" chooses its step on the host'
         for name, batch in zip(("closure", "hessian", "objective"), given, strict=True):
             if batch is not None and not isinstance(batch, Batch):
-                return f"{name} is a plain function whose data cannot be exchanged; pass sanc.Batch(loss, *tensors)"
+                return f"{name} is a plain function whose data cannot be replaced; pass sanc.Batch(loss, *tensors)"
             if batch is not None and microbatch is not None and microbatch < len(batch):
-                return f"microbatch = {microbatch} cuts {name} into parts"
+                return f"microbatch = {microbatch} splits {name} into parts"
         return ""
 
     def _record(
         self, key: tuple[Any, ...], given: Sequence[Batch | None], leaves: Leaves, hvp: str
     ) -> CapturedOracle | None:
-        if len(self._seen) > 100:  # a loss function of its own for every step: nothing is ever seen twice
+        if len(self._seen) > _MAX_SEEN:  # with a new loss function in every step no kind recurs
             self._seen.clear()
         self._seen[key] += 1
         if self._oracles and self._seen[key] < 2:
-            self.reason = "a batch of this kind was not seen before"
+            self.reason = "a batch of this kind is recorded when it occurs again"
             return None
-        if len(self._oracles) >= KINDS:
-            self.reason = f"there are more than {KINDS} kinds of batches; make all of one shape, with one loss function"
+        if len(self._oracles) >= MAX_KINDS:
+            self.reason = f"there are more than {MAX_KINDS} kinds of batches; use one shape and one loss function"
             self._warn()
             return None
         if self._recorder is None:
@@ -94,7 +105,7 @@ class Capture:
         assert isinstance(model, KrylovModel)
         assert model.krylov_dim is not None
         try:
-            self._oracles[key] = made = CapturedOracle(
+            self._oracles[key] = recorded = CapturedOracle(
                 leaves,
                 given,
                 limit=min(model.krylov_dim, leaves.dim),
@@ -104,14 +115,14 @@ class Capture:
                 exact=self._method.exact,
                 recorder=self._recorder,
             )
-        except NotNowError as problem:
+        except BatchNotRecordableError as problem:
             self.reason = str(problem)
             return None
         except NotRecordableError as problem:
-            self.reason = self._refused = str(problem)
+            self.reason = self._unsupported = str(problem)
             self._warn()
             return None
-        return made
+        return recorded
 
     def _warn(self) -> None:
         if not self._warned:

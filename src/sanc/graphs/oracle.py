@@ -1,8 +1,8 @@
 """An oracle whose calls are recorded as CUDA graphs: the host launches one graph instead of a thousand kernels.
 
-A graph repeats the same kernels on the same memory. So everything that changes from call to call lies in static memory:
-batches, the point, and the vector that Lanczos starts at are copied into it. What cannot be recorded is said in a
-`NotRecordableError`, and the caller goes on without.
+A graph repeats the same kernels on the same memory. So all inputs of a call are copied into static memory: the batches,
+the point, and the start vector of Lanczos. If a loss cannot be recorded, `NotRecordableError` gives the reason, and the
+caller uses an eager oracle.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from sanc.core.krylov import Columns, Krylov, Lanczos
 from sanc.core.oracle import Meter, Operator
 from sanc.core.space import Floats, Space, Vector
 from sanc.graphs.recording import (
+    BatchNotRecordableError,
     Inputs,
-    NotNowError,
     NotRecordableError,
     Recorder,
     Recording,
-    part_from_old_graphs,
-    randomness,
+    random_states,
+    reset_gradient_accumulators,
 )
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""Relative difference from the eager gradient above which a recording is taken for wrong."""
+_GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""The largest relative difference between a recorded and an eager gradient, about √eps: above the roundoff of sums in
+another order, and far below the error of a wrong recording."""
+
+_SMALLEST_NORM = 1e-30
+"""A lower bound of the gradient norm in that relative difference, against a division by zero."""
 
 
 class CapturedOracle(AutogradOracle):
@@ -42,11 +46,11 @@ class CapturedOracle(AutogradOracle):
     Parameters
     ----------
     batches : sequence of (Batch or None)
-        Batches like those that will come, for gradient, Hessian and objective; None where it is the gradient's.
-    limit, reorthogonalise
-        How Lanczos works, that is recorded: its iterations, and whether it orthogonalises against all earlier vectors.
+        Batches of gradient, Hessian and objective, with the shapes of all later ones; None: the batch of the gradient.
+    limit, reorthogonalise : int, bool
+        Options of Lanczos: its iterations, and whether each vector is orthogonalised against all earlier ones.
     joint : bool
-        Whether every step asks for products, with Lanczos started at the gradient: both are then one recording.
+        Whether every step needs products, with Lanczos started at the gradient: both are then one recording.
     """
 
     def __init__(
@@ -62,37 +66,38 @@ class CapturedOracle(AutogradOracle):
         recorder: Recorder,
     ) -> None:
         super().__init__(leaves, hvp=hvp, exact=exact)
-        self._inspected = True  # by the eager steps before
-        self._inner = AutogradOracle(leaves, hvp=hvp)  # whose calls are recorded
+        self._inspected = True  # the eager steps before have inspected the loss
+        self._inner = AutogradOracle(leaves, hvp=hvp)  # the oracle whose calls are recorded
         self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
-        self._limit, self._how, self._joint = limit, {"limit": limit, "reorthogonalise": reorthogonalise}, joint
-        self._point, self._first = self.leaves.read(), self.leaves.read()
-        self._places = _places(leaves)
+        self._limit, self._joint = limit, joint
+        self._lanczos_options = {"limit": limit, "reorthogonalise": reorthogonalise}
+        self._point, self._start = self.leaves.read(), self.leaves.read()
+        self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._work: dict[Any, tuple[list[Any], Buffers | None, Recording]] = {}  # gradients with vector work
+        self._work_recordings: dict[Any, tuple[list[Any], Buffers | None, Recording]] = {}  # see `advance`
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
                     raise NotRecordableError(
                         f"{name} holds a tensor on {tensor.device} and the parameters are on {leaves.device}; move the "
-                        "batch there first"
+                        "batch there before the step"
                     )
         self._build()
 
     # ------------------------------------------------------------------ recording
 
     def _build(self) -> None:
-        """Make the recordings, and put parameters and buffers back to what they were."""
+        """Make the recordings, then restore parameters and buffers."""
         leaves = self.leaves
-        part_from_old_graphs(leaves.tensors)
+        reset_gradient_accumulators(leaves.tensors)
         before = leaves.read()
         with Buffers() as buffers:
             try:
                 with torch.enable_grad():
                     with own_randomness(leaves.device):
-                        self._look_at_loss()
+                        self._inspect_loss()
                     self._record()
             except RuntimeError as problem:
                 text = str(problem).strip().split("\n")[0]
@@ -101,111 +106,116 @@ class CapturedOracle(AutogradOracle):
                 leaves.write(before)
                 buffers.put_back()
 
-    def _look_at_loss(self) -> None:
-        """Find out whether the loss draws random numbers, and whether values need a graph."""
-        inner, before = self._inner, randomness(self.leaves.device)
+    def _inspect_loss(self) -> None:
+        """Raise `NotRecordableError` if the loss draws random numbers; detect whether values need a graph."""
+        inner, before = self._inner, random_states(self.leaves.device)
         inner.bind(*self._inputs.samples)
         inner.gradient(self._point)
         inner.evaluate(self._point, inner.samples[2])
         self._differentiates = inner._differentiates
-        if randomness(self.leaves.device) != before:
+        if random_states(self.leaves.device) != before:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 
     def _record(self) -> None:
-        """Record a gradient, a value on each sample that needs one, and Lanczos."""
+        """Record a gradient, Lanczos, and a value on each sample on which values are evaluated."""
         record = self._recorder.record
         self._gradient_recording = record(self._joint_body if self._joint else self._gradient_body)
         self._check_gradient()
         for sample in {self._inputs.samples[0], self._inputs.samples[2]}:
             self._value_recordings[sample] = record(partial(self._value_body, sample))
         if not self._joint:
-            self._first.copy_(self._gradient_recording.outputs[1])
+            self._start.copy_(self._gradient_recording.outputs[1])
             self._lanczos_recording = record(self._lanczos_body)
 
     def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
-        """Return f, ‖x‖ and ‖g‖ side by side, g, and the loss without decay."""
+        """Return f, ‖x‖ and ‖g‖ in one tensor; g; and the loss without weight decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
-        self._trained = inner.training  # in the memory of the recording
+        self._trained = inner.training  # its tensors are static memory, which each replay fills
         assert inner.raw_loss is not None
         norms = torch.stack([inner.space.length(self._point), inner.space.length(g)])
         return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
 
     def _joint_body(self) -> list[Tensor]:
-        """Return the same with the columns of T after ‖g‖, and the rows of Q; they share one graph."""
+        """Return the same, with the columns of T after ‖g‖, and the rows of Q: products reuse the gradient's graph."""
         read, g, raw = self._gradient_body(products=True)
         rows, numbers = self._columns(g)
         return [torch.cat([read, numbers[1:]]), g, raw, rows]
 
     def _value_body(self, sample: Sample) -> list[Tensor]:
-        """Return f and ‖x‖ side by side."""
+        """Return f and ‖x‖ in one tensor."""
         self.leaves.write(self._point)
         value = self.leaves.penalised(self._inner.forward(sample), self._point)
         return [torch.stack([value, self.space.length(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
         self._inner.bind(*self._inputs.samples)
-        return self._columns(self._first)
+        return self._columns(self._start)
 
     def _columns(self, start: Tensor) -> list[Tensor]:
-        """Run Lanczos to its end; return the rows of Q, and ‖start‖ and the columns of T."""
+        """Make all iterations of Lanczos; return the rows of Q, then ‖start‖ and the columns of T in one tensor."""
         operator = self._inner.hessian(self._point)
-        made: Any = self._inner.lanczos(operator, start, **self._how)
-        assert isinstance(made, Lanczos)
+        lanczos: Any = self._inner.lanczos(operator, start, **self._lanczos_options)
+        assert isinstance(lanczos, Lanczos)
         for _ in range(self._limit):
-            made.extend()
+            lanczos.extend()
         operator.release()
-        numbers = [made.length, *(number for column in made.columns for number in column)]
-        return [made.basis(self._limit), torch.stack(numbers).double()]
+        numbers = [lanczos.length, *(number for column in lanczos.columns for number in column)]
+        return [lanczos.basis(self._limit), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:
-        """Make sure that a recorded gradient is what an eager pass over the same batch gives."""
+        """Raise an error if value and gradient differ from those of an eager pass over the same batch."""
         read, g, *_ = self._gradient_recording.replay()
-        value, g = read[0].clone(), g.clone()
-        eager, slope = self._inner.unread_gradient(self._point)
-        off = float(torch.linalg.vector_norm(slope - g) / torch.linalg.vector_norm(slope).clamp_min(1e-30))
-        tolerance = _TOLERANCE[self.leaves.dtype]
-        if not (math.isfinite(float(eager)) and math.isfinite(off)):
-            raise NotNowError("the batch on which it was to be recorded is not finite")
-        if off > tolerance or abs(float(eager) - float(value)) > tolerance * max(1.0, abs(float(eager))):
-            raise NotRecordableError(f"the recorded gradient is off by {off:.1e} of its length from the eager one")
+        value, g = float(read[0]), g.clone()
+        unread, eager = self._inner.unread_gradient(self._point)
+        eager_value = float(unread)
+        error = float(torch.linalg.vector_norm(eager - g) / torch.linalg.vector_norm(eager).clamp_min(_SMALLEST_NORM))
+        tolerance = _GRADIENT_TOLERANCE[self.leaves.dtype]
+        if not (math.isfinite(eager_value) and math.isfinite(error)):
+            raise BatchNotRecordableError("the loss or the gradient of the batch to be recorded is not finite")
+        if error > tolerance or abs(eager_value - value) > tolerance * max(1.0, abs(eager_value)):
+            raise NotRecordableError(
+                f"a recorded and an eager pass differ: relative error {error:.1e} of the gradient, "
+                f"values {value:.6g} and {eager_value:.6g}"
+            )
 
-    # ------------------------------------------------------------------ answering
+    # ------------------------------------------------------------------ replaying
 
     def fits(self, leaves: Leaves) -> bool:
-        """Whether the recordings still speak of these leaves."""
-        return leaves.matches(self.leaves) and leaves.decays == self.leaves.decays and _places(leaves) == self._places
+        """Whether the recordings use these leaves, with the same memory and weight decays."""
+        same = leaves.matches(self.leaves) and leaves.decays == self.leaves.decays
+        return same and _memory_layout(leaves) == self._layout
 
     def fill(self, batches: Sequence[Any], meter: Meter) -> None:
-        """Begin a step: copy its batches in, and count with this meter."""
+        """Begin a step: copy its batches into static memory, and count evaluations with this meter."""
         self.bind(*self._inputs.samples)
         self._inputs.fill(batches)
         self.meter = meter
 
     def unbind(self) -> None:
         super().unbind()
-        self._answered: tuple[Any, list[float]] = (None, [])  # the last gradient, and what was read with it
-        self._norms: list[tuple[Any, float]] = []  # of the points and the gradient of this step
+        self._last_gradient: tuple[Any, list[float]] = (None, [])  # g, then ‖g‖ and the columns of T
+        self._norms: list[tuple[Any, float]] = []  # norms of the points and the gradient of this step
 
-    def _at(self, x: Any) -> None:
-        """Let the recordings speak of x; each of them writes it into the leaves."""
+    def _set_point(self, x: Any) -> None:
+        """Copy x into static memory, from where each recording writes it into the leaves."""
         self._point.copy_(x)
         self._graph = None
         self._loaded = x
         torch.clear_autocast_cache()
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        if self.training is not None:  # the pass that counts as training was made; this one must leave buffers alone
+        if self.training is not None:  # the training pass of this step was made; this one must not change buffers
             return super().unread_gradient(x)
-        self._at(x)
+        self._set_point(x)
         read, g, raw, *_ = self._gradient_recording.replay()
         self.raw_loss, self.training = raw.clone(), self._trained
         self.meter.count_gradient(self.samples[0].size)
         g = g.clone()
         value, x_norm, *numbers = read.tolist()
-        self._answered = (g, numbers)
+        self._last_gradient = (g, numbers)
         self._norms += [(x, x_norm), (g, numbers[0])]
         return value, g
 
@@ -219,37 +229,38 @@ class CapturedOracle(AutogradOracle):
         recording = self._value_recordings.get(sample)
         if recording is None:
             return super().evaluate(x, sample, graph=graph)
-        self._at(x)
+        self._set_point(x)
         (read,) = recording.replay()
         value, norm = read.tolist()
         self._norms.append((x, norm))
         self.meter.count_value(sample.size)
         return float(value)
 
-    def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
-        plain = {name: value for name, value in how.items() if name not in ("store", "linear")}
-        usual = how.get("store", True) and how.get("linear") is None and plain == self._how
-        known, numbers = self._answered
-        if not usual or (self._joint and known is not start):
-            return super().lanczos(operator, start, **how)
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> Columns:
+        compared = {name: value for name, value in options.items() if name not in ("store", "linear")}
+        stores = options.get("store", True) and options.get("linear") is None
+        recorded = stores and compared == self._lanczos_options
+        g, numbers = self._last_gradient
+        if not recorded or (self._joint and g is not start):
+            return super().lanczos(operator, start, **options)
         if self._joint:
             rows = self._gradient_recording.outputs[3]
         else:
-            self._at(operator.x)  # type: ignore[attr-defined]
-            self._first.copy_(start)  # type: ignore[arg-type]
+            self._set_point(operator.x)  # type: ignore[attr-defined]
+            self._start.copy_(start)  # type: ignore[arg-type]
             rows, unread = self._lanczos_recording.replay()
             numbers = unread.tolist()
         for _ in range(self._limit):
             self.meter.count_product(self.samples[1].size)
-        return Replayed(numbers, rows, self.space)
+        return ReplayedLanczos(numbers, rows, self.space)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
         if self.training is not None:
             return super().advance(work, x, offset, *tensors)
         key = (work, *(tensor is None for tensor in tensors))
-        if key not in self._work:
-            self._work[key] = self._record_work(work, (x, offset, *tensors))
-        inputs, trained, recording = self._work[key]
+        if key not in self._work_recordings:
+            self._work_recordings[key] = self._record_work(work, (x, offset, *tensors))
+        inputs, trained, recording = self._work_recordings[key]
         with torch.no_grad():
             for old, new in zip(inputs, (x, offset, *tensors), strict=True):
                 if old is not None:
@@ -263,9 +274,9 @@ class CapturedOracle(AutogradOracle):
         return [read, *found]
 
     def _record_work(self, work: Any, tensors: Sequence[Any]) -> tuple[list[Any], Buffers | None, Recording]:
-        """Record a gradient and vector work on copies of its tensors, which leaves the new point in the leaves.
+        """Record a gradient and the vector work of a step, which writes the new point into the leaves.
 
-        What that changes in place is put back.
+        The work's inputs are copied into static memory. Everything that it changes in place is restored.
         """
         inner, trained = self._inner, None
         inputs = [None if tensor is None else tensor.clone() for tensor in tensors]
@@ -278,7 +289,7 @@ class CapturedOracle(AutogradOracle):
             inner.begin(0, products=False)
             read, *found = inner.advance(work, *inputs)
             self.leaves.write(found[0])
-            trained = inner.training  # in the memory of the recording
+            trained = inner.training  # its tensors are static memory, which each replay fills
             assert inner.raw_loss is not None
             return [inner.raw_loss, read, *found]
 
@@ -293,8 +304,8 @@ class CapturedOracle(AutogradOracle):
         return inputs, trained, recording
 
 
-class Replayed:
-    """The columns of T that a recording made at once; the rows are the recording's own memory."""
+class ReplayedLanczos:
+    """The columns of T and the rows of Q that a recording computed; the rows are in its static memory."""
 
     def __init__(self, numbers: Sequence[float], rows: Tensor, space: Space) -> None:
         self.space, self.limit = space, len(rows)
@@ -306,10 +317,10 @@ class Replayed:
         return self._columns[2 * j : 2 * j + 2]
 
     def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
-        """Q u for each coefficient vector u, as fresh vectors."""
+        """Return Q u for each coefficient vector u, as new vectors."""
         return [self.space.combine(self._rows[: known.dim], c) for c in coefficients]
 
 
-def _places(leaves: Leaves) -> list[tuple[int, ...]]:
-    """Return where and in which order the leaves lie."""
+def _memory_layout(leaves: Leaves) -> list[tuple[int, ...]]:
+    """Return address and strides of each leaf."""
     return [(leaf.data_ptr(), *leaf.stride()) for leaf in leaves.tensors]

@@ -1,7 +1,7 @@
-"""Functions on static memory, recorded once as CUDA graphs and replayed; and what has to lie there.
+"""Functions on static memory, which are recorded once as CUDA graphs and then replayed.
 
-On a device without graphs a `Recording` runs its function again and copies the results to where the first ones were,
-which is what a graph does, only slower: the logic is the same, and can be tested anywhere.
+On a device without graphs a `Recording` calls its function again and copies the results into the same static memory. A
+graph has the same effect, so the code that uses recordings can be tested on any device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from sanc.autograd.leaves import Sample
 from sanc.errors import SancError
 
 _WARM_UPS = 2
+"""Calls before a recording, as PyTorch's notes on CUDA graphs require: libraries are initialised lazily. One more call
+follows in `Recorder._check_asynchronous`."""
 
 
 class NotRecordableError(SancError):
-    """The loss cannot be recorded; the message says why."""
+    """The loss cannot be recorded; the message gives the reason."""
 
 
-class NotNowError(NotRecordableError):
-    """The loss cannot be recorded on this batch; another may do."""
+class BatchNotRecordableError(NotRecordableError):
+    """The loss cannot be recorded on this batch; it may be on a later one."""
 
 
 class Recorder:
-    """Makes recordings that share one memory pool and one stream."""
+    """Records functions, with one memory pool and one stream for all recordings."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,7 +43,7 @@ class Recorder:
             self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, body: Callable[[], Sequence[Tensor]]) -> Recording:
-        """Run a function a few times, then record it."""
+        """Call a function a few times, then record it."""
         if not self.cuda:
             return Recording(body, body(), None)
         current = torch.cuda.current_stream(self.device)
@@ -49,15 +51,15 @@ class Recorder:
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 results = body()
-            # Of their own: what lies in the pool may be scratch memory of a recording that was made before.
+            # Clones outside of the pool, whose memory earlier recordings may overwrite.
             outputs = [result.clone() for result in results]
             del results
-            self._without_waiting(body)
+            self._check_asynchronous(body)
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
-        gc.disable()  # what it would throw away now, such as an old graph, may not be thrown away while recording
+        gc.disable()  # freeing an old graph, for example, would break the recording
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 for output, result in zip(outputs, body(), strict=True):
@@ -70,8 +72,8 @@ class Recorder:
                 gc.enable()
         return Recording(body, outputs, graph)
 
-    def _without_waiting(self, body: Callable[[], Any]) -> None:
-        """Run a function and fail where the host waits for the device, before that spoils a recording."""
+    def _check_asynchronous(self, body: Callable[[], Any]) -> None:
+        """Raise an error if the function makes the host wait for the device, which would break a recording."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -80,29 +82,29 @@ class Recorder:
             torch.cuda.set_sync_debug_mode(before)
 
     def _recover(self) -> None:
-        """Record nothing: after a recording that failed the random generators still take themselves for recorded."""
+        """Make a trivial recording: after one that failed, the random generators are still in recording mode."""
         torch.cuda.synchronize(self.device)
-        self._pool = torch.cuda.graph_pool_handle()  # the old one takes itself for recorded too
+        self._pool = torch.cuda.graph_pool_handle()  # the old pool is still in recording mode, too
         scratch = torch.zeros(1, device=self.device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             scratch.add_(1)
 
 
 class Recording:
-    """A function on static memory; `outputs` is where its results lie."""
+    """A recorded function on static memory; `outputs` are the tensors that hold its results."""
 
     def __init__(self, body: Callable[[], Sequence[Tensor]], outputs: Sequence[Tensor], graph: Any) -> None:
-        self._body = body if graph is None else None  # the graph needs it no longer
+        self._body = body if graph is None else None  # a graph does not need the function
         self._graph = graph
         self.outputs = outputs
 
     def replay(self) -> Sequence[Tensor]:
-        """Do it again."""
+        """Run the function again, and return its results in static memory."""
         if self._graph is not None:
             self._graph.replay()
         else:
             assert self._body is not None
-            with torch.enable_grad():  # as it was recorded
+            with torch.enable_grad():  # as while recording
                 results = self._body()
             with torch.no_grad():
                 for old, new in zip(self.outputs, results, strict=True):
@@ -111,42 +113,43 @@ class Recording:
         return self.outputs
 
 
-def part_from_old_graphs(leaves: Sequence[Tensor]) -> None:
-    """Let the next graph give the leaves new nodes.
+def reset_gradient_accumulators(leaves: Sequence[Tensor]) -> None:
+    """Make torch create new AccumulateGrad nodes for the leaves in the next graph.
 
-    As long as any graph of the loss is alive, somebody's who kept a loss, say, its leaves keep the nodes they have
-    there, and these are tied to the stream on which they were made: a recording on another stream would fail. Content
-    of another type, for a moment, makes torch forget them.
+    A leaf keeps its node while any graph with it is alive, for example while the caller keeps a loss. The node is bound
+    to the stream on which it was created, so a recording on another stream would fail. Data of another type makes torch
+    delete the node; the leaf gets its data back at once.
     """
     for leaf in leaves:
-        own = leaf.data
-        leaf.data = own.new_empty(0, dtype=torch.float32 if own.dtype == torch.float64 else torch.float64)
-        leaf.data = own
+        data = leaf.data
+        leaf.data = data.new_empty(0, dtype=torch.float32 if data.dtype == torch.float64 else torch.float64)
+        leaf.data = data
 
 
 class Inputs:
-    """The samples of a step in static memory: gradient, Hessian and objective; a None among these is the gradient's."""
+    """The batches of a step in static memory, for gradient, Hessian and objective; None: the batch of the gradient."""
 
     def __init__(self, batches: Sequence[Batch | None]) -> None:
-        self._described = [described(batch.loss) for batch in batches if batch is not None]  # so that ids stay
+        # Keeps the objects alive, so that no other object gets an id that is part of `signature`.
+        self._dependencies = [dependencies(batch.loss) for batch in batches if batch is not None]
         self._batches: list[Batch | None] = []
         self.samples: list[Sample] = []
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
-            own = None if batch is None else Batch(batch.loss, *(tensor.detach().clone() for tensor in batch.tensors))
-            self._batches.append(own)
-            self.samples.append(self.samples[0] if own is None else Sample(name, [(1.0, own)], len(own), None))
+            static = None if batch is None else Batch(batch.loss, *(t.detach().clone() for t in batch.tensors))
+            self._batches.append(static)
+            self.samples.append(self.samples[0] if static is None else Sample(name, [(1.0, static)], len(static), None))
 
     def fill(self, batches: Sequence[Batch | None]) -> None:
-        """Copy a step's batches in."""
+        """Copy the batches of a step into static memory."""
         with torch.no_grad():
-            for own, batch in zip(self._batches, batches, strict=True):
-                if own is not None and batch is not None:
-                    for old, new in zip(own.tensors, batch.tensors, strict=True):
+            for static, batch in zip(self._batches, batches, strict=True):
+                if static is not None and batch is not None:
+                    for old, new in zip(static.tensors, batch.tensors, strict=True):
                         old.copy_(new, non_blocking=True)
 
 
 def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
-    """Return what two steps must share to share their recordings: the losses, and shapes and types of the batches."""
+    """Return a key that is equal for steps with the same recordings: losses, and shapes and types of the batches."""
     return tuple(
         None if b is None else (identity(b.loss), *((t.shape, t.dtype, t.device, t.stride()) for t in b.tensors))
         for b in batches
@@ -154,28 +157,28 @@ def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
 
 
 def identity(function: Any) -> tuple[Any, ...]:
-    """Tell functions apart as far as a recording can see: two lambdas of one line over the same objects are one."""
-    return (getattr(function, "__code__", None), *map(id, described(function)))
+    """Return a key of a function: two lambdas with the same code and the same objects in it have equal keys."""
+    return (getattr(function, "__code__", None), *map(id, dependencies(function)))
 
 
-def described(function: Any) -> list[Any]:
-    """Return the objects, beside its code, that make a function what it is."""
+def dependencies(function: Any) -> list[Any]:
+    """Return the objects on which a function depends besides its code: closure cells, defaults and globals."""
     if hasattr(function, "__func__"):
-        return [function.__self__, *described(function.__func__)]
+        return [function.__self__, *dependencies(function.__func__)]
     if not hasattr(function, "__code__"):
         return [function]
     try:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a cell that is still empty
+    except ValueError:  # a cell is still empty
         cells = [function]
     named = function.__kwdefaults__ or {}
     return [*cells, *(function.__defaults__ or ()), *(named[name] for name in sorted(named)), function.__globals__]
 
 
-def randomness(device: torch.device) -> tuple[Any, ...]:
-    """Return the global random states, to see whether a loss draws from them."""
+def random_states(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the global random generators, which change if a loss draws random numbers."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
-    drawn = [torch.default_generator.get_state()]
+    states = [torch.default_generator.get_state()]
     if device.type == "cuda":
-        drawn.append(torch.cuda.get_rng_state(device))
-    return (random.getstate(), numpy[1].tobytes(), numpy[2], *(state.numpy().tobytes() for state in drawn))
+        states.append(torch.cuda.get_rng_state(device))
+    return (random.getstate(), numpy[1].tobytes(), numpy[2], *(state.numpy().tobytes() for state in states))
