@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Skipped, with a reason, where there is none."""
+"""Tests that need a CUDA device; they are skipped if there is none."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def flat(model):
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD])
 @pytest.mark.parametrize("preset", ["paper", "authors", "robust"])
-def test_the_device_takes_the_path_of_the_host(cls, preset):
+def test_steps_on_the_device_equal_those_on_the_host(cls, preset):
     finals = []
     for device in ("cpu", "cuda"):
         model, x, y = build(device=device)
         opt = cls(model.parameters(), seed=1, **composed(cls, preset, L1=2.0, L2=2.0))
         others = {} if cls is sanc.ARC else {"hessian": loss_of(model, x[30:60], y[30:60])}
-        for _ in range(18 if preset == "robust" else 6):  # averages and an old Krylov space included
+        for _ in range(18 if preset == "robust" else 6):  # with averaged steps
             opt.step(loss_of(model, x[:30], y[:30]), **others)
         finals.append((flat(model).cpu(), opt.record.branch))
     assert torch.allclose(finals[0][0], finals[1][0], atol=1e-6 if preset == "robust" else 1e-8)
@@ -103,7 +103,7 @@ def test_dropout_resumes_bit_for_bit_on_the_device():
     torch.cuda.set_rng_state(state)
     train(again, other, 40)
     assert torch.equal(flat(model), flat(again))
-    assert torch.equal(torch.cuda.get_rng_state(), state)  # the device's generator is given back
+    assert torch.equal(torch.cuda.get_rng_state(), state)  # the state of the device's generator is restored
 
 
 def test_bf16_autocast():
@@ -129,7 +129,7 @@ class Recurrent(nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
-def test_a_cudnn_rnn_is_named_and_finite_differences_work():
+def test_the_error_names_a_cudnn_rnn_and_its_remedies_work():
     torch.manual_seed(0)
     model = Recurrent().to(CUDA)
     x, y = torch.randn(32, 7, 3, device=CUDA), torch.randint(0, 3, (32,), device=CUDA)
@@ -148,7 +148,7 @@ def test_a_cudnn_rnn_is_named_and_finite_differences_work():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_attention_is_named(dtype):
+def test_the_error_names_fused_attention(dtype):
     torch.manual_seed(0)
     layer = nn.Linear(16, 48).to(CUDA)
     x = torch.randn(4, 10, 16, device=CUDA)
@@ -170,10 +170,10 @@ def test_fused_attention_is_named(dtype):
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
-def test_five_hundred_steps_leak_nothing(hvp):
+def test_memory_does_not_grow_over_500_steps(hvp):
     model, x, y = build(torch.float32)
     opt = sanc.SANC(model.parameters(), hvp=hvp, seed=0)
-    for _ in range(150):  # until everything that is kept is there
+    for _ in range(150):  # until all state is allocated
         opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
     torch.cuda.synchronize()
     allocated = torch.cuda.memory_allocated()
@@ -207,7 +207,7 @@ def test_micro_batches_bound_the_memory_of_a_large_hessian_sample():
     assert used[1024] < used[None] / 8
 
 
-def test_regenerating_needs_memory_that_does_not_grow_with_the_basis():
+def test_memory_of_regenerated_lanczos_is_independent_of_the_basis_size():
     torch.manual_seed(0)
     model = nn.Linear(2000, 2000, bias=False).to(CUDA)
     x = torch.randn(4, 2000, device=CUDA)
@@ -236,7 +236,7 @@ def test_minimize_on_the_device():
     assert sanc.certificate(f, res.x).second_order
 
 
-def test_samples_arrive_on_the_device():
+def test_samples_are_moved_to_the_device():
     data = torch.utils.data.TensorDataset(torch.arange(50.0), torch.arange(50))
     for x, y in sanc.ThreeSamples(data, 8, device="cuda").draw():
         assert x.device.type == y.device.type == "cuda" and np.array_equal(x.cpu(), y.cpu())
@@ -246,7 +246,7 @@ def test_samples_arrive_on_the_device():
 
 
 class Unrolled(nn.Module):
-    """Uses one matrix, most of what it has, again and again."""
+    """Applies one matrix, which has most of the parameters, several times."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,7 @@ def train(captured, kind, *, dtype=torch.float64, steps=60, three=False, recorde
         model, shape = nn.Sequential(*layers, nn.Linear(16, 3)), (6,)
     model.to(CUDA, dtype)
     if kind == "cnn":
-        model.to(memory_format=torch.channels_last)  # its weights then lie in another order
+        model.to(memory_format=torch.channels_last)  # so that the weights have other strides
     torch.manual_seed(1)
     data = [
         (torch.randn(24, *shape, device=CUDA, dtype=dtype), torch.randint(0, 3, (24,), device=CUDA))
@@ -298,7 +298,7 @@ def train(captured, kind, *, dtype=torch.float64, steps=60, three=False, recorde
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "norm", "unrolled"])
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 @pytest.mark.parametrize("three", [False, True])
-def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
+def test_steps_of_graphs_equal_eager_ones(preset, kind, hvp, three):
     steps = 15 if preset == "paper" else 45
     runs = [train(captured, kind, preset=preset, hvp=hvp, steps=steps, three=three) for captured in (False, True)]
     (eager, _, losses, records), (model, _, again, recorded) = runs
@@ -314,8 +314,8 @@ def test_a_graph_takes_the_path_of_the_eager_step(preset, kind, hvp, three):
 @pytest.mark.parametrize(
     "options", [{"preset": AUTHORS}, {"minibatch": None}, {"cls": sanc.SCR}, {"cls": sanc.CRM}], ids=str
 )
-def test_graphs_of_the_rest_of_the_family(options):
-    """Rejections, re-solved steps and escapes take part; the judge on the host is the same."""
+def test_steps_of_graphs_of_the_other_methods_equal_eager_ones(options):
+    """The runs contain rejections, re-solved steps and escapes, which the host decides on with the same code."""
     options = {"sigma0": 1e-3, "L2": 0.5, "steps": 25, "hvp": "double-backward", **options}
     (eager, _, losses, records), (model, _, again, recorded) = (train(c, "mlp", **options) for c in (False, True))
     assert again == pytest.approx(losses, rel=1e-6)
@@ -323,7 +323,7 @@ def test_graphs_of_the_rest_of_the_family(options):
     assert torch.allclose(flat(eager), flat(model), rtol=0, atol=1e-6)
 
 
-def test_a_saddle_is_left_on_the_device():
+def test_a_recorded_run_on_the_device_escapes_from_an_exact_saddle():
     w = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64, device=CUDA))
     bowl = torch.tensor([[1.0, 2.0]], dtype=torch.float64, device=CUDA)
     saddle = torch.tensor([[1.0, -1.0]], dtype=torch.float64, device=CUDA)
@@ -341,7 +341,7 @@ def test_a_saddle_is_left_on_the_device():
     assert not opt.capture_reason and float(loss(saddle).detach()) == pytest.approx(-0.25, abs=1e-6)
 
 
-def test_graphs_of_other_streams_and_under_autocast():
+def test_graphs_on_another_stream_and_under_autocast():
     ends = []
     for captured in (False, True):
         torch.manual_seed(0)
@@ -360,7 +360,7 @@ def test_graphs_of_other_streams_and_under_autocast():
             for k, (x, y) in enumerate(data):
                 opt.step(sanc.Batch(loss, x, y), hessian=sanc.Batch(loss, *data[k - 1]))
                 with torch.no_grad():
-                    seen.append(float(loss(*data[0])))  # not with casts of old parameters
+                    seen.append(float(loss(*data[0])))  # must not use cached casts of old parameters
                     with torch.autocast("cuda", enabled=False):
                         assert seen[-1] == pytest.approx(float(loss(*data[0])), rel=2e-2)
         torch.cuda.synchronize()
@@ -370,14 +370,14 @@ def test_graphs_of_other_streams_and_under_autocast():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_graph_in_float32_stays_near_the_eager_step(preset):
+def test_steps_of_graphs_in_float32_are_close_to_eager_ones(preset):
     steps = 6 if preset == "paper" else 25
     runs = [train(captured, "cnn", preset=preset, dtype=torch.float32, steps=steps) for captured in (False, True)]
     assert runs[1][2] == pytest.approx(runs[0][2], rel=1e-2)
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_resumed_recorded_run_goes_on(preset):
+def test_a_resumed_recorded_run_continues(preset):
     ends = []
     for split in (False, True):
         model, opt, *_ = train(True, "mlp", preset=preset, steps=50, hvp="double-backward")
@@ -401,12 +401,12 @@ def test_a_resumed_recorded_run_goes_on(preset):
     assert torch.allclose(*ends, rtol=0, atol=1e-9)
 
 
-def test_what_a_graph_cannot_hold_is_made_eagerly():
+def test_steps_that_cannot_be_recorded_are_eager_with_a_warning():
     model, x, y = build()
 
     def loss(x, y):
         out = nn.functional.cross_entropy(model(x), y)
-        return out if float(out) > -1.0 else 2 * out  # asks the host
+        return out if float(out) > -1.0 else 2 * out  # the host waits for the value
 
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0, capture=True)
     opt.step(sanc.Batch(loss, x, y))
@@ -424,7 +424,7 @@ def test_what_a_graph_cannot_hold_is_made_eagerly():
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
-def test_a_bad_batch_leaves_the_buffers_of_a_recorded_step_alone(preset):
+def test_a_batch_that_is_not_finite_leaves_buffers_unchanged(preset):
     model, opt, *_ = train(True, "norm", preset=preset, steps=60)
     x = torch.full((24, 6), float("nan"), device=CUDA, dtype=torch.float64)
     y = torch.zeros(24, dtype=torch.int64, device=CUDA)
@@ -434,7 +434,7 @@ def test_a_bad_batch_leaves_the_buffers_of_a_recorded_step_alone(preset):
 
     opt.step(sanc.Batch(loss, torch.ones_like(x).normal_(), y))
     opt.step(sanc.Batch(loss, torch.ones_like(x).normal_(), y))
-    assert opt.capture_reason == ""  # a loss function of its own is recorded when it comes back
+    assert opt.capture_reason == ""  # another loss function is recorded when it occurs again
     before = [b.clone() for b in model.buffers()]
     opt.step(sanc.Batch(loss, x, y))
     assert opt.capture_reason == "" and "not finite" in opt.record.note
