@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+import torch
+
+import sanc
+from sanc.core.judge import Judge
+from sanc.core.method import Method
+from sanc.core.model import KrylovSubspace
+from sanc.core.pieces import Decision
+from sanc.core.point import Point, State
+from sanc.core.record import Record
+
+PIECES = [
+    sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
+    sanc.Identity(), sanc.Kronecker(), sanc.KrylovModel(), sanc.Minibatch(), sanc.Momentum(), sanc.NoModel(),
+    sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(), sanc.StepScale(), sanc.Stay(),
+]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
 FLOORS = [  # a room imports only from rooms above it in this list, and from itself
@@ -88,11 +104,93 @@ def test_private_names_of_torch_are_used_in_one_place():
             assert not private.search(path.read_text()), path
 
 
-def test_sigma_has_one_writer():
-    """Who assigns to `sigma` of something but the judge only copies it into a state or a record."""
+def written(node):
+    """Attributes that a statement assigns, also in tuples and by an operator."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return []
+    parts = [part for target in targets for part in ast.walk(target)]
+    return [part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)]
+
+
+def calls(path):
+    """Names of what a file calls, without the modules they are called from."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            found.add(name)
+    return found
+
+
+def test_sigma_is_a_value_that_no_piece_writes():
+    """σ is passed in and returned. No statement of the package assigns an attribute `sigma`, of whatever object."""
     for path in modules():
-        if name_of(path).parts[-1] == "judge":
-            continue
-        for line in path.read_text().splitlines():
-            if re.search(r"\bjudge\.sigma(, [\w.]+)* = ", line):
-                raise AssertionError(f"{path}: {line}")
+        for node in ast.walk(ast.parse(path.read_text())):
+            for target in written(node):
+                assert target.attr != "sigma", f"{path}:{target.lineno}"
+
+
+def test_only_the_iterations_write_records_and_states():
+    iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
+    assert {path for path in modules() if "Record" in calls(path)} == iterations
+    assert {path for path in modules() if "State" in calls(path)} == iterations
+    fields = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            for target in written(node):
+                assert target.attr not in fields, f"{path}:{target.lineno}"
+
+
+@pytest.mark.parametrize(
+    "kind", [Decision, Record, State, Point, Judge, KrylovSubspace, Method, *(type(p) for p in PIECES)]
+)
+def test_what_pieces_are_given_and_return_is_frozen(kind):
+    assert kind.__dataclass_params__.frozen
+
+
+def test_a_piece_that_writes_into_the_point_or_the_state_fails():
+    """The guard at run time: nothing that an acceptance rule is given can be assigned to."""
+
+    class Writes(sanc.RatioTest):
+        def __call__(self, here, subspace, step, trial, trials):
+            for target, name in ((here, "value"), (here.state, "sigma"), (here.judge, "first"), (subspace, "sigma")):
+                with pytest.raises(FrozenInstanceError):
+                    setattr(target, name, 3.0)
+            return super().__call__(here, subspace, step, trial, trials)
+
+    found = sanc.minimize(lambda x: (x**4 - x**2).sum(), torch.ones(2, dtype=torch.float64), acceptance=Writes())
+    assert found.success
+
+
+def test_requirements_are_attributes_and_not_identities():
+    """No file asks which function or class a piece of a method is, except where a preset is composed."""
+    allowed = {"presets", "lab", "graphs"}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "isinstance"
+                and room(path) not in allowed
+            ):
+                named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                assert not named & {type(piece).__name__ for piece in PIECES}, f"{path}:{node.lineno}"
+                assert not named & {"Iteration", "MinibatchIteration"}, f"{path}:{node.lineno}"
+
+
+def test_no_constant_has_two_values():
+    """A name at the level of a module means one number in the whole package."""
+    values = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+                try:
+                    value = ast.literal_eval(node.value)
+                except ValueError:
+                    continue
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    values.setdefault(node.targets[0].id, {})[path] = value
+    assert {name: found for name, found in values.items() if len(set(found.values())) > 1} == {}

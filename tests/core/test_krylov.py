@@ -158,7 +158,7 @@ def test_a_product_that_is_not_finite_is_reported():
 
 
 def test_a_zero_start_is_refused():
-    with pytest.raises(ValueError, match="positive finite length"):
+    with pytest.raises(ValueError, match="positive finite norm"):
         krylov_space(lambda v: v, np.zeros(3), NumpySpace(3, np.float64))
 
 

@@ -150,7 +150,7 @@ def test_vectors_of_another_model_are_refused():
     other = sanc.SANC(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().parameters())
     with pytest.raises(sanc.ArgumentError, match=r"'\w+' of parameter 0 = .*shape \(4, 3\).*\(3, 4\)"):
         other.load_state_dict(opt.state_dict())
-    with pytest.raises(sanc.ArgumentError, match=r"are of \[4\] parameters and this optimiser's of \[1\]"):
+    with pytest.raises(sanc.ArgumentError, match=r"have \[4\] parameters and those of this optimiser \[1\]"):
         sanc.SANC([torch.zeros(3, requires_grad=True)]).load_state_dict(opt.state_dict())
     with pytest.raises(sanc.ArgumentError, match="state_dict = None"):
         other.load_state_dict(None)

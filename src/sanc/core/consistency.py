@@ -1,7 +1,7 @@
-"""Whether what a caller wrote fits together: gradient and values, the two sides of the Hessian, and noise in f.
+"""Consistency of f, its gradient and its Hessian products as a caller supplies them, and noise in f.
 
-A minimiser that finds no step is told little by that. A few more evaluations tell whether the gradient is another
-function's, the product is not symmetric, or the values are noisy, and the run says so.
+A run that finds no step does not show the cause. A few more evaluations show whether the gradient belongs to another
+function, the Hessian product is asymmetric, or the values are noisy. Each check returns a sentence, or an empty string.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
 
-_MISFIT = 0.1
-"""Relative error of a slope, or of the symmetry of a product, that is no rounding."""
+_RELATIVE_ERROR = 0.1
+"""Relative error of a directional derivative that roundoff cannot explain; a thousandth of it for asymmetry."""
 _COARSE = 4.0
-"""Gradients that are no longer than so many times their error say nothing."""
+"""Differenced gradients with a norm of at most this many errors are unreliable."""
 _NOISY, GROSS = 1e2, 1e6
-"""Noise of f in units of its rounding error from which it is called that, and from which nothing else need be tried."""
+"""Noise of f, in units of its rounding error, that is reported after a stall, and that ends a run by itself."""
 
 
 def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
-    """Return the slope of f along its gradient, as differences of values show it, over ‖g‖, and the error of that.
+    """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
-    Central differences with four steps, relative to `length`, are tried, and the two that agree best are believed; but
-    one that agrees with the gradient is enough.
+    Central differences with four step lengths, relative to `length`, are computed, and the two that agree best are
+    used. One that agrees with the gradient suffices.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
@@ -39,7 +39,7 @@ def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, f
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         rounding.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
-        if abs(ratios[-1] - 1.0) <= _MISFIT:
+        if abs(ratios[-1] - 1.0) <= _RELATIVE_ERROR:
             return ratios[-1], 0.0
     pairs = itertools.combinations(zip(ratios, rounding, strict=True), 2)
     found = ((abs(a - b) + c + d, a) for (a, c), (b, d) in pairs if math.isfinite(a - b))
@@ -48,50 +48,52 @@ def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, f
 
 
 def gradient(oracle: Oracle, x: Vector, length: float) -> str:
-    """Say what is wrong with the gradient at x where values contradict it."""
-    if oracle.gradient_error(x) > _MISFIT * oracle.space.norm(oracle.gradient(x)[1]):
-        return ""  # its differences say no more than the values
+    """Describe how the values near x contradict the gradient."""
+    if oracle.gradient_error(x) > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
+        return ""  # differences of values cannot contradict themselves
     ratio, error = derivative_ratio(oracle, x, length)
-    if not abs(ratio - 1.0) > _MISFIT + 10.0 * error:
+    if not abs(ratio - 1.0) > _RELATIVE_ERROR + 10.0 * error:
         return ""
-    if abs(ratio + 1.0) <= _MISFIT + 10.0 * error:
-        return "The sign of the gradient is wrong: along it the values fall."
-    return f"The gradient does not fit the values: along it they change {ratio:.3g} times as fast as it says."
+    if abs(ratio + 1.0) <= _RELATIVE_ERROR + 10.0 * error:
+        return "The sign of the gradient is wrong: f decreases along it."
+    return f"The gradient is inconsistent with f: along it f changes {ratio:.3g} times as fast as it predicts."
 
 
 def missing_derivative(oracle: Oracle, x: Vector, length: float) -> str:
-    """Say whether the values have a slope at x, where the gradient is small.
+    """Describe a directional derivative of f at x that the small gradient there does not show.
 
-    It shows along a random direction by two steps, far shorter than `length`, in which f would hardly bend.
+    Central differences along a random direction with two step lengths, far below `length`, have to agree.
     """
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
-    says, slopes = space.dot(g, d), []
+    expected, derivatives = space.dot(g, d), []
     for step in (length * part / space.norm(d) for part in (1e-4, 1e-6)):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
-        slopes.append((0.5 * ahead - 0.5 * behind) / step)
+        derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
-        if not abs(slopes[-1] - says) > 10.0 * abs(says) + 100.0 * rounding:
+        if not abs(derivatives[-1] - expected) > 10.0 * abs(expected) + 100.0 * rounding:
             return ""
-    if not abs(slopes[0] - slopes[1]) <= _MISFIT * abs(slopes[0] - says):
+    if not abs(derivatives[0] - derivatives[1]) <= _RELATIVE_ERROR * abs(derivatives[0] - expected):
         return ""
-    slope = slopes[0] / space.norm(d)
-    return f"The gradient does not fit the values: it is {space.norm(g):.1g} where they change by {slope:.3g} a unit."
+    found = derivatives[0] / space.norm(d)
+    return (
+        f"The gradient is inconsistent with f: its norm is {space.norm(g):.1g}, and f has a derivative of {found:.3g}."
+    )
 
 
 def coarse(oracle: Oracle, x: Vector, longest: float) -> str:
-    """Say whether gradients that are made of differences, the longest of this length, are lost in the rounding of f."""
+    """Describe differenced gradients whose largest norm, `longest`, is below the error that roundoff in f causes."""
     error = oracle.gradient_error(x)
     if error == 0.0 or longest > _COARSE * error:
         return ""
     return (
-        f"The gradient is made of differences of values, and their rounding alone makes ±{error:.1g} of it: subtract a "
-        "constant from f, or pass its gradient as jac."
+        f"The gradient is differenced, and roundoff in f alone causes an error of {error:.1g}: subtract a constant "
+        "from f, or pass its gradient as jac."
     )
 
 
 def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
-    """Say whether the Hessian product at x is not symmetric."""
+    """Describe an asymmetric Hessian product at x."""
     space, operator = oracle.space, oracle.hessian(x)
     u, v = (space.normal(np.random.default_rng((seed, k))) for k in range(2))
     try:
@@ -103,15 +105,15 @@ def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         return ""
     finally:
         operator.release()
-    if not abs(left - right) > 1e-3 * _MISFIT * size + 10.0 * differenced:
+    if not abs(left - right) > 1e-3 * _RELATIVE_ERROR * size + 10.0 * differenced:
         return ""
     return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
 
 
 def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed: int = 0) -> str:
-    """Say whether f is noisy near x, by `least` times its rounding error.
+    """Describe noise in f near x that exceeds `least` times its rounding error.
 
-    Seven values in a row tell, by their third differences (Hamming; Moré and Wild 2011).
+    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011).
     """
     space = oracle.space
     d = space.normal(np.random.default_rng((seed, 7)))
@@ -121,9 +123,9 @@ def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed:
         size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
     if not size > least * space.eps * float(np.max(np.abs(values))):
         return ""
-    return f"The values are noisy: about ±{size:.1g} where they should be smooth."
+    return f"The values are noisy: about ±{size:.1g} between neighbouring points."
 
 
 def cause(oracle: Oracle, x: Vector, length: float) -> str:
-    """Name what may keep a run from going on, or nothing."""
+    """Describe what may have stalled a run."""
     return asymmetry(oracle, x) or noise(oracle, x, length) or gradient(oracle, x, length)

@@ -6,8 +6,8 @@ For the eigenvalues :math:`\lambda_1 \le \dots \le \lambda_j` of the tridiagonal
 
 has a global minimiser that is characterised by :math:`(T + \mu I) u = -c`, :math:`\mu = \sigma\|u\|` and
 :math:`\mu \ge \max(0, -\lambda_1)` (Cartis, Gould and Toint 2011, theorem 3.1). This module finds :math:`\mu` from the
-scalar secular equation and treats the hard case, in which :math:`c` has no part in the left-most eigenspace. It does so
-in plain floats: for the few dimensions of a Krylov space an array costs more than what is in it.
+scalar secular equation and treats the hard case, in which :math:`c` is orthogonal to the left-most eigenspace. It uses
+plain floats: for the few dimensions of a Krylov space an array operation costs more than its arithmetic.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Spectrum:
     def orientation(self) -> float:
         """Sign of the largest entry of the first eigenvector, the first of those that are equal but for rounding.
 
-        Which of ±v a routine returns is its own affair; a coin that is tossed for a sign needs one that is not.
+        LAPACK may return v or −v. A random sign is reproducible only relative to a fixed orientation.
         """
         largest = 0.0
         for entry in self.vectors[:, 0].tolist():
@@ -63,7 +63,7 @@ def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    if len(diagonal) <= 24:  # up to this size what eigh does around LAPACK takes longer than LAPACK
+    if len(diagonal) <= 24:  # up to this size the checks of eigh_tridiagonal take longer than LAPACK itself
         values, vectors, trouble = dstev(diagonal, off_diagonal)
         if not trouble:
             return Spectrum(values, vectors)
@@ -79,15 +79,15 @@ class CubicStep:
     u : ndarray
         The minimiser in the basis of the Krylov space.
     norm : float
-        Its length ‖u‖.
+        Its norm ‖u‖.
     multiplier : float
         μ = σ‖u‖, so that (T + μI)u = −c with T + μI positive semidefinite.
     decrease : float
         −m(u) ≥ (σ/6)‖u‖³, computed without cancellation.
     hard : bool
-        Whether the hard case was met: part of u is a free multiple of the left-most eigenvector.
+        Whether this is the hard case: u contains a multiple of the left-most eigenvector of either sign.
     curvature_share : float
-        Share of the decrease −cᵀu − ½uᵀTu that u earns along negative eigenvalues of T; NaN where there is none.
+        Share of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
     sigma : float
         The cubic coefficient of the model.
     """
@@ -122,7 +122,7 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
     c: list[float] = (linear @ eigen.vectors).tolist()
     values: list[float] = eigen.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
-    # so no σ, however large or small, overflows or loses digits; a is a power of two, which rounds nothing.
+    # so no σ, however large or small, overflows or cancels; a is a power of two, so that scaling is exact.
     a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
     if a == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False, sigma=sigma)
@@ -136,31 +136,31 @@ def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> C
         y[0] *= eigen.orientation
     mu = base + t
     u = eigen.vectors @ np.array([scale * entry for entry in y])
-    slope = bend = negative = 0.0  # cᵀy, yᵀΛ̂y, and what both make of −cᵀy − ½yᵀΛ̂y along negative eigenvalues
+    linear_term = quadratic = negative = 0.0  # cᵀy, yᵀΛ̂y, and the part of −cᵀy − ½yᵀΛ̂y along negative eigenvalues
     for ci, yi, value in zip(c, y, values, strict=True):
-        along, across = ci * yi, value * yi * yi
-        slope += along
-        bend += across
+        first, second = ci * yi, value * yi * yi
+        linear_term += first
+        quadratic += second
         if value < 0.0:
-            negative -= along + 0.5 * across
+            negative -= first + 0.5 * second
     norm, multiplier = scale * mu, a * mu
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
-    decrease = (0.5 * a * abs(slope) * scale + multiplier * norm * mu / 6.0) * scale
-    total = -slope - 0.5 * bend
+    decrease = (0.5 * a * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
+    total = -linear_term - 0.5 * quadratic
     share = negative / total if total > 0.0 else math.nan
     return CubicStep(u, norm, multiplier, decrease, hard, share, sigma)
 
 
 def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float) -> float:
-    """Bound the σ from below whose step is of the length `longest`, where this step is longer; 0 in the hard case.
+    """Return a lower bound of the σ whose step norm is `longest`, given a longer step; 0 in the hard case.
 
-    The inverse of ‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `longest` never goes too far.
+    1/‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `longest` never overshoots.
     """
     if step.hard:
         return 0.0
     mu: Any = np.float64(step.multiplier)
     c = linear @ eigen.vectors
-    with np.errstate(all="ignore"):  # what is lost in rounding is no number, which bounds nothing
+    with np.errstate(all="ignore"):  # an overflow gives NaN, which bounds nothing
         for _ in range(4):
             u = c / (eigen.values + mu)
             square = u @ u
@@ -174,13 +174,13 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
     pairs = list(zip(c, gaps, strict=True))
     lower = largest = 0.0
     for ci, gap in pairs:
-        if abs(ci) > largest:  # the gaps grow, so that no other raises the bound
+        if abs(ci) > largest:  # the gaps increase, so that a smaller |c_i| cannot raise the bound
             largest = abs(ci)
             lower = max(lower, _quadratic_root(largest, gap, base))
     if lower == 0.0:
         if base == 0.0 and not any(c):
             return 0.0, [0.0] * len(c), False
-        y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # where there is no gap, c is 0 but for underflow
+        y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # where the gap is 0, c is 0 up to underflow
         rest = math.hypot(*y)
         if rest <= base:
             y[0] = sign * math.sqrt((base - rest) * (base + rest))
@@ -190,7 +190,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
     t = lower if lower > 0.0 else 0.5 * upper
     for _ in range(200):
         mu = base + t
-        square = pull = 0.0  # ‖y/μ‖², which is 1 where t is right, and the part of it that 1/(gap + t) takes
+        square = pull = 0.0  # ‖y/μ‖², which is 1 at the solution, and its derivative by t up to a factor
         for ci, gap in pairs:
             shifted = gap + t
             share = ci / shifted / mu
@@ -198,22 +198,22 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
             square += share
             pull += share / shifted
         excess, newton = math.inf, 0.0
-        if square > 1e-280:  # otherwise it may be 0 by underflow alone, and t is far too large
-            length = math.sqrt(square)
-            excess = 1.0 / length - 1.0
-            newton = t - (1.0 - length) * mu / (1.0 + mu * (pull / square))
+        if square > 1e-280:  # below that underflow is possible, and t is far too large
+            ratio = math.sqrt(square)
+            excess = 1.0 / ratio - 1.0
+            newton = t - (1.0 - ratio) * mu / (1.0 + mu * (pull / square))
         if excess > 0.0:
             upper = t
         else:
             lower = t
         if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
             break
-        near = abs(excess) <= 1e-10  # so that Newton's method ends with its next step
+        near = abs(excess) <= 1e-10  # Newton's method converges quadratically: the next step is the last
         if not lower < newton < upper:
             near = False
-            if newton >= upper == highest:  # where the excess is convex, Newton's method falls from there to the root
+            if newton >= upper == highest:  # from the right of the root, convexity makes Newton decrease to it
                 newton = upper
-            else:  # bisect on the scale on which t lives
+            else:  # bisect on a logarithmic scale
                 newton = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
         near = near or newton == t
         t = newton
@@ -223,7 +223,7 @@ def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tup
     others = math.hypot(*y[1:])
     mu = base + t
     if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:
-        # Nearly hard: t is a small difference, but the length of y, and with it |y_1|, is known to full precision.
+        # Nearly hard: t is a small difference, but ‖y‖, and with it |y_1|, is known to full precision.
         y[0] = math.copysign(math.sqrt((mu - others) * (mu + others)), y[0])
     return t, y, False
 

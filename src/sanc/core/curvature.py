@@ -1,14 +1,14 @@
-"""Negative curvature at a point: looked for with a random start, and a bound on what may have been missed.
+"""A probe for negative curvature at a point from a random start, and a bound on eigenvalues that it may have missed.
 
-Lanczos with products that are off by F gives B Q = Q T + β q_{k+1} e_kᵀ + F. For an eigenpair (λ, v) of B with
+Lanczos with products that have the error F gives B Q = Q T + β q_{k+1} e_kᵀ + F. For an eigenpair (λ, v) of B with
 λ < θ_1, the left-most Ritz value, w = Qᵀv therefore solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv, and w_1 = vᵀq_1 is the
-part of v in the start:
+component of the start along v:
 
     |vᵀq_1| ≤ β |e_1ᵀ(T − λ)⁻¹e_k| + ‖F‖ ‖(T − λ)⁻¹e_1‖,   β |e_1ᵀ(T − λ)⁻¹e_k| = β_1 ⋯ β_k / Π(θ_i − λ).
 
-The right side falls with λ, and a random start has a part of at least t √(π/2n) in any fixed v with probability 1 − t:
-no λ for which the right side is smaller is an eigenvalue, with that probability. Rounding counts as much as the rest:
-where Lanczos breaks down early, what was missed may be far larger than β.
+The right side decreases as λ does, and a random start has a component of at least t √(π/2n) along any fixed v with
+probability 1 − t: with that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
+if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
-"""Where, between two bounds, a shift is looked for."""
+"""Positions of trial shifts between two bounds; two passes over 65 of them find the shift to one per cent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known of the curvature at a point.
+    """Bounds on the curvature at a point.
 
     Attributes
     ----------
     grad_norm : float
         ‖∇f(x)‖.
     lambda_min : float
-        Left-most Ritz value: λ_min(∇²f(x)) is not above it, but for `rounding`.
+        Left-most Ritz value: λ_min(∇²f(x)) is at most this plus `rounding`.
     error_bound : float
         λ_min(∇²f(x)) ≥ lambda_min − error_bound, with probability `confidence` over the random start vector.
     rounding : float
-        How far the Ritz value itself may be off: rounding, the error of products by differences, and asymmetry.
+        Error of the Ritz value: roundoff, the error of differenced products, and asymmetry.
     residual : float
-        ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 where nothing can be added to the
-        Krylov space.
+        ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 if the Krylov space is invariant.
     asymmetry : float
-        How far the products are from those of a symmetric matrix, as far as that was seen.
+        Observed distance of the products from those of a symmetric matrix.
     confidence : float
-        The probability; 1 where the Krylov space is the whole space.
+        The probability; 1 if the Krylov space is the whole space.
     eps_gradient, eps_curvature : float
-        The tolerances of the verdict.
+        The tolerances.
     products : int
         Hessian products spent.
     """
@@ -74,12 +73,12 @@ class Certificate:
 
     @property
     def lower_bound(self) -> float:
-        """A number λ_min is not below, with probability `confidence`."""
+        """A lower bound of λ_min that holds with probability `confidence`."""
         return self.lambda_min - self.error_bound
 
     @property
     def saddle(self) -> bool:
-        """Whether negative curvature was found beyond the tolerance and the rounding; certain, not probable."""
+        """Whether negative curvature beyond tolerance and roundoff was found; this is certain, not probable."""
         return self.lambda_min + self.rounding < -self.eps_curvature
 
     @property
@@ -89,7 +88,7 @@ class Certificate:
 
     @property
     def inconsistent(self) -> bool:
-        """Whether the products are not those of a symmetric matrix, beyond what their errors explain."""
+        """Whether the products are asymmetric beyond their errors."""
         return self.error_bound == math.inf and self.asymmetry > 0.0
 
     def __str__(self) -> str:
@@ -104,7 +103,7 @@ class Certificate:
         elif self.inconsistent:
             verdict = f"undecided: the Hessian is not symmetric, by {self.asymmetry:.1e}; check hess or hessp"
         elif self.residual == 0.0:
-            verdict = "undecided: the rounding exceeds the tolerance"
+            verdict = "undecided: roundoff exceeds the tolerance"
         else:
             verdict = "undecided: allow more Hessian products, or compute in float64"
         return (
@@ -127,9 +126,9 @@ def probe(
 ) -> tuple[Certificate, Vector]:
     """Certificate at x, and the unit vector of the left-most Ritz pair.
 
-    It stops as soon as the verdict is sure; where `thorough`, not before λ_min is known to a tenth, or, in up to 100
-    dimensions, exactly. It ends with the product after which it is `late`. The products are the certificate's
-    own and do not count with the oracle.
+    It stops as soon as the outcome is certain; if `thorough`, not before λ_min is known to a tenth, or, in up to 100
+    dimensions, exactly. It also stops after the product at which `late` becomes true. The counters of the oracle do not
+    include its products.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
@@ -139,7 +138,7 @@ def probe(
     products = _Products(oracle.hessian(x), start, space)
     krylov = products.krylov
     limit = min(space.dim, max_products or _affordable(space.dim))
-    test_at = 4  # fewer seldom tell, and one does not show whether products are symmetric
+    test_at = 4  # fewer rarely decide, and one product does not show asymmetry
     lower = -math.inf
     try:
         while True:
@@ -149,11 +148,11 @@ def probe(
             if done or k >= test_at:
                 eigen = cubic.spectrum(*krylov.tridiagonal())
                 rounding = products.error(float(np.max(np.abs(eigen.values))))
-                full = k == space.dim  # where nothing can be missed
+                full = k == space.dim  # no eigenvalue can be missed
                 error, useless = (rounding, True) if full else _missed(eigen, krylov, space.dim, rounding, confidence)
                 if eigen.leftmost - rounding < lower:
-                    lower = -math.inf  # refuted
-                lower = max(lower, eigen.leftmost - error)  # they all hold where the start has its part in v
+                    lower = -math.inf  # contradicted by a new Ritz value
+                lower = max(lower, eigen.leftmost - error)  # all bounds hold if the start has its component along v
                 error = eigen.leftmost - lower
                 if thorough:
                     sharp = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
@@ -187,17 +186,17 @@ def probe(
 
 
 class _Products:
-    """A Krylov space, and how far its products are off.
+    """A Krylov space, and the errors of its products.
 
     Attributes
     ----------
     differences : float
-        Sum of the squares of the errors that differences of gradients make.
+        Sum of the squared errors of differences of gradients.
     asymmetry : float
-        Sum of the squares of what Lanczos took out of the products although a symmetric matrix would not have put it
-        there: their parts along all but the last two vectors, and along the last but one what is not β.
+        Sum of the squared projections that reorthogonalisation removed and that are zero for a symmetric matrix: those
+        on all but the last two vectors, and the excess over β on the last but one.
     dropped : float
-        The last β, where it was taken for rounding.
+        The last β, if it was treated as roundoff.
     """
 
     def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
@@ -213,7 +212,7 @@ class _Products:
         return answer
 
     def extend(self) -> None:
-        """Make one iteration, and look at what it took out."""
+        """Make one iteration and update the asymmetry."""
         before = self.krylov.residual
         self.krylov.extend()
         if self.krylov.invariant:
@@ -224,7 +223,7 @@ class _Products:
         self.asymmetry += sum(part * part for part in parts)
 
     def error(self, size: float) -> float:
-        """Return ‖F‖ for a Hessian of norm `size`; infinite where it is not symmetric beyond what errors explain."""
+        """Return ‖F‖ for a Hessian of norm `size`; infinite if it is asymmetric beyond the errors of products."""
         rounding = 10.0 * self.space.eps * size
         if self.asymmetry > self.krylov.dim * self.space.eps * size * size + 10.0 * self.differences:
             return math.inf
@@ -233,12 +232,12 @@ class _Products:
 
 
 def _affordable(dim: int) -> int:
-    """As many basis vectors as fit a few hundred megabytes, at least 50 and at most 1000."""
+    """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
     return min(1000, max(50, 50_000_000 // dim))
 
 
 def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float) -> tuple[float, bool]:
-    """Bound on θ_1 − λ_min, as the head of this file derives it, and whether nothing but rounding is left in it."""
+    """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
     if rounding == math.inf:
         return math.inf, True
     part = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
@@ -248,12 +247,12 @@ def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, co
     def beyond(shifts: Any) -> Any:
         return np.exp(np.minimum(betas - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
 
-    high = (krylov.residual + rounding) / part  # where v surely has no such part in the start
+    high = (krylov.residual + rounding) / part  # no eigenvalue farther left is possible
     low = max(rounding, 1e-16 * high)
-    for _ in range(2 if high > 0.0 else 0):  # to one per cent, on the safe side
+    for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _GRID
         hidden = beyond(shifts) + rounding * np.linalg.norm(first / (gaps + shifts), axis=-1, keepdims=True)
-        possible = int(np.sum(~(hidden < part)))  # the fewer, the larger the shift is
+        possible = int(np.sum(~(hidden < part)))  # decreases as the shift grows
         low, high = float(shifts[max(possible - 1, 0), 0]), float(shifts[min(possible, len(shifts) - 1), 0])
     low = max(low, high)
     return low, krylov.residual == 0.0 or float(beyond(low)[0]) < 0.01 * part

@@ -1,7 +1,7 @@
-"""Ctrl-C waits while a step changes things, and comes through while the caller's own code runs.
+"""Delay Ctrl-C while a step changes parameters and state, and deliver it while the caller's code runs.
 
-Python raises KeyboardInterrupt between any two instructions, also halfway through writing parameters and state. While a
-step works a handler of ours only notes it; the caller's handler answers at the next closure, or after the step.
+Python raises KeyboardInterrupt between any two instructions, also while parameters and state are being written. During
+a step our handler only records the signal. The caller's handler runs at the next closure, or after the step.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_waiting: list[tuple[int, FrameType | None]] = []
-_theirs: Any = None  # the caller's handler; of no meaning unless ours is in its place
+_pending: list[tuple[int, FrameType | None]] = []
+_callers: Any = None  # the handler of the caller, while ours is installed
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    _waiting.append((number, frame))
+def _record(number: int, frame: FrameType | None) -> None:
+    _pending.append((number, frame))
 
 
-def _answer() -> None:
-    """Put the caller's handler back, and let it answer what came meanwhile."""
-    signal.signal(signal.SIGINT, _theirs)
-    if _waiting:
-        last = _waiting[-1]
-        _waiting.clear()
-        _theirs(*last)
+def _deliver() -> None:
+    """Restore the caller's handler, and call it if a signal is pending."""
+    signal.signal(signal.SIGINT, _callers)
+    if _pending:
+        last = _pending[-1]
+        _pending.clear()
+        _callers(*last)
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """Hold Ctrl-C back until the function has ended; only the main thread ever sees one."""
+    """Delay Ctrl-C until the function has returned; only the main thread receives it."""
 
     @wraps(function)
     def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _theirs
+        global _callers
         handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or not callable(handler) or handler is _note:
-            return function(*args, **kwargs)  # not ours to hold, nobody waits for it, or it is held
-        _waiting.clear()
-        outer, _theirs = _theirs, handler
+        if threading.current_thread() is not threading.main_thread() or not callable(handler) or handler is _record:
+            return function(*args, **kwargs)  # another thread, no handler, or delayed already
+        _pending.clear()
+        outer, _callers = _callers, handler
         try:
-            signal.signal(signal.SIGINT, _note)
+            signal.signal(signal.SIGINT, _record)
             return function(*args, **kwargs)
         finally:
             try:
-                _answer()
+                _deliver()
             finally:
-                _theirs = outer
+                _callers = outer
 
     return held
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C through again inside the block."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not _note:
+    """Deliver Ctrl-C inside the block."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not _record:
         yield
         return
     try:
-        _answer()
+        _deliver()
         yield
     finally:
-        signal.signal(signal.SIGINT, _note)
+        signal.signal(signal.SIGINT, _record)

@@ -1,8 +1,8 @@
 """Lanczos: everything that costs Hessian products happens here.
 
 Started at a vector, the process builds an orthonormal Q with Qᵀ B Q = T tridiagonal, one product an iteration. The
-recurrence itself (`Lanczos`) decides nothing and reads nothing, so that it can run eagerly or as part of a recorded
-graph; the Krylov space that the host sees (`Krylov`) reads T column by column and knows when it is invariant.
+recurrence itself (`Lanczos`) decides nothing and reads no number, so that it can run eagerly or as part of a recorded
+graph. The Krylov space on the host (`Krylov`) reads T column by column and detects when it is invariant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NonFiniteProductError(ArithmeticError):
 
 
 class Columns(Protocol):
-    """Where a Krylov space comes from: made step by step, or at once by a recording."""
+    """Source of the columns of T: computed step by step, or all at once by a recording."""
 
     limit: int
 
@@ -39,7 +39,7 @@ class Lanczos:
     Parameters
     ----------
     product : callable
-        ``v -> B v``; the vector it returns is taken over and changed in place.
+        ``v -> B v``; the recurrence changes the returned vector in place.
     limit : int, optional
         Most iterations; by default the dimension of the space.
     store : bool
@@ -47,7 +47,7 @@ class Lanczos:
     reorthogonalise : bool
         Orthogonalise every new vector against all earlier ones, twice.
     linear : vector, optional
-        A vector g whose projections qᵀg are wanted beside α and β.
+        A vector g whose projections qᵀg are returned beside α and β.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Lanczos:
     ) -> None:
         self.space = space
         self.limit = min(limit or space.dim, space.dim)
-        self.columns: list[list[Scalar]] = []  # (α_j, β_j), and qᵀg where that is wanted; unread
+        self.columns: list[list[Scalar]] = []  # (α_j, β_j), and qᵀg with `linear`; unread
         self.length = space.length(start)
-        self.parts: Any = None  # of the last product along all vectors, unread, where it is reorthogonalised
+        self.parts: Any = None  # projections of the last product on all vectors, unread, with reorthogonalisation
         self._product = product
         self._start = start
         self._store = store
@@ -83,7 +83,7 @@ class Lanczos:
         return float(self.length)
 
     def column(self, j: int) -> Sequence[float]:
-        """Return α_j, β_j and the projection, made where they are the next ones."""
+        """Return α_j, β_j and the projection; compute them if they are the next ones."""
         if j == len(self.columns):
             self.extend()
         return self.space.read(self.columns[j])
@@ -97,18 +97,18 @@ class Lanczos:
             rows = self._rows[: j + 1]
             self.parts = space.orthogonalise(r, rows)
             alpha = self.parts[-1]
-            space.orthogonalise(r, rows)  # once more what rounding left of it
+            space.orthogonalise(r, rows)  # a second time, for what roundoff left
         else:
             if previous is not None:
                 space.subtract(r, self.columns[-1][1], previous)
             alpha = space.inner(q, r)
             space.subtract(r, alpha, q)
         self._residual = r
-        wanted = [] if self._linear is None else [space.inner(q, self._linear)]
-        self.columns.append([alpha, space.length(r), *wanted])
+        projection = [] if self._linear is None else [space.inner(q, self._linear)]
+        self.columns.append([alpha, space.length(r), *projection])
 
     def _advance(self, j: int) -> tuple[Vector, Vector | None]:
-        """Return q_j and q_{j−1}: rows of Q, or where Q is not kept vectors of their own."""
+        """Return q_j and q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
         v, length = (self._residual, self.columns[-1][1]) if j else (self._start, self.length)
         self._residual = None
         if not self._store:
@@ -131,7 +131,7 @@ class Lanczos:
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
         if self._store:
             return [self.space.combine(self._rows[: known.dim], c) for c in coefficients]
-        self.limit = known.dim  # the vectors at the end are needed no longer
+        self.limit = known.dim  # the last vectors are not needed any more
         self._previous = self._current = self._residual = None
         q: Vector = self._start / known.start_norm
         previous: Vector | None = None
@@ -151,20 +151,20 @@ class Lanczos:
 
 
 class Krylov:
-    """A growing Krylov space as the host knows it: T, of the columns that a source makes, and combinations of Q.
+    """A growing Krylov space on the host: T, from the columns of a source, and combinations of Q.
 
     Attributes
     ----------
     start_norm : float
-        Length of the vector it was started at.
+        Norm of the start vector.
     alpha, beta : list of float
-        Diagonal of T, and the residuals: β_j is the part of B q_j that left the space, 0 when it is invariant.
+        Diagonal of T, and the residuals: β_j is the norm of the part of B q_j outside the space, 0 if it is invariant.
     """
 
     def __init__(self, source: Columns) -> None:
         self.start_norm = source.start_norm
         if not (self.start_norm > 0.0 and math.isfinite(self.start_norm)):
-            raise ValueError(f"a Krylov space needs a start of positive finite length, not {self.start_norm}")
+            raise ValueError(f"a Krylov space needs a start vector of positive finite norm, not {self.start_norm}")
         self.alpha: list[float] = []
         self.beta: list[float] = []
         self._source = source
@@ -184,12 +184,12 @@ class Krylov:
 
     @property
     def invariant(self) -> bool:
-        """Whether the process broke down: B maps the space into itself and nothing can be added."""
+        """Whether the process broke down: B maps the space into itself."""
         return self.residual == 0.0
 
     @property
     def definite(self) -> bool:
-        """Whether T is positive definite: B bends upwards along every direction of the space."""
+        """Whether T is positive definite."""
         return self._pivot > 0.0
 
     @property
@@ -207,7 +207,7 @@ class Krylov:
         return c
 
     def extend(self) -> bool:
-        """Make one Lanczos iteration; False where the space is invariant, full, or of the dimension asked for."""
+        """Make one Lanczos iteration; return False if the space is invariant, full, or has its largest dimension."""
         j, space = self.dim, self._source.space
         if self.invariant or j >= self._source.limit:
             return False
@@ -219,7 +219,7 @@ class Krylov:
         if self.definite:
             self._pivot = alpha - last * (last / self._pivot)
         if beta <= 10.0 * space.eps * self._scale or j + 1 == space.dim:
-            beta = 0.0  # rounding, or nothing can follow
+            beta = 0.0  # roundoff, or the space is full
         self.alpha.append(alpha)
         self.beta.append(beta)
         self._projections += projection
@@ -250,8 +250,8 @@ class Krylov:
     def least_model_gradient(self, sigma: float) -> float:
         """Bound ‖∇m‖ = β_j |u_j| of the cubic model's minimiser from below, without eigenpairs.
 
-        By Cramer's rule |u_j| = ‖g‖ β_1…β_{j−1} / det(T + μI), and Gershgorin's circles bound T, with it μ, and so the
-        determinant. A space that is far from its end is told from it for nothing.
+        By Cramer's rule |u_j| = ‖g‖ β_1…β_{j−1} / det(T + μI). Gershgorin's circles bound T, hence μ and the
+        determinant. Detecting that the model is not yet minimised well enough costs no extra product.
         """
         reach, bound = self._scale, self.start_norm
         shift = reach + 0.5 * (reach + math.sqrt(reach * reach + 4.0 * sigma * bound))

@@ -154,7 +154,7 @@ class KrylovModel(Piece):
                     linear=None if start is None else here.g,
                 )
             )
-            return _Growth(self, here, krylov, operator).run()
+            return _grown(self, here, krylov, operator)
         except BaseException:
             operator.release()
             raise
@@ -163,13 +163,13 @@ class KrylovModel(Piece):
         """Propose no step."""
         return None
 
-    def bounds(self, here: Point, known: Units) -> float:
+    def longest_step(self, here: Point, known: Units) -> float:
         """Return the largest step norm to which σ is left alone."""
         return math.inf
 
-    def bounded_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace | None:
-        """Return the subspace with the step of its σ, which may be raised; None where no steps are made."""
-        return None
+    def with_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+        """Return the subspace with the step of its σ, which may be raised; without a step if the model makes none."""
+        return known
 
     def charge(self, here: Point, dim: int) -> int:
         """Return J as the paper's program counts it (D4): whether or not Lanczos stopped before.
@@ -217,12 +217,12 @@ class CubicModel(KrylovModel):
             step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
-    def bounds(self, here: Point, known: Units) -> float:
+    def longest_step(self, here: Point, known: Units) -> float:
         if self.first_radius is None:
             return math.inf
         return max(self.first_radius * length_scale(here, known), LONGER * here.state.step_norm)
 
-    def bounded_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+    def with_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
         """Minimise the model, with σ raised where the step is far longer than the last.
 
         σ follows from the last steps, and along another direction the model may be wrong that far from x. The first
@@ -264,94 +264,80 @@ def length_scale(here: Point, known: Units) -> float:
     return max(known.length, 0.1 * here.norm)
 
 
-class _Growth:
-    """Extends a Krylov space until the model is minimised well enough in it.
+def _grown(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
+    """Extend a Krylov space until the model is minimised well enough in it.
 
     Along negative curvature the model predicts most where it is least reliable. With "forcing" the space ends with the
-    first negative curvature, close to the gradient, as truncated conjugate gradients do.
+    first negative curvature, close to the gradient, as truncated conjugate gradients do. A product that is not finite
+    ends it without a spectrum.
     """
-
-    def __init__(self, model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> None:
-        self.model, self.here, self.krylov, self.operator = model, here, krylov, operator
-        self.sigma, self.units, self.longest, self.guessed = here.state.sigma, here.units, math.inf, False
-        self.tolerance = self._gradient_tolerance()
-
-    def run(self) -> KrylovSubspace:
-        """Return the space at its end; a product that is not finite ends it without a spectrum."""
-        try:
-            return self._grow()
-        except NonFiniteProductError as problem:
-            return self._subspace(None, problem=str(problem))
-
-    def _subspace(self, spectrum: cubic.Spectrum | None, problem: str = "") -> KrylovSubspace:
-        known = (self.model, self.krylov, self.operator, spectrum, self.sigma, self.units, self.longest, self.guessed)
-        return KrylovSubspace(*known, problem=problem)
-
-    def _grow(self) -> KrylovSubspace:
-        model, here, krylov = self.model, self.here, self.krylov
-        limit = min(model.krylov_dim or here.space.dim, here.space.dim)
-        test_at, latest, shift = 1, 0, math.nan
-        ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
+    known = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
+    tolerance = _gradient_tolerance(model, here)
+    ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
+    limit = min(model.krylov_dim or here.space.dim, here.space.dim)
+    test_at, latest, shift = 1, 0, math.nan
+    try:
         while True:
             krylov.extend()
             j = krylov.dim
             if j == 1:
-                self._measure()
+                known = _measured(model, here, known)
             last = krylov.invariant or j >= limit or (model.forcing and here.oracle.exact and not krylov.definite)
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where μ of the last step predicts an end.
-                waits = j < test_at or (j < latest and krylov.model_gradient(shift) > 2.0 * self.tolerance)
-                if waits or (model.proposes and krylov.least_model_gradient(self.sigma) > self.tolerance):
+                waits = j < test_at or (j < latest and krylov.model_gradient(shift) > 2.0 * tolerance)
+                if waits or (model.proposes and krylov.least_model_gradient(known.sigma) > tolerance):
                     continue
-            found = self._subspace(cubic.spectrum(*krylov.tridiagonal()))
-            assert found.spectrum is not None
-            if last or krylov.residual_of(found.spectrum.vectors[:, 0]) <= ritz_tolerance:
-                stepped = model.bounded_step(here, found)
-                if stepped is None:
-                    return found
-                self.sigma, self.guessed = stepped.sigma, stepped.guessed
-                assert stepped.step is not None
-                if last or self._enough(stepped.step):
-                    return stepped
+            spectrum = cubic.spectrum(*krylov.tridiagonal())
+            known = replace(known, spectrum=spectrum)
+            if last or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
+                known = model.with_step(here, known)
+                if last or known.step is None or _enough(model, here, known, tolerance):
+                    return known
                 if model.forcing and krylov.from_gradient:
-                    test_at, latest, shift = j + 1, max(j + 8, j + j // 5), stepped.step.multiplier
+                    test_at, latest, shift = j + 1, max(j + 8, j + j // 5), known.step.multiplier
                     continue
             test_at = j + max(1, j // 5)
+    except NonFiniteProductError as problem:
+        return known.failed(str(problem))
 
-    def _gradient_tolerance(self) -> float:
-        """Return the largest ‖∇m‖; "forcing" may ask for less where the step is short."""
-        model, norm = self.model, self.here.grad_norm
-        if not model.forcing:
-            return resolved_epsilon_g(model.epsilon, model.epsilon_g)
-        before = self.here.state.grad_norm
-        fell = norm / before if before > 0.0 else 1.0
-        return max(min(_FORCING, fell) * norm, _TOLERANCE_SHARE * self.here.tol)
 
-    def _enough(self, step: cubic.CubicStep) -> bool:
-        """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-        here, residual = self.here, self.krylov.residual_of(step.u)
-        if residual > self.tolerance:
-            return False
-        if not self.model.forcing:
-            return True
-        if here.vanishes(step.norm):  # across a valley it may, where a step along the valley does not
-            return here.grad_norm > 0.0 and self.krylov.dim >= _VANISHING_DIM
-        wanted = step.norm / length_scale(here, self.units) * here.grad_norm
-        return residual <= max(wanted, _TOLERANCE_SHARE * here.tol)
+def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
+    """Return the largest ‖∇m‖; "forcing" may ask for less where the step is short."""
+    if not model.forcing:
+        return resolved_epsilon_g(model.epsilon, model.epsilon_g)
+    norm, before = here.grad_norm, here.state.grad_norm
+    fell = norm / before if before > 0.0 else 1.0
+    return max(min(_FORCING, fell) * norm, _TOLERANCE_SHARE * here.tol)
 
-    def _measure(self) -> None:
-        """Set the units and σ at the first point, and the largest step norm from here."""
-        here, krylov = self.here, self.krylov
-        if not self.units.length:
-            curvature = math.hypot(krylov.alpha[0], krylov.residual)
-            norm, size = here.grad_norm, here.norm
-            if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
-                norm = 0.0  # a stationary point, whose gradient shows no length
-            self.units = units.measured(here.value, norm, curvature, size)
-            if here.judge.measures:
-                self.sigma = here.judge.bounded(units.FIRST * self.units.cubic)
-            self.guessed = self.model.bounds(here, self.units) < math.inf
-        self.longest = self.model.bounds(here, self.units)
+
+def _enough(model: KrylovModel, here: Point, known: KrylovSubspace, tolerance: float) -> bool:
+    """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
+    assert known.step is not None
+    step_norm, residual = known.step.norm, known.krylov.residual_of(known.step.u)
+    if residual > tolerance:
+        return False
+    if not model.forcing:
+        return True
+    if here.vanishes(step_norm):  # across a valley it may, where a step along the valley does not
+        return here.grad_norm > 0.0 and known.dim >= _VANISHING_DIM
+    wanted = step_norm / length_scale(here, known.units) * here.grad_norm
+    return residual <= max(wanted, _TOLERANCE_SHARE * here.tol)
+
+
+def _measured(model: KrylovModel, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+    """Return the space with the units and σ of the first point, and the largest step norm from here."""
+    krylov, found = known.krylov, known.units
+    if found.length:
+        return replace(known, longest=model.longest_step(here, found))
+    curvature = math.hypot(krylov.alpha[0], krylov.residual)
+    norm, size = here.grad_norm, here.norm
+    if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
+        norm = 0.0  # a stationary point, whose gradient shows no length
+    found = units.measured(here.value, norm, curvature, size)
+    sigma = here.judge.bounded(units.FIRST * found.cubic) if here.judge.measures else known.sigma
+    longest = model.longest_step(here, found)
+    return replace(known, units=found, sigma=sigma, longest=longest, guessed=longest < math.inf)
 
 
 def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:

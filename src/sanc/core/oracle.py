@@ -1,4 +1,4 @@
-"""What the method asks of the world: f, ∇f and Hessian products, each on its own sample, and how many it asked."""
+"""The interface to the objective: f, ∇f and Hessian products, each on its own sample, with counters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Meter:
 
 
 class Operator(ABC):
-    """The Hessian at one point on one sample: one product, good for many vectors."""
+    """The Hessian at one point on one sample, as a product with vectors."""
 
     @abstractmethod
     def __call__(self, v: Vector) -> Vector:
@@ -59,30 +59,30 @@ class Operator(ABC):
         """Return the gradient on the Hessian's sample, as a fresh vector."""
 
     def error(self, v: Vector, product: Vector) -> float:
-        """Estimate ‖error‖ of the `product` with `v`, beyond rounding; 0 where products are exact."""
+        """Estimate the error norm of the `product` with `v` beyond roundoff; 0 where products are exact."""
         return 0.0
 
-    def release(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of whatever the products needed; a later product builds it anew."""
+    def release(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what the products needed; a later product builds it again."""
 
 
 class Oracle(ABC):
-    """Answers f, g and Hv at a point, on the samples of the current iteration. It lives as long as the run.
+    """Evaluates f, g and Hv at a point, on the samples of the current iteration. It lives as long as the run.
 
     Attributes
     ----------
     space : Space
-        The vectors that are spoken in.
+        The vector space of x.
     meter : Meter
-        What was asked so far.
+        Evaluations so far.
     exact : bool
         Whether all three samples are the whole objective in every iteration.
     hvp : str
-        How torch makes the Hessian products; empty where it does not.
+        How torch computes the Hessian products; empty for other oracles.
     values : bool
-        Whether it knows values and products, and not gradients only.
+        Whether it evaluates values and products, and not gradients only.
     written : bool
-        Whether its gradient is a function that a caller wrote, and may be that of another function.
+        Whether its gradient is a function of the caller, which may be inconsistent with f.
     """
 
     space: Space
@@ -102,21 +102,21 @@ class Oracle(ABC):
         """Shapes of the tensors that a vector is made of, in their order."""
         return [(self.space.dim,)]
 
-    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most have nothing to draw
-        """Draw the samples of an iteration; `products` says whether it will ask for Hessian products."""
+    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
+        """Draw the samples of an iteration; `products` announces Hessian products."""
 
-    def end(self, step_norm: float) -> None:  # noqa: B027 - most learn nothing from it
-        """Hear how long the step was that the iteration took."""
+    def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
+        """End an iteration, given the norm of its step."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a resumed run needs to know beside the point and the counts."""
+        """Return what a resumed run needs beside the point and the counters."""
         return {}
 
-    def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to restore
-        """Go on from what `numbers` returned."""
+    def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have no state
+        """Continue from what `numbers` returned."""
 
     def knows(self, x: Vector) -> tuple[bool, bool]:
-        """Whether value and gradient at `x` are remembered for the next iteration."""
+        """Whether value and gradient at `x` are cached for the next iteration."""
         return False, False
 
     @abstractmethod
@@ -132,11 +132,11 @@ class Oracle(ABC):
         """f(x) and ∇f(x) on the gradient sample."""
 
     def gradient_error(self, x: Vector) -> float:
-        """How far ∇f(x) may be off where it is made of differences, because of the rounding of values; else 0."""
+        """Error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
         return 0.0
 
     def norm(self, v: Vector) -> float:
-        """‖v‖ of a point that it was asked at, or a gradient that it answered; who read it along spares a wait."""
+        """‖v‖ of a point or gradient of this oracle, which may have read it together with other numbers."""
         return self.space.norm(v)
 
     @abstractmethod
@@ -149,10 +149,10 @@ class Oracle(ABC):
 
 
 class Recent(Generic[T]):
-    """The last few answers, found again by the very vector they belong to; what is asked for stays longest.
+    """A cache of the last few evaluations, by the identity of the vector; the least recently used one is dropped.
 
-    The value at the current point is asked for in every iteration, so rejected trials never push it out, and a run that
-    is resumed counts as one that was not interrupted. Nothing is kept alive for being remembered.
+    The value at the current point is used in every iteration, so rejected trials never replace it, and a resumed run
+    counts the same evaluations as one that was not interrupted. The cache holds weak references.
     """
 
     def __init__(self, size: int = 3) -> None:
@@ -163,7 +163,7 @@ class Recent(Generic[T]):
         return any(known() is x for known, _ in self._entries)
 
     def answer(self, x: Any, ask: Callable[[Any], T]) -> T:
-        """Return the answer at `x`, asked for where it is not known."""
+        """Return the cached evaluation at `x`, or make it."""
         for place, (known, answer) in enumerate(self._entries):
             if known() is x:
                 self._entries.append(self._entries.pop(place))
@@ -171,19 +171,19 @@ class Recent(Generic[T]):
         return self.put(x, ask(x))
 
     def put(self, x: Any, answer: T) -> T:
-        """Remember an answer and return it."""
+        """Cache an evaluation and return it."""
         self._entries = [*self._entries[1 - self._size :], (weakref.ref(x), answer)]
         return answer
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         self._entries.clear()
 
 
 def difference_step(space: Space, x: Vector, least: float = 1.0, noise: float | None = None) -> float:
-    """Length of the steps of a central difference at `x`: the cube root of the precision, at the scale of x.
+    """Return the step length of a central difference at `x`: the cube root of the precision times the scale of x.
 
-    `least` is the smallest scale of x, and `noise` the relative error of what is differenced, where that is above the
-    precision.
+    The cube root balances roundoff against truncation. `least` is the smallest scale of x, and `noise` the relative
+    error of the differenced function if it exceeds the precision.
     """
     return float((noise or space.eps) ** (1 / 3) * max(least, space.norm(x) / space.dim**0.5))

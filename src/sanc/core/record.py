@@ -1,4 +1,4 @@
-"""What happened in one iteration: written by the iteration as it goes, and handed to the user as it is."""
+"""The record of one iteration, which the iteration writes once and the user receives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Calls:
     Attributes
     ----------
     value, gradient, product : int
-        How many components of each kind were evaluated, trial points and second Lanczos passes included.
+        Components of each kind that were evaluated, including trial points and second Lanczos passes.
     paper_calls : int
         The x-axis of the paper's figures: |S_g| + J·|S_B| per second-order step; values are free. Where the length of
         the Krylov space follows need (preset "robust"), J is the length it had; CRM's second gradient is another |S_g|.
@@ -73,8 +73,8 @@ class Record:
     branch : Branch
         The kind of step taken.
     rho : float
-        Actual over predicted decrease of the last trial, on the objective sample (of preset "robust" with samples, and
-        below, the gradient sample); NaN where no ratio was formed.
+        Actual over predicted decrease of the last trial, on the objective sample (with preset "robust" on samples: the
+        gradient sample); NaN if no ratio was formed.
     sigma : float
         The cubic coefficient of the last trial; NaN for a method without a model.
     grad_norm : float
@@ -82,32 +82,32 @@ class Record:
     ritz_value : float
         Left-most Ritz value of the Hessian in the Krylov space; NaN where none was built.
     step_norm : float
-        Length of the step that was taken, 0 where the iteration stayed; where it went back to an earlier point (branch
-        "stayed", with a note) the distance to that.
+        Norm of the step, 0 if the iteration stayed. If it returned to an earlier point (branch "stayed", with a note),
+        the distance to that point.
     model_decrease : float
-        Decrease that the cubic model predicted for its last trial; NaN where there was no model.
+        Predicted decrease of the last trial; NaN without a model.
     value : float
-        f(x) at the start of the iteration: on the objective sample where that was asked, else on the gradient sample;
-        where steps are averaged, f where the gradient was taken.
+        f(x) at the start of the iteration: on the objective sample if it was evaluated there, otherwise on the gradient
+        sample. In the averaged phase f where the gradient was taken.
     trial_value : float
-        f at the point the iteration ended at, on the objective sample.
+        f at the last trial point, on the objective sample.
     krylov_dim : int
         Dimension of the Krylov space.
     trials : int
-        Points at which the objective was tried.
+        Trial points at which f was evaluated.
     calls : Calls
         Component evaluations since the start.
     seconds : float
         Time spent in iterations since the start.
     curvature_share : float
-        Share of the model's decrease (without its cubic term) that the last trial was to earn along negative curvature,
-        1 for a step of branch "curvature"; NaN where there was no model or it promised nothing.
+        Share of the predicted decrease (without the cubic term) along negative curvature in the last trial, 1 for a
+        step of branch "curvature"; NaN without a model or a predicted decrease.
     note : str
-        Why the iteration went as it did, where that is not plain from the branch.
+        The reason for the outcome, if the branch alone does not show it.
     hvp : str
-        How torch makes the Hessian products; empty where they are given.
+        How torch computes the Hessian products; empty if the caller supplies them.
     style : str
-        What drives an optimiser: closures that return the "loss", closures that call "backward", or "gradients" alone.
+        How the optimiser is driven: closures that return the "loss", closures that call "backward", or "gradients".
     """
 
     iteration: int
@@ -130,10 +130,9 @@ class Record:
     style: str = ""
 
     def as_dict(self) -> dict[str, float]:
-        """Return the numbers, side by side, for a logger: ``for k, v in record.as_dict().items(): …``.
+        """Return the numbers in one dictionary, for a logger.
 
-        Those of `calls` are there as ``calls.gradient`` and so on. With the strings, for JSON, it is
-        ``dataclasses.asdict(record)``.
+        Those of `calls` have names like ``calls.gradient``. ``dataclasses.asdict(record)`` also has the strings.
         """
         plain = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
         return plain | {f"calls.{name}": value for name, value in asdict(self.calls).items()}

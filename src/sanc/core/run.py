@@ -117,7 +117,7 @@ class Iterates(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Where a run ends at the latest, and how well it certifies."""
+    """Limits of a run, and the tolerances of its certificate."""
 
     tol: float
     default_tol: bool  # whether the caller left `tol` out
@@ -132,7 +132,7 @@ class Limits:
 
 @dataclass
 class Run:
-    """A minimisation under way."""
+    """A minimisation in progress."""
 
     oracle: Oracle
     iterates: Iterates
@@ -140,19 +140,19 @@ class Run:
     x: Vector
     seed: int
     history: list[Record] = field(default_factory=list)
-    certificate: Certificate | None = None  # of x, where it is known
+    certificate: Certificate | None = None  # of x, if it was computed
     stalled: int = 0
     best_gradient: float = math.inf
-    late: Callable[[], bool] = lambda: False  # whether the time is over
+    late: Callable[[], bool] = lambda: False  # whether the time limit has passed
     first_value: float = math.nan
     misfits: int = 0  # steps along which values and gradients disagree
     verified: bool = False  # whether differences of values confirmed the gradient
     smooth: bool = False  # whether the values were checked for noise
-    cause: str = ""  # more about the ending than its status says
-    units: Units = field(default_factory=Units)  # of the first point, where that is stationary
+    cause: str = ""  # a sentence about the ending, beside that of its status
+    units: Units = field(default_factory=Units)  # of the first point, if it is stationary
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
-        """Iterate until something ends the run."""
+        """Iterate until an ending is reached."""
         if self.limits.max_time < math.inf:
             deadline = clock() + self.limits.max_time
             self.late = lambda: clock() >= deadline
@@ -192,19 +192,19 @@ class Run:
             ending = self._contradicted(record, before, g)
             if ending is not None:
                 return ending
-            if self.iterates.at_rest and not self.oracle.exact:  # of an exact objective rest is counted as a stall
+            if self.iterates.at_rest and not self.oracle.exact:  # with an exact objective it counts as a stall
                 return Status.AT_REST
 
     @property
     def iteration(self) -> int:
-        """Iterations made, those before an interruption included."""
+        """Iterations made, including those before an interruption."""
         return int(self.iterates.state.iteration)
 
     def state(self) -> dict[str, Any]:
-        """Return all that `resume` needs to go on as if nothing had happened: plain numbers, and vectors."""
+        """Return everything that `resume` needs to continue bit for bit: plain numbers, vectors and tensors."""
         return {
             "method": self.iterates.method.name,
-            "x": self.x * 1.0,  # copies: whatever is done to them, the run does not notice
+            "x": self.x * 1.0,  # copies, so that a caller cannot change the run through them
             "numbers": self.iterates.numbers(),
             "vectors": {name: vector * 1.0 for name, vector in self.iterates.vectors().items()},
             "tensors": [dict(tensors) for tensors in self.iterates.tensors()],
@@ -218,7 +218,7 @@ class Run:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that an earlier run handed to its callback."""
+        """Continue from a state that an earlier run passed to its callback."""
         missing = self.state().keys() - state.keys()
         if missing:
             raise ArgumentError(
@@ -267,14 +267,14 @@ class Run:
         self.first_value = first
         self.misfits, self.verified, self.smooth = known
         value, gradient = knows
-        if value:  # known when the state was saved, so computed again without being counted again
+        if value:  # cached when the state was saved: evaluate again without counting
             self.oracle.value(self.x)
         if gradient:
             self.oracle.gradient(self.x)
         self.oracle.meter = meter
 
     def _watch(self, record: Record) -> None:
-        """Count iterations that lowered neither the gradient nor, by more than rounding explains, the value."""
+        """Count iterations that lowered neither the gradient norm nor, beyond roundoff, the value."""
         if not self.oracle.exact:
             return
         lower = record.grad_norm < 0.99 * self.best_gradient
@@ -292,7 +292,7 @@ class Run:
 
     @property
     def _units(self) -> Units:
-        """The units of the first point, where the iteration knows them, or as they were measured before it."""
+        """The units of the first point, from the iteration or as measured before it."""
         known = self.iterates.units
         return known if known.length else self.units
 
@@ -341,9 +341,9 @@ class Run:
         return contradicts or record.rho < 0.5
 
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
-        """Return the certificate of the current point, and the direction of its least curvature."""
+        """Return the certificate of the current point, and the left-most Ritz vector."""
         eps, eps_curvature = self._tol, self.limits.curvature_tol
-        if eps_curvature is None:  # √(L2 ε), as far as L2 is known
+        if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
             eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
         return probe(
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
@@ -362,7 +362,7 @@ class Run:
         return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.default_tol else 0.0)
 
     def _first_units(self) -> Units:
-        """Measure the units by one product, before the first iteration does."""
+        """Measure the units with one product, before the first iteration."""
         space, meter, operator = self.oracle.space, replace(self.oracle.meter), self.oracle.hessian(self.x)
         v = space.normal(np.random.default_rng(self.seed))
         try:
@@ -375,7 +375,7 @@ class Run:
         return measured(self.oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x))
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
-        """Decide whether a stationary point is the end, or which way negative curvature leads out."""
+        """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
         most = self.limits.max_products
         measures = not self.iteration and most is None
         if measures:

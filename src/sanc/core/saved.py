@@ -1,4 +1,4 @@
-"""What is asked of a saved state before anything is taken over from it: the right names, kinds and bounds."""
+"""Checks of a saved state before anything of it is used: names, types and ranges."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sanc.errors import ArgumentError, shown
 def refuse(where: str, value: object, wanted: str) -> ArgumentError:
     """Return the error for an entry of a state."""
     return ArgumentError(
-        f"{where} = {shown(value)} cannot be used: {wanted} belongs there. Pass a state as it was saved; where its "
-        "file is damaged, an earlier one."
+        f"{where} = {shown(value)} cannot be used: {wanted} belongs there. Pass a state as it was saved, or an "
+        "earlier one if its file is damaged."
     )
 
 
@@ -71,7 +71,7 @@ def numbers_of(state: Any) -> dict[str, Any]:
 
 
 def vectors_of(state: Any) -> dict[str, Any]:
-    """Return the others, as far as they are there."""
+    """Return the vectors of a dataclass that are not None."""
     found = {item.name: getattr(state, item.name) for item in fields(state) if item.default is None}
     return {name: vector for name, vector in found.items() if vector is not None}
 
@@ -95,8 +95,8 @@ def require_vector(where: str, value: object, shape: tuple[int, ...]) -> None:
     """Accept a finite array or tensor of real numbers of this shape."""
     wanted = f"a finite array of shape {tuple(shape)}"
     if isinstance(value, torch.Tensor):
-        own = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that lies on several ranks
-        kind, fits = "tensor", value.is_floating_point() and bool(torch.isfinite(own).all())
+        local = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that is sharded over ranks
+        kind, fits = "tensor", value.is_floating_point() and bool(torch.isfinite(local).all())
     elif isinstance(value, np.ndarray):
         kind, fits = "array", value.dtype.kind == "f" and bool(np.isfinite(value).all())
     else:

@@ -1,7 +1,7 @@
-"""Vector spaces: the few operations that the method needs, for NumPy arrays and torch tensors alike.
+"""Vector spaces: the few operations that the method needs, for NumPy arrays and torch tensors.
 
 Everything large is a vector, everything small a float64 number on the host. On a device each number that the host reads
-makes it wait, so inner products may be left there, *unread*, and be read together.
+is a synchronisation, so inner products may stay there, *unread*, and be read together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 """A small float64 array on the host."""
 
 Scalar: TypeAlias = Any
-"""A number that may not have been read yet: a float, or a tensor of no dimensions."""
+"""A number that may be unread: a float, or a zero-dimensional tensor."""
 
 
 class Vector(Protocol):
-    """What a one-dimensional `numpy.ndarray` and a one-dimensional `torch.Tensor` share, as far as it is used."""
+    """The operations that one-dimensional NumPy arrays and torch tensors share, as far as they are used."""
 
     def __add__(self, other: Any, /) -> Self: ...
     def __sub__(self, other: Any, /) -> Self: ...
@@ -35,21 +35,21 @@ class Vector(Protocol):
 
 
 _PIECE = 2**20
-"""Longer inner products are summed piece by piece, in float64: over 10⁹ entries one float32 sum, as BLAS makes it on a
-CPU, would lose half its digits."""
+"""Longer inner products are summed in blocks, in float64: one float32 sum over 10⁹ entries would lose half its
+digits."""
 
 
 class Space:
-    """Vectors of one length, type and device, held by torch.
+    """Torch vectors of one dimension, type and device.
 
     Attributes
     ----------
     dim : int
-        Their length.
+        Their dimension.
     eps : float
         Precision of their type.
     total : callable or None
-        Adds up sums over entries where this process holds a part of them only; None: it holds all.
+        Sums over the ranks that hold the other entries; None: this process holds all.
     """
 
     dim: int
@@ -61,7 +61,7 @@ class Space:
         self.dtype: Any = dtype
         self.device = device
         self.eps, self._most = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
-        self._least = 1e-280 if dtype == torch.float64 else 1e-30  # square of which digits are left
+        self._least = 1e-280 if dtype == torch.float64 else 1e-30  # squares below it underflow
 
     # Numbers.
 
@@ -74,7 +74,7 @@ class Space:
 
     def length(self, v: Any) -> Scalar:
         """Euclidean norm, unread."""
-        if self.device.type == "cpu":  # where BLAS rounds far less than torch's norm, and nobody waits for a number
+        if self.device.type == "cpu":  # BLAS rounds far less than torch's norm, and reading costs nothing
             square = self.inner(v, v)
             if self._least < float(square) < 1.0 / self._least:
                 return square.sqrt()
@@ -112,7 +112,7 @@ class Space:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
     def normal(self, rng: np.random.Generator) -> Vector:
-        """Draw a vector of independent standard normal entries; the host draws, so every device sees the same."""
+        """Draw a vector of independent standard normal entries, on the host, so that every device gets the same."""
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
@@ -121,7 +121,7 @@ class Space:
             v.addcmul_(w, factor.to(self.dtype), value=-1.0)
         elif abs(factor) <= self._most:
             v.sub_(w, alpha=factor)
-        else:  # which torch refuses to take as a number of its type
+        else:  # torch rejects a scalar beyond the range of the type
             v.sub_(w * factor)
 
     def divide(self, v: Any, divisor: Scalar, out: Any) -> None:
@@ -140,20 +140,20 @@ class Space:
         return weights @ rows  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
-        """Take the parts along orthonormal rows out of `v` in place, and return how long they were, unread."""
+        """Subtract the projections on orthonormal rows from `v` in place, and return them, unread."""
         parts = torch.mv(rows, v)
         v.addmv_(rows.t(), parts, alpha=-1.0)
         return parts
 
 
 class NumpySpace(Space):
-    """Vectors held by NumPy, with which the same operations are faster where they are short."""
+    """NumPy vectors, on which the same operations are faster for small dimensions."""
 
     def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:
         self.dim = dim
         self.dtype = np.dtype(dtype)
         self.eps = float(np.finfo(self.dtype).eps)
-        self._length = get_blas_funcs("nrm2", dtype=self.dtype)  # which neither overflows nor underflows
+        self._length = get_blas_funcs("nrm2", dtype=self.dtype)  # it neither overflows nor underflows
 
     def inner(self, u: Any, v: Any) -> Scalar:
         return u.dot(v)

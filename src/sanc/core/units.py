@@ -1,6 +1,6 @@
-"""What is large and what is small: a length and a cubic coefficient of the first point, in which the rest is measured.
+"""Units of the first point: a length and a cubic coefficient, relative to which the default compares.
 
-f may be given in any unit and x in any other, so nothing that the default compares has one. The first gradient g and
+f and x may be given in any units, so no rule of the default compares with an absolute number. The first gradient g and
 the first Hessian product B q, with q = g/‖g‖, have the units f/x and f/x²: the Cauchy step ‖g‖/‖Bq‖ is a length, as are
 ‖x‖ and |f|/‖g‖, and ‖g‖ over the square of a length has the unit of σ.
 """
@@ -11,31 +11,30 @@ import math
 from dataclasses import dataclass
 
 _PART = 0.1
-"""Share of ‖x‖ that is a length where the gradient is zero."""
+"""Share of ‖x‖ that serves as a length: a tenth, so that steps change the leading digit of x at most."""
 FIRST = 1e-4
-"""The first σ, in its unit: the first step is Newton's unless that is some hundred times longer than Cauchy's."""
+"""The first σ, in its unit: with 1e-4 the first step is Newton's unless that exceeds about 100 Cauchy steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A length in x, and f/x³; 0 where they are not known yet."""
+    """A unit of length, and one of σ, that is f/x³; 0 before they are known."""
 
     length: float = 0.0
     cubic: float = 0.0
 
     @property
     def value(self) -> float:
-        """A change of f that is neither large nor small."""
+        """The unit of f: the change of f over a unit of length."""
         return self.cubic * self.length * self.length * self.length
 
 
 def measured(value: float, grad_norm: float, curvature: float, size: float) -> Units:
-    """Return the units that f, ‖g‖, ‖Bq‖ and ‖x‖ of the first point show, as far as they are there.
+    """Return the units that follow from f, ‖g‖, ‖Bq‖ and ‖x‖ at the first point.
 
-    Where the gradient is no more than rounding, or so small that the run begins with a look for negative curvature,
-    `grad_norm` is 0.
+    `grad_norm` is 0 if the gradient is roundoff, or so small that the run begins with a probe for negative curvature.
     """
-    if grad_norm > 0.0:  # Cauchy's step is too long where f is nearly flat: no longer than x or f can tell, then
+    if grad_norm > 0.0:  # the Cauchy step is too long where f is nearly flat: x and f bound it
         cauchy = grad_norm / curvature if curvature > 0.0 else math.inf
         guesses = [min(cauchy, max(_PART * size, abs(value) / grad_norm)), cauchy]
     else:

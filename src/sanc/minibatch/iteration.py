@@ -81,8 +81,9 @@ class MinibatchIteration:
     averages = True
 
     def __init__(self, method: Method, seed: int) -> None:
-        assert isinstance(method.minibatch, Minibatch)
-        self.method, self.settings = method, method.minibatch
+        assert method.minibatch is not None
+        settings: Minibatch = method.minibatch
+        self.method, self.settings = method, settings
         model = method.model
         if getattr(model, "krylov_dim", KRYLOV_DIM) is None:
             model = replace(model, krylov_dim=KRYLOV_DIM)  # type: ignore[type-var]

@@ -1,0 +1,399 @@
+"""Vary one named constant of the default at a time, and show what it earns.
+
+    python -m benchmarks.constants --out constants-output                 # all parts, about an hour on one core
+    python -m benchmarks.constants --parts samples --only OUTLIER
+    python -m benchmarks.constants --quick                                # a few problems and constants, seconds
+
+There are three parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts and
+NIST's fits; the table shows the problems solved and the geometric means of values and products relative to the default,
+over problems that both solve. *diagnosis*: small problems of the zoo with consistent and inconsistent derivatives; the
+table shows the correct endings. *samples*: small networks and regressions on batches, among them data with outliers,
+offsets, tiny weights and a saddle; the table shows the geometric mean of the final training loss relative to the
+default over tasks and seeds, the largest such ratio, and the runs that fail.
+
+--out writes constants.json and table.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from torch import nn
+
+import sanc
+from benchmarks.common import Counted, worker_pool, zoo
+from benchmarks.fits import problems as fits
+from benchmarks.reporting import command, markdown_table, number, write_results
+
+INF = math.inf
+
+EXACT: Mapping[str, Sequence[float]] = {
+    "core.judge.SHORTEST": (0.025, 0.4),
+    "core.judge.SHORTER": (0.2, 0.9),
+    "core.judge.LONGER, core.model.LONGER": (1.5, 10.0),
+    "core.judge._LARGEST_EXACT_DROP": (1e-2, 1e-12),
+    "core.judge._NEGLIGIBLE": (0.0, 1e-6),
+    "core.model._FORCING": (0.02, 0.8),
+    "core.model._VANISHING_DIM": (1, 100),
+    "core.model._TOLERANCE_SHARE": (0.0, 1.0),
+    "core.acceptance._UNDERESTIMATED": (INF, 1.02),
+    "core.acceptance._HIDDEN": (0.0, 1e5),
+    "core.escape._HALVINGS": (4, 400),
+    "core.escape._FALLBACK_L1": (0.1, 1e3),
+    "core.units._PART": (0.01, 1.0),
+    "core.units.FIRST": (1e-6, 1e-2),
+    "core.run._STALL_LIMIT": (3, 40),
+    "core.run._EXHAUSTED": (1, 10),
+}
+"""Constants of runs on an exact objective, and two other values of each."""
+
+DIAGNOSIS: Mapping[str, Sequence[float]] = {
+    "core.run._COMPARED": (1, 20),
+    "core.run._MISFITS": (0, 5),
+    "core.run._MISFIT": (0.03, 0.6),
+    "core.run._SYMMETRY_CHECK": (5, 10**6),
+    "core.run._LARGE_ERROR": (1.0, 1e8),
+    "core.run._PROBE_PRODUCTS": (2, 100),
+    "core.consistency._RELATIVE_ERROR": (0.02, 0.5),
+    "core.consistency._COARSE": (1.0, 20.0),
+    "core.consistency._NOISY": (3.0, 1e4),
+    "core.consistency.GROSS": (1e3, 1e9),
+}
+"""Constants that decide whether f, its gradient and its Hessian products are consistent."""
+
+SAMPLES: Mapping[str, Sequence[float]] = {
+    "core.judge._LARGEST_DROP": (1e-1, 1e-6),
+    "minibatch.iteration.KRYLOV_DIM": (2, 10),
+    "minibatch.iteration._FACTOR_INTERVAL": (1, 20),
+    "minibatch.iteration._FIRST_PROBE": (25, 10**6),
+    "minibatch.iteration._OUTLIER": (2.0, 1e30),
+    "minibatch.iteration._SAME_NORM": (1e-3, 1e-8),
+    "minibatch.watch._WORTHWHILE": (0.2, 0.9),
+    "minibatch.watch._SLOW_LIMIT": (2, 16),
+    "minibatch.watch._DISAGREEMENT_LIMIT": (1, 4),
+    "minibatch.watch._GROSS": (2.0, 1e30),
+    "minibatch.watch._LOSS_MEMORY": (0.8, 0.99),
+    "minibatch.watch._BEST_RELAXATION": (0.0, 0.02),
+    "minibatch.watch._RISEN": (1.0, 1e30),
+    "minibatch.watch._FALLEN": (0.1, 2.0),
+    "minibatch.watch.WARM_STEPS": (5, 80),
+    "minibatch.scale.UNKNOWN_WEIGHT": (1 / 60, 4 / 15),
+    "minibatch.scale._ABOVE_MEDIAN": (1.0, 1e30),
+    "minibatch.scale.LARGEST_STRETCH": (1.0, 8.0),
+    "minibatch.scale.ALIGNED": (0.3, 1e30),
+    "minibatch.scale.CONVERGED": (0.0, 0.1),
+    "minibatch.scale.REGROWTH": (1.0, 1.5),
+    "minibatch.scale.DISTANCE_MEMORY, minibatch.averaging.DISTANCE_MEMORY": (0.98, 0.9998),
+    "minibatch.metrics.base._EPSILON": (1e-9, 1e-3),
+    "minibatch.metrics.kronecker._RIDGE": (1e-5, 1e-1),
+}
+"""Constants of runs on samples."""
+
+SETTINGS: Mapping[str, Sequence[Any]] = {
+    "memory": (0.8, 0.99),
+    "refresh": (10, 200),
+    "largest_side": (8, 16),
+    "scale": (0.05, 0.4),
+    "distance": (0.0, 4.0),
+    "warm_up": (0, 80),
+    "slow_down": (0, 40),
+    "averaging": (0.0, 0.95),
+    "weighting": (0.0, 4.0),
+    "curvature": (False,),
+    "noise": (0.1, 10.0),
+    "metric": ("diagonal", "none"),
+}
+"""Settings of runs on samples, for comparison."""
+
+
+def patched(names: str, value: float) -> ExitStack:
+    """Return a context in which a constant, in each module that holds it, has another value."""
+    stack = ExitStack()
+    for name in names.split(", "):
+        module, _, attribute = name.rpartition(".")
+        stack.enter_context(patch.object(import_module(f"sanc.{module}"), attribute, value))
+    return stack
+
+
+def value_of(names: str) -> float:
+    """Return the value of a constant."""
+    module, _, attribute = names.split(", ")[0].rpartition(".")
+    return float(getattr(import_module(f"sanc.{module}"), attribute))
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Geometric mean; NaN of nothing."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+# ---------------------------------------------------------------------- exact objectives
+
+
+def exact_runs(quick: bool) -> dict[str, tuple[bool, int, int]]:
+    """Whether each problem is solved, and its values and products."""
+    found = {}
+    problems = [problem for problem in (*zoo.PROBLEMS, *fits()) if problem.n <= (3 if quick else 100)]
+    for problem in problems[:8] if quick else problems:
+        counted = Counted(problem)
+        options = {"jac": counted.jac, "hessp": counted.hessp, "tol": problem.gtol}
+        result = sanc.minimize(counted.fun, problem.x0, max_iter=500, max_time=10.0, certify=False, **options)
+        found[problem.name] = (problem.reached(float(result.fun)) is not None, result.nfev, result.nhev)
+    for start in () if quick else (*zoo.SADDLES, *zoo.HIDDEN):
+        result = sanc.minimize(start.fun, torch.from_numpy(start.x0), max_iter=200, max_time=10.0)
+        found[start.name] = (bool(result.success), result.nfev, result.nhev)
+    return found
+
+
+def exact_row(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Compare two sets of runs."""
+    both = [key for key, run in found.items() if run[0] and default[key][0]]
+    ratios = [[(found[key][kind] + 1) / (default[key][kind] + 1) for key in both] for kind in (1, 2)]
+    solved = sum(run[0] for run in found.values())
+    return {"solved": solved, "values": geometric_mean(ratios[0]), "products": geometric_mean(ratios[1])}
+
+
+# ---------------------------------------------------------------------- diagnosis
+
+
+def cases(quick: bool) -> Iterator[tuple[str, Any, dict[str, Any], Callable[[Any], bool]]]:
+    """Yield problems with their derivatives, a change of these, and whether a result is right."""
+    ends = sanc.Status
+
+    def consistent(result: Any) -> bool:
+        return result.status not in (ends.INCONSISTENT, ends.STALLED)
+
+    def contradicted(result: Any) -> bool:
+        return result.status is ends.INCONSISTENT or not result.success
+
+    problems = [problem for problem in zoo.PROBLEMS if problem.n <= 10]
+    for problem in problems[:: 12 if quick else 2]:
+        f, jac, _, hessp = zoo.numpy_functions(problem)
+        rng = np.random.default_rng(len(problem.name))
+        skew = rng.standard_normal((problem.n, problem.n))
+        skew = skew - skew.T
+        plain = {"jac": jac, "hessp": hessp, "tol": problem.gtol}
+        yield "consistent", (f, problem), plain, consistent
+        yield "2-point", (f, problem), {"jac": "2-point"}, consistent
+        yield "gradient × 1.5", (f, problem), plain | {"jac": lambda x, jac=jac: 1.5 * jac(x)}, contradicted
+        yield "gradient × −1", (f, problem), plain | {"jac": lambda x, jac=jac: -jac(x)}, contradicted
+        scale = float(np.linalg.norm(hessp(problem.x0, np.ones(problem.n)))) or 1.0
+        skewed = {"hessp": lambda x, v, hessp=hessp, A=scale * skew: hessp(x, v) + A @ v}
+        yield "asymmetric products", (f, problem), plain | skewed, contradicted
+
+
+def diagnoses(quick: bool) -> dict[str, tuple[int, int]]:
+    """Correct endings and cases of each kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for kind, (f, problem), given, right in cases(quick):
+        result = sanc.minimize(f, problem.x0, max_iter=200, max_time=5.0, certify=False, **given)
+        good, many = found.get(kind, (0, 0))
+        found[kind] = (good + right(result), many + 1)
+    return found
+
+
+def diagnosis_row(found: dict[str, tuple[int, int]], default: Any) -> dict[str, Any]:
+    """Write down the correct endings."""
+    return {kind: f"{good} of {many}" for kind, (good, many) in found.items()}
+
+
+# ---------------------------------------------------------------------- samples
+
+
+Task = Callable[[int, Mapping[str, Any]], float]
+
+
+def trained(
+    model: nn.Module, loss: Callable[[int], torch.Tensor], steps: int, full: Callable[[], torch.Tensor], **options: Any
+) -> float:
+    """Train with closures and return the loss on all data."""
+    opt = sanc.SANC(model.parameters(), check=False, **options)
+    for k in range(steps):
+        opt.step(lambda k=k: loss(k))
+    with torch.no_grad():
+        return float(full())
+
+
+def _squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output[:, 0] - target).square().mean()
+
+
+def _classifier(seed: int, widths: Sequence[int], X: Any, y: Any, *, batch: int, spoil: Any = None) -> Task:
+    def run(steps: int, options: Mapping[str, Any]) -> float:
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers += [nn.Linear(a, b), nn.Tanh()]
+        model = nn.Sequential(*layers[:-1])
+        x, t = torch.as_tensor(X, dtype=torch.float32), torch.as_tensor(y)
+        order = np.random.default_rng(seed).integers(len(x), size=(steps, batch))
+        measure = (
+            nn.functional.cross_entropy if t.dtype == torch.int64 else lambda out, t: (out[:, 0] - t).square().mean()
+        )
+
+        def loss(k: int) -> torch.Tensor:
+            rows = torch.from_numpy(order[k])
+            inputs, targets = (x[rows], t[rows]) if spoil is None else spoil(k, x[rows], t[rows])
+            return measure(model(inputs), targets)
+
+        return trained(model, loss, steps, lambda: measure(model(x), t), seed=seed, **options)
+
+    return run
+
+
+def tasks(seed: int) -> dict[str, Task]:
+    """Return the tasks on samples."""
+    digits, disease, diabetes = load_digits(), load_breast_cancer(), load_diabetes()
+    X = digits.data / 16.0
+    Z = (disease.data - disease.data.mean(0)) / disease.data.std(0)
+    D = (diabetes.data - diabetes.data.mean(0)) / diabetes.data.std(0)
+    rng = np.random.default_rng(seed)
+    flipped = np.where(rng.random(len(X)) < 0.2, rng.integers(10, size=len(X)), digits.target)
+
+    def outliers(k: int, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * 1e3, t) if k % 40 == 30 else (x, t)
+
+    def saddle(steps: int, options: Mapping[str, Any]) -> float:
+        p = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
+        noise = torch.randn(steps, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+        def f(k: int | None = None) -> torch.Tensor:
+            return p[0] ** 2 - p[1] ** 2 + p[1] ** 4 + (0.0 if k is None else 0.3 * noise[k]) * p[0] + 0.25
+
+        holder = nn.Module()
+        holder.p = p
+        return trained(holder, f, steps, f, seed=seed, **options)
+
+    def tiny(steps: int, options: Mapping[str, Any]) -> float:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(30, 16), nn.Tanh(), nn.Linear(16, 2))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1e-3)
+        x, t = torch.as_tensor(Z, dtype=torch.float32), torch.as_tensor(disease.target)
+        order = np.random.default_rng(seed).integers(len(x), size=(steps, 32))
+
+        def loss(k: int | None = None) -> torch.Tensor:
+            rows = slice(None) if k is None else torch.from_numpy(order[k])
+            return nn.functional.cross_entropy(model(x[rows]), t[rows])
+
+        return trained(model, loss, steps, loss, seed=seed, **options)
+
+    values = diabetes.target.astype(np.float32)
+    return {
+        "digits": _classifier(seed, (64, 32, 10), X, digits.target, batch=32),
+        "digits, 20 % wrong labels": _classifier(seed, (64, 32, 10), X, flipped, batch=32),
+        "digits, outliers": _classifier(seed, (64, 32, 10), X, digits.target, batch=32, spoil=outliers),
+        "deep": _classifier(seed, (64, 24, 24, 24, 10), X, digits.target, batch=32),
+        "breast cancer": _classifier(seed, (30, 16, 2), Z, disease.target, batch=32),
+        "tiny weights": tiny,
+        "regression": _classifier(seed, (10, 16, 1), D, (values - values.mean()) / values.std(), batch=32),
+        "regression with an offset": _classifier(seed, (10, 16, 1), D, values * 10 + 5000, batch=32),
+        "saddle": saddle,
+    }
+
+
+def sample_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    """Return the final losses by task and seed."""
+    found = {}
+    for seed in range(1 if options.quick else options.seeds):
+        for name, run in tasks(seed).items():
+            try:
+                found[name, seed] = run(40 if options.quick else 400, settings)
+            except sanc.SancError:
+                found[name, seed] = math.nan
+    return found
+
+
+def samples_row(found: dict[tuple[str, int], float], default: dict[tuple[str, int], float]) -> dict[str, Any]:
+    """Compare the final losses."""
+    ratios = {key: (loss + 1e-3) / (default[key] + 1e-3) for key, loss in found.items() if math.isfinite(loss)}
+    worst = max(ratios, key=ratios.__getitem__)
+    return {"loss": geometric_mean(list(ratios.values())), "largest": ratios[worst], "on": worst[0],
+            "failures": len(found) - len(ratios)}  # fmt: skip
+
+
+def chosen(constants: Mapping[str, Sequence[Any]], options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """Return the constants and values to try."""
+    pairs = [(name, value) for name, values in constants.items() for value in values if options.only in name]
+    return pairs[:: max(1, len(pairs) // 2)] if options.quick else pairs
+
+
+PARTS: Mapping[str, tuple[Any, Any, Sequence[Mapping[str, Sequence[Any]]]]] = {
+    "exact": (exact_runs, exact_row, (EXACT,)),
+    "diagnosis": (diagnoses, diagnosis_row, (DIAGNOSIS,)),
+    "samples": (sample_runs, samples_row, (SAMPLES, SETTINGS)),
+}
+
+
+def job(part: str, name: str, value: Any, options: argparse.Namespace) -> Any:
+    """Make the runs of one value of a constant or setting."""
+    torch.set_num_threads(1)
+    runs = PARTS[part][0]
+    if part != "samples":
+        with patched(name, value) if name != "default" else ExitStack():
+            return runs(options.quick)
+    if name in SETTINGS:
+        return runs(options, {name: value})
+    with patched(name, value) if name != "default" else ExitStack():
+        return runs(options, {})
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables."""
+    texts = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = [row for row in rows if row["part"] == part]
+        head = [key for key in mine[0] if key not in ("part", "name", "value")]
+        cells = []
+        for row in mine:
+            known = "" if row["name"] in ("default", *SETTINGS) else f" (default {value_of(row['name']):g})"
+            shown = row["value"] if isinstance(row["value"], str) else f"{row['value']:g}"
+            cells.append([f"{row['name'].split(', ')[0]}{known}", shown, *(row[key] for key in head)])
+        texts.append(markdown_table((part, "value", *head), cells, form, left=2))
+    return "\n\n".join(texts)
+
+
+def form(cell: Any) -> str:
+    """Format a cell."""
+    return cell if isinstance(cell, str) else number(cell, ",.0f" if isinstance(cell, int) else ".3g")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command(__doc__, quick="a few problems and constants, seconds", out="constants.json and table.md")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", default="", help="constants whose name contains this")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args(arguments)
+    clock, rows = time.perf_counter(), []
+    with worker_pool(options.workers) as pool:
+        for part in options.parts:
+            _, row_of, groups = PARTS[part]
+            jobs = [("default", ""), *(pair for group in groups for pair in chosen(group, options))]
+            waiting = [pool.submit(job, part, name, value, options) for name, value in jobs]
+            default = waiting[0].result()
+            for (name, value), future in zip(jobs, waiting, strict=True):
+                row = {"part": part, "name": name, "value": value, **row_of(future.result(), default)}
+                rows.append(row)
+                cells = ", ".join(f"{key} {form(cell)}" for key, cell in list(row.items())[3:])
+                print(f"{time.perf_counter() - clock:6.0f} s  {part:10s} {name} = {value}: {cells}", flush=True)
+    text = report(rows)
+    print(f"\n{text}")
+    write_results(options.out, {"table.md": text, "constants.json": {"rows": rows}})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
