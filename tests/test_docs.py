@@ -21,7 +21,7 @@ import sanc
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
-WRAPPED = {"architecture.md", "table.md"}  # the one is to be rewritten, the other is what a benchmark prints
+WRAPPED = {"table.md"}  # a benchmark prints it
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 KATEX = ROOT / "docs" / "assets" / "katex"
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
