@@ -1,4 +1,4 @@
-"""Folders of runs, made up, that look like those of a laboratory which did its work."""
+"""Write output directories with simulated runs, in the format of the laboratory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_run(out, panel, method, seed, rows, done=True, **config):
 
 
 def simulate(method, seed, start=1.0, floor=0.05, budget=50_000, steps=240, speed=1.0):
-    """Make up a run that looks like one: a plateau at a saddle, branches that change, σ that falls."""
+    """Return the lines of a simulated run with a plateau at a saddle, varying branches and a decreasing σ."""
     rng = np.random.default_rng((seed, len(method), ord(method[0])))
     seconds_per_call = {"sgd": 0.7e-5, "ncd": 3.2e-5}.get(method, 2e-5) * rng.uniform(0.9, 1.1)
     rows = [line(-1, start, 0)]
@@ -39,12 +39,14 @@ def simulate(method, seed, start=1.0, floor=0.05, budget=50_000, steps=240, spee
     for k in range(steps):
         calls = round((k + 1) * budget / steps)
         progress = (k + 1) / steps
-        stuck = abs(loss - saddle) < 0.05 * (start - floor) and progress < {"sanc": 0.16, "ncd": 0.3}.get(method, 0.45)
-        gain = (loss - floor) * rate / steps * rng.uniform(0.4, 1.7) * (0.05 if stuck else 1.0)
+        at_saddle = abs(loss - saddle) < 0.05 * (start - floor) and progress < {"sanc": 0.16, "ncd": 0.3}.get(
+            method, 0.45
+        )
+        decrease = (loss - floor) * rate / steps * rng.uniform(0.4, 1.7) * (0.05 if at_saddle else 1.0)
         if method in ("cr", "crm"):
             branch = "unconditional"
         elif method == "sgd":
-            branch, gain = "gradient", gain + rng.normal() * 0.004 * (start - floor)
+            branch, decrease = "gradient", decrease + rng.normal() * 0.004 * (start - floor)
         elif method == "ncd":
             branch = "curvature" if rng.random() < 0.45 else "gradient"
         else:
@@ -53,12 +55,12 @@ def simulate(method, seed, start=1.0, floor=0.05, budget=50_000, steps=240, spee
                 odds = [odds[0], odds[1], 0, 0, 0, 0, odds[6] + odds[4] + odds[5]]
             branch = str(rng.choice(list(BRANCHES), p=np.array(odds) / sum(odds)))
             if branch == "stayed":
-                gain = 0.0
+                decrease = 0.0
             elif branch == "curvature":
-                gain *= 2.2
+                decrease *= 2.2
         ratio = rng.normal(0.9 - 0.5 * progress, 0.35) if method in ("sanc", "scr") else None
         sigma = max(sigma * (0.9 if branch == "very successful" else 1.35 if branch == "stayed" else 1.0), 1e-8)
-        loss -= gain
+        loss -= decrease
         model = None if method in ("sgd", "ncd") else 5.0 if method in ("cr", "crm") else sigma
         row = line(k, loss if method != "sgd" or k % 3 == 2 else None, calls, branch=branch, rho=ratio, sigma=model,
                    grad_norm=abs(loss), step_norm=0.1, krylov_dim=5, trials=1, note="")  # fmt: skip
@@ -79,7 +81,7 @@ PANELS = {
 
 
 def write_lab(out, seeds=5, steps=240, panels=PANELS, methods=ALL):
-    """Write the folder of a laboratory that did its work, but for two gaps."""
+    """Write an output directory with all runs of the panels except for two gaps."""
     for index, (panel, config) in enumerate(panels.items()):
         for method in methods:
             if panel == "fig2b-segment" and method == "crm":

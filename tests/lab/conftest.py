@@ -10,7 +10,7 @@ pytest.importorskip("typer", reason="the laboratory is an extra: pip install 'sa
 
 @pytest.fixture(scope="session")
 def scheduler():
-    """Address of a scheduler whose workers are threads here, so that no process has to import torch first."""
+    """Return the address of a scheduler whose workers are threads of this process, which has imported torch."""
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:

@@ -1,4 +1,4 @@
-"""The command itself: its doors, what it costs to ask for help, and the settings of the user that it keeps."""
+"""The command line: entry points, imports, threads, and the content of reports."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def run(*arguments, **environ):
 
 
 def test_help_and_version_import_no_torch():
-    for asked in ("--help", "--version", "run --help", "datasets --help"):
-        code = f"import sys; from sanc.lab.cli import main; main({asked.split()}); print(sorted(sys.modules))"
-        said, modules = run("-c", code).rsplit("\n", 2)[:2]
-        assert "Usage" in said or f"sanc {sanc.__version__}" in said
+    for arguments in ("--help", "--version", "run --help", "datasets --help"):
+        code = f"import sys; from sanc.lab.cli import main; main({arguments.split()}); print(sorted(sys.modules))"
+        output, modules = run("-c", code).rsplit("\n", 2)[:2]
+        assert "Usage" in output or f"sanc {sanc.__version__}" in output
         for heavy in ("torch", "numpy", "scipy", "sklearn", "distributed", "matplotlib"):
-            assert f"'{heavy}'" not in modules, (asked, heavy)
+            assert f"'{heavy}'" not in modules, (arguments, heavy)
 
 
-def test_python_m_sanc():
+def test_python_m_sanc_is_the_command():
     assert run("-m", "sanc", "--version").strip() == f"sanc {sanc.__version__}"
     assert "sanc run" in run("-m", "sanc", "run", "--help") and "MYFILE" not in run("-m", "sanc", "--help")
 
@@ -43,7 +43,7 @@ def test_python_m_sanc():
         ({"MKL_NUM_THREADS": "5", "OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "5"}),
     ],
 )
-def test_the_threads_of_the_user_are_kept(monkeypatch, given, expected):
+def test_thread_variables_of_the_user_are_kept(monkeypatch, given, expected):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
@@ -54,11 +54,11 @@ def test_the_threads_of_the_user_are_kept(monkeypatch, given, expected):
     assert expected.items() <= cluster.threads(2).items()
 
 
-def test_the_commit_is_that_of_this_source_or_left_out(monkeypatch, tmp_path):
-    stranger = tmp_path / "directory.py"  # as if installed in a folder that lies in somebody's repository
-    stranger.touch()
+def test_the_commit_is_recorded_only_if_git_tracks_the_source(monkeypatch, tmp_path):
+    untracked = tmp_path / "directory.py"  # as if installed inside another repository
+    untracked.touch()
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.setattr(directory, "__file__", str(stranger))
+    monkeypatch.setattr(directory, "__file__", str(untracked))
     assert "commit" not in directory.environment("cpu")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "add", "."], check=True)
@@ -77,7 +77,7 @@ def decades(tmp_path):
     return tmp_path
 
 
-def test_page_and_summary_say_the_same_deviation(decades):
+def test_page_and_summary_show_the_same_deviation(decades):
     runs = traces.read(decades)
     page = report.write(decades, runs).read_text()
     text = summary.write(decades, runs, []).read_text()
@@ -88,10 +88,10 @@ def test_page_and_summary_say_the_same_deviation(decades):
         assert (
             f"{mean} <small>{deviation}</small>" in page if deviation else f'<td class="num loss">{mean}</td>' in page
         )
-    assert text.count("±") - 2 == page.count("<small>±") == 1  # of one run that finished there is no deviation
+    assert text.count("±") - 2 == page.count("<small>±") == 1  # one finished run has no deviation
 
 
-def test_the_terminal_says_what_runs_of_your_own_came_to(decades, capsys):
+def test_the_terminal_shows_the_results_of_user_panels(decades, capsys):
     study.report(decades, Console(width=80))
     text = capsys.readouterr().out
     for panel in traces.by_panel(traces.read(decades)).values():
@@ -102,27 +102,27 @@ def test_the_terminal_says_what_runs_of_your_own_came_to(decades, capsys):
 
 def test_a_loss_that_falls_over_decades_has_a_logarithmic_axis(decades):
     runs = traces.by_panel(traces.read(decades))
-    shapes = {name: curves.falls_over_decades([curves.mean_curve(own)]) for name, own in runs.items()}
+    shapes = {name: curves.falls_over_decades([curves.mean_curve(group)]) for name, group in runs.items()}
     assert shapes == {"deep": True, "flat": False}
-    for name, own in runs.items():
-        scales = [axes.get_yscale() for axes in figures.draw_panel(own, 0.0).axes]
+    for name, group in runs.items():
+        scales = [axes.get_yscale() for axes in figures.draw_panel(group, 0.0).axes]
         assert scales[0] == ("log" if shapes[name] else "linear")
-        data = report._panel(name, own, 0.0, {})["data"]
+        data = report._panel(name, group, 0.0, {})["data"]
         low, high = data["linear"]
         assert data["decades"] == shapes[name] and low < high
-        means = curves.mean_curve(own)[1]
+        means = curves.mean_curve(group)[1]
         assert (10**low if shapes[name] else low) < means.min() < np.inf
 
 
-def test_the_heading_says_whose_runs_they_are(decades, tmp_path):
+def test_the_heading_distinguishes_the_papers_panels_from_the_users(decades, tmp_path):
     assert "the paper’s figures" in report.write(decades, traces.read(decades)).read_text()
-    own = tmp_path / "own"
+    out = tmp_path / "own"
     rows = [line(-1, 1.0, 0), line(0, 0.5, 10, branch="successful")]
-    write_run(own, "mine", "sanc", 0, rows, figure="own", batch_size=1, budget=10, preset="robust")
-    assert "<h1>SANC: runs of your own</h1>" in report.write(own, traces.read(own)).read_text()
+    write_run(out, "mine", "sanc", 0, rows, figure="own", batch_size=1, budget=10, preset="robust")
+    assert "<h1>SANC: your runs</h1>" in report.write(out, traces.read(out)).read_text()
 
 
-def test_without_a_commit_the_page_has_no_such_line(decades):
+def test_the_page_omits_an_unknown_commit(decades):
     for path in decades.rglob("environment.json"):
         path.write_text('{"sanc": "0.1.0", "commit": "", "started": "2025-01-01"}')
     assert 'scope="row">commit' not in report.write(decades, traces.read(decades)).read_text()

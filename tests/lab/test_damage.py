@@ -1,4 +1,4 @@
-"""Files that were damaged, cut short or made to harm: an error that names path and remedy, never another result."""
+"""Damaged, truncated or malicious files raise an error that names path and remedy, and never change a result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoppedError(Exception):
 
 
 def interrupted(out):
-    """Make a run that stops at half of its budget, with a checkpoint; return its directory."""
+    """Interrupt a run at half of its budget, after a checkpoint, and return its directory."""
 
     def tick(share, *_):
         if share > 0.5:
@@ -42,27 +42,27 @@ def interrupted(out):
 
 
 def outcome(folder):
-    """The trace without its times, and what the run ended with."""
+    """Return the trace without times, the final loss and the status of a run."""
     rows = [json.loads(line) for line in (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()]
     done = json.loads((folder / "done.json").read_text(encoding="utf-8"))
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], done["loss"], done["status"]
 
 
 def flips(content, count, seed):
-    """Copies with one byte changed, at places that are spread over all of it."""
+    """Yield copies with one byte changed, at evenly spaced positions."""
     rng = np.random.default_rng(seed)
-    for place in np.linspace(0, len(content) - 1, count).astype(int):
+    for position in np.linspace(0, len(content) - 1, count).astype(int):
         changed = bytearray(content)
-        changed[place] ^= int(rng.integers(1, 256))
+        changed[position] ^= int(rng.integers(1, 256))
         yield bytes(changed)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "trace.jsonl", "config.json"])
-def test_a_flipped_byte_never_leads_to_another_result(tmp_path, name):
+def test_a_flipped_byte_never_changes_the_result(tmp_path, name):
     whole = outcome(runs.execute(SPEC, tmp_path / "whole"))
     folder = interrupted(tmp_path / "cut")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    refused = []
+    errors = []
     for changed in flips(files[name], 25, seed=1):
         for path in folder.iterdir():
             path.unlink()
@@ -72,12 +72,12 @@ def test_a_flipped_byte_never_leads_to_another_result(tmp_path, name):
         try:
             assert outcome(runs.execute(SPEC, tmp_path / "cut")) == whole
         except sanc.SancError as problem:
-            refused.append(str(problem))
-    assert all(str(folder) in said and "remove" in said for said in refused)
-    assert len(refused) >= (25 if name == "checkpoint.pt" else 1)
+            errors.append(str(problem))
+    assert all(str(folder) in error and "remove" in error for error in errors)
+    assert len(errors) >= (25 if name == "checkpoint.pt" else 1)
 
 
-def test_a_finished_trace_that_changed_is_told(tmp_path):
+def test_a_changed_trace_of_a_finished_run_is_an_error(tmp_path):
     folder = runs.execute(SPEC, tmp_path)
     content = (folder / "trace.jsonl").read_bytes()
     assert len(traces.read(tmp_path)) == 1
@@ -86,7 +86,7 @@ def test_a_finished_trace_that_changed_is_told(tmp_path):
         traces.read(tmp_path)
 
 
-def test_no_temporary_files_stay(tmp_path, monkeypatch):
+def test_temporary_files_are_removed(tmp_path, monkeypatch):
     folder = interrupted(tmp_path)
     (folder / ".checkpoint.pt.1234").write_bytes(b"of a process that was killed")
     runs.execute(SPEC, tmp_path)
@@ -107,19 +107,19 @@ def test_no_temporary_files_stay(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_closed_terminal_is_an_interrupt(number, code, capsys):
+def test_signals_that_end_the_command_are_interrupts(number, code, capsys):
     kept = {other: signal.getsignal(other) for other in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for other in (signal.SIGHUP, signal.SIGTERM):  # nohup ignores the first
+    for other in (signal.SIGHUP, signal.SIGTERM):  # nohup would ignore SIGHUP
         signal.signal(other, signal.SIG_DFL)
     try:
-        with pytest.raises(typer.Exit) as left:
-            cli._leave(lambda: signal.raise_signal(number) or 0)
+        with pytest.raises(typer.Exit) as ended:
+            cli._exit_with(lambda: signal.raise_signal(number) or 0)
         assert all(signal.getsignal(other) is signal.SIG_DFL for other in (signal.SIGHUP, signal.SIGTERM))
     finally:
         for other, handler in kept.items():
             signal.signal(other, handler)
-    assert left.value.exit_code == code and "Nothing is lost" in capsys.readouterr().out
+    assert ended.value.exit_code == code and "Checkpoints are kept" in capsys.readouterr().out
 
 
 HEADERS = [
@@ -136,7 +136,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_npy_headers_that_make_no_sense(tmp_path, header):
+def test_errors_for_invalid_npy_headers(tmp_path, header):
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(7)
     (tmp_path / "X.npy").write_bytes(content)
     np.save(tmp_path / "y.npy", np.zeros(3))
@@ -145,7 +145,7 @@ def test_npy_headers_that_make_no_sense(tmp_path, header):
         list(READERS["npy"](files, None, np.dtype(float)))
 
 
-def test_archives_that_mean_harm(tmp_path):
+def test_errors_for_malicious_archives(tmp_path):
     path, out = tmp_path / "a.tar.gz", tmp_path / "plain"
     with tarfile.open(path, "w:gz") as archive:
         for kind, name in ((tarfile.SYMTYPE, "link"), (tarfile.LNKTYPE, "hard"), (tarfile.DIRTYPE, "folder")):
@@ -156,7 +156,7 @@ def test_archives_that_mean_harm(tmp_path):
         member.size = 5
         archive.addfile(member, io.BytesIO(b"12345"))
     for name in ("link", "hard", "folder", "none"):
-        with pytest.raises(DataError, match="no such member, or it is no plain file"):
+        with pytest.raises(DataError, match="no such member, or it is not a regular file"):
             unpack(Source(path, name), out, text=False)
     assert unpack(Source(path, "good"), out, text=False).read_bytes() == b"12345"
     header = tarfile.TarInfo("pax")
@@ -164,7 +164,7 @@ def test_archives_that_mean_harm(tmp_path):
     with gzip.open(path, "wb") as stream:
         stream.write(header.tobuf())
         stream.write(bytes(1024))
-    with pytest.raises(DataError, match=r"a\.tar\.gz .*(piece of 1,073,741,824 bytes|no such member)"):
+    with pytest.raises(DataError, match=r"a\.tar\.gz .*(read of 1,073,741,824 bytes|no such member)"):
         unpack(Source(path, "good"), out, text=False)
 
 
@@ -188,7 +188,7 @@ def test_archives_that_mean_harm(tmp_path):
         ("trace.jsonl", "[" * 100_000 + "\n"),
     ],
 )
-def test_a_report_of_malformed_files_names_the_file(tmp_path, name, content, capsys):
+def test_errors_of_a_report_name_the_malformed_file(tmp_path, name, content, capsys):
     folder = made_runs.write_run(
         tmp_path, "fig1-w1a", "sanc", 0, [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9)]
     )
@@ -197,11 +197,11 @@ def test_a_report_of_malformed_files_names_the_file(tmp_path, name, content, cap
     else:
         (folder / name).write_text(content)
     assert cli.main(["report", str(tmp_path)]) == 2
-    said = re.sub(r"\s+", " ", capsys.readouterr().err)
-    assert name in said and "Remove" in said and "Traceback" not in said
+    error = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert name in error and "Remove" in error and "Traceback" not in error
 
 
-def test_a_report_of_a_folder_that_is_no_seed(tmp_path):
+def test_a_folder_without_a_seed_number_is_an_error(tmp_path):
     folder = made_runs.write_run(tmp_path, "fig1-w1a", "sanc", 0, [made_runs.line(-1, 1.0, 0)])
     folder.rename(folder.with_name("seed-x"))
     with pytest.raises(traces.TraceError, match="'x' is not the number"):

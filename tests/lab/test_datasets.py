@@ -1,4 +1,4 @@
-"""The data module: formats, faults, layouts, the cache and downloads over loopback."""
+"""Data sets: formats, errors, layouts, the cache, and downloads from a local server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TINY = DataSet("tiny", 4, 3, (RemoteFile("http://127.0.0.1:9/tiny", "tiny"),), (
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SANC_DATA", raising=False)
     monkeypatch.delenv("SANC_CACHE", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def put(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file, compressed as its name says."""
+    """Write a file, compressed according to its suffix."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](content))
@@ -106,7 +106,7 @@ def npy(array: Any) -> bytes:
 
 
 def shrink(name: str, rows: int, **changes: Any) -> DataSet:
-    """A set of the catalogue with fewer rows."""
+    """Return a set of the catalogue with fewer rows."""
     return replace(datasets.CATALOGUE[name], rows=rows, **changes)
 
 
@@ -115,7 +115,7 @@ def shrink(name: str, rows: int, **changes: Any) -> DataSet:
 
 @pytest.mark.parametrize("suffix", ["", ".txt", ".bz2", ".gz", ".xz"])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_libsvm_text_is_read_whatever_the_compression(folder: Path, suffix: str, sparse: bool) -> None:
+def test_libsvm_text_is_read_with_every_compression(folder: Path, suffix: str, sparse: bool) -> None:
     put(folder, f"tiny{suffix}", TEXT)
     loaded = datasets.load_set(replace(TINY, sparse=sparse), folder)
     assert isinstance(loaded.X, scipy.sparse.csr_matrix if sparse else np.memmap)
@@ -126,14 +126,14 @@ def test_libsvm_text_is_read_whatever_the_compression(folder: Path, suffix: str,
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000, 1 << 20])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
-def test_ranges_of_any_size_give_the_same_matrix(
+def test_blocks_of_any_size_give_the_same_matrix(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, block: int, ends: bytes
 ) -> None:
     monkeypatch.setattr(readers, "BLOCK", block)
     X = rng.normal(size=(60, 5)) * 10.0 ** rng.integers(-300, 300, (60, 5)) * (rng.random((60, 5)) < 0.5)
     y = rng.integers(0, 2, 60)
     text = libsvm(X, 2 * y - 1).replace(b"\n", ends)
-    put(folder, "tiny.bz2", text.replace(ends, ends + ends, 3))  # blank lines do not count
+    put(folder, "tiny.bz2", text.replace(ends, ends + ends, 3))  # blank lines are ignored
     for sparse in (False, True):
         loaded = datasets.load_set(replace(TINY, rows=60, features=5, sparse=sparse), folder)
         assert np.array_equal(dense(loaded.X), X)  # to the last bit
@@ -147,7 +147,7 @@ FAULTS = (b"1 4:1", b"1 0:1", b"1 -1:1", b"1 2:1 1:1", b"1 2:1 2:1", b"1 1.5:1",
 
 @pytest.mark.parametrize("block", [8, 1 << 20])
 @pytest.mark.parametrize("line", FAULTS, ids=lambda line: line.decode("latin-1"))
-def test_a_faulty_line_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, block: int) -> None:
+def test_errors_name_the_faulty_line(folder: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, block: int) -> None:
     monkeypatch.setattr(readers, "BLOCK", block)
     path = put(folder, "tiny", b"-1 1:0.5 3:2\n\n+1\n" + line + b"\n-1\n")
     with pytest.raises(datasets.DataError, match=r"line 4: .*remove it and fetch it again") as caught:
@@ -176,7 +176,7 @@ def test_rows_and_classes_must_be_those_of_the_catalogue(folder: Path, text: byt
 
 
 @pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz"])
-def test_damaged_compression_is_an_error(folder: Path, rng: np.random.Generator, suffix: str) -> None:
+def test_a_damaged_compressed_file_is_an_error(folder: Path, rng: np.random.Generator, suffix: str) -> None:
     whole = COMPRESS[suffix](libsvm(rng.normal(size=(4, 3)), [1, -1, 1, -1]))
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
@@ -187,12 +187,12 @@ def test_damaged_compression_is_an_error(folder: Path, rng: np.random.Generator,
             datasets.load_set(TINY, folder)
         assert path.name in str(caught.value)
     path.unlink()
-    put(folder, f"tiny{suffix}", TEXT).rename(folder / "tiny")  # compressed, and its name does not say so
+    put(folder, f"tiny{suffix}", TEXT).rename(folder / "tiny")  # compressed, but without the suffix
     with pytest.raises(datasets.DataError, match="tiny"):
         datasets.load_set(TINY, folder)
 
 
-def test_scaling_maps_each_feature_and_constants_to_zero(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_scaled_and_constant_ones_become_zero(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsed, "ROWS", 3)
     X = np.array([[1.0, -5, 9], [2, 0, 9], [5, 5, 9], [3, 2.5, 9]])
     put(folder, "tiny", libsvm(X, [1, -1, 1, -1]))
@@ -212,7 +212,7 @@ def tiny_mnist(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
 
 
 @pytest.mark.parametrize("pattern", ["mnist/{}.gz", "{}", "MNIST/raw/{}"])
-def test_mnist(folder: Path, rng: np.random.Generator, pattern: str) -> None:
+def test_mnist_is_loaded_from_every_layout(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     dataset, files, pixels, y = tiny_mnist(rng)
     for name, content in files.items():
         put(folder, pattern.format(name), content)
@@ -227,18 +227,18 @@ def test_mnist(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     ("name", "change", "message"),
     [
         ("images", lambda b: b"\x00\x00\x08\x01" + b[4:], "magic number 2051"),
-        ("images", lambda b: b[:7], "not as long as its header"),
-        ("images", lambda b: b[:-5], "not as long as its header"),
-        ("images", lambda b: b + b"\x00", "not as long as its header"),
-        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "not as long as its header"),
-        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "not as long as its header"),
+        ("images", lambda b: b[:7], "differs from that in its header"),
+        ("images", lambda b: b[:-5], "differs from that in its header"),
+        ("images", lambda b: b + b"\x00", "differs from that in its header"),
+        ("images", lambda b: b[:4] + struct.pack(">I", 19) + b[8:], "differs from that in its header"),
+        ("images", lambda b: b[:8] + struct.pack(">2I", 14, 14) + b[16:], "differs from that in its header"),
         ("labels", lambda b: b"\x00\x00\x08\x03" + b[4:], "magic number 2049"),
         ("labels", lambda b: b[:4] + struct.pack(">I", 19) + b[8:-1], "19 labels for 20 images"),
         ("labels", lambda b: b[:-1] + b"\x0a", "the label 10 is not one of"),
-        ("labels", lambda b: b[:-1], "not as long as its header"),
+        ("labels", lambda b: b[:-1], "differs from that in its header"),
     ],
 )
-def test_faults_of_idx_files(
+def test_errors_for_invalid_idx_files(
     folder: Path, rng: np.random.Generator, name: str, change: Callable[[bytes], bytes], message: str
 ) -> None:
     dataset, files, _, _ = tiny_mnist(rng)
@@ -257,7 +257,7 @@ def tiny_cifar(rng: np.random.Generator) -> tuple[DataSet, dict[str, bytes], np.
 
 
 @pytest.mark.parametrize("pattern", ["cifar10/{}.xz", "cifar-10-batches-bin/{}", "tar"])
-def test_cifar(folder: Path, rng: np.random.Generator, pattern: str) -> None:
+def test_cifar_is_loaded_from_every_layout(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     dataset, files, records = tiny_cifar(rng)
     if pattern == "tar":
         backwards = {f"cifar-10-batches-bin/{name}": files[name] for name in reversed(files)}
@@ -270,7 +270,7 @@ def test_cifar(folder: Path, rng: np.random.Generator, pattern: str) -> None:
     assert loaded.classes == 10
 
 
-def test_faults_of_cifar_files(folder: Path, rng: np.random.Generator) -> None:
+def test_errors_for_invalid_cifar_files(folder: Path, rng: np.random.Generator) -> None:
     dataset, files, records = tiny_cifar(rng)
     for name, content in files.items():
         put(folder, name, content)
@@ -297,7 +297,7 @@ def test_faults_of_cifar_files(folder: Path, rng: np.random.Generator) -> None:
         datasets.load_set(dataset, folder)
 
 
-def test_segment_as_statlog(folder: Path, rng: np.random.Generator) -> None:
+def test_segment_is_loaded_from_statlog_text(folder: Path, rng: np.random.Generator) -> None:
     X, y = rng.normal(size=(14, 19)), np.arange(14) % 7
     X[:, 2] = 9
     text = "".join(" ".join(map(repr, row.tolist())) + f" {label + 1}\n" for row, label in zip(X, y, strict=True))
@@ -319,7 +319,7 @@ def test_segment_as_statlog(folder: Path, rng: np.random.Generator) -> None:
             datasets.load_set(shrink("segment", 14), folder)
 
 
-def test_the_higgs_subset_says_so_and_gives_way_to_the_whole(
+def test_the_higgs_subset_is_noted_and_the_whole_set_is_preferred(
     folder: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X = rng.normal(size=(9, 28)).astype(np.float32)
@@ -350,7 +350,7 @@ def test_the_higgs_subset_says_so_and_gives_way_to_the_whole(
         ("y_test", npy(np.array([None] * 4)), r"y_test.npy is not a readable .npy file"),
     ],
 )
-def test_faults_of_npy_files(folder: Path, name: str, content: bytes, message: str) -> None:
+def test_errors_for_invalid_npy_files(folder: Path, name: str, content: bytes, message: str) -> None:
     for part in ("test", "val"):
         put(folder, f"higgs/X_num_{part}.npy", npy(np.zeros((4, 28), np.float32)))
         put(folder, f"higgs/y_{part}.npy", npy(np.array([0, 1, 0, 1])))
@@ -373,7 +373,7 @@ def test_faults_of_npy_files(folder: Path, name: str, content: bytes, message: s
         ("higgs", "HIGGS.bz2"), ("higgs", "HIGGS.xz"), ("higgs", "higgs/HIGGS.xz"),
     ],
 )  # fmt: skip
-def test_every_name_is_found(folder: Path, rng: np.random.Generator, name: str, file: str) -> None:
+def test_every_file_name_is_found(folder: Path, rng: np.random.Generator, name: str, file: str) -> None:
     dataset = shrink(name, 21)
     X = rng.integers(0, 2, (21, dataset.features)).astype(float)
     X[0], X[1] = 0, 1
@@ -397,7 +397,7 @@ def test_the_catalogue_is_consistent() -> None:
             assert file.digest is None or len(file.digest) == len("sha256:") + 64
 
 
-def test_unknown_names_and_types(folder: Path) -> None:
+def test_errors_for_unknown_names_and_types(folder: Path) -> None:
     with pytest.raises(ArgumentError, match=r"name = 'covtyp' is not known.*did you mean 'covtype'\?"):
         datasets.load("covtyp", folder)
     for bad in ("int32", "no such type", "complex128"):
@@ -405,7 +405,7 @@ def test_unknown_names_and_types(folder: Path) -> None:
             datasets.load_set(TINY, folder, dtype=bad)
 
 
-def test_a_missing_set_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_set_contains_the_remedies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(datasets.DataError) as caught:
         datasets.load("a9a", folder)
     text = str(caught.value)
@@ -423,7 +423,7 @@ def test_a_missing_set_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyP
         assert set(row) == {"name", "rows", "features", "classes", "size", "present", "where", "note"}
 
 
-def test_pooch_is_imported_late_and_named_where_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooch_is_needed_for_downloads_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     put(folder, "tiny", TEXT)
     assert datasets.load_set(TINY, folder).classes == 2
@@ -436,7 +436,7 @@ def test_pooch_is_imported_late_and_named_where_it_is_missing(folder: Path, monk
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the name of each set that is parsed."""
+    """Record the name of each set that is parsed."""
     names: list[str] = []
     build = parsed._build
 
@@ -449,7 +449,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_second_load_does_not_parse_and_a_changed_file_does(folder: Path, parses: list[str], sparse: bool) -> None:
+def test_a_file_is_parsed_again_only_if_it_changed(folder: Path, parses: list[str], sparse: bool) -> None:
     tiny = replace(TINY, sparse=sparse)
     path = put(folder, "tiny", TEXT)
     first, second = (datasets.load_set(tiny, folder) for _ in range(2))
@@ -461,12 +461,12 @@ def test_a_second_load_does_not_parse_and_a_changed_file_does(folder: Path, pars
     path.write_bytes(TEXT.replace(b"0.5", b"7.5"))
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
     assert dense(datasets.load_set(tiny, folder).X)[0, 0] == 7.5
-    assert dense(first.X)[0, 0] == 0.5  # the old map still stands
+    assert dense(first.X)[0, 0] == 0.5  # the old memory map is unchanged
     assert len(parses) == 3 and len(list((folder / "parsed").iterdir())) == 2
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_damaged_cache_is_an_error_with_its_remedy(
+def test_a_damaged_cache_is_an_error_with_a_remedy(
     folder: Path, parses: list[str], monkeypatch: pytest.MonkeyPatch, sparse: bool
 ) -> None:
     tiny = replace(TINY, sparse=sparse)
@@ -488,25 +488,25 @@ def test_a_damaged_cache_is_an_error_with_its_remedy(
     assert len(parses) == 2
 
 
-def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
+def test_stale_temporary_folders_are_removed(folder: Path) -> None:
     put(folder, "tiny", TEXT)
     old, new = folder / "parsed" / ".tiny-1-aa", folder / "parsed" / ".tiny-2-bb"
-    for left in (old, new):
-        left.mkdir(parents=True)
+    for temporary in (old, new):
+        temporary.mkdir(parents=True)
     os.utime(old, (0, 0))
     datasets.load_set(TINY, folder)
     assert not old.exists() and new.exists()
 
 
-def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folders_use_another_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder, "tiny", TEXT)
     folder.chmod(0o555)
     try:
         assert np.array_equal(datasets.load_set(TINY, folder).X, MATRIX)
         assert len(list((tmp_path / "user" / "sanc" / "parsed").iterdir())) == 1
-        monkeypatch.setenv("SANC_CACHE", str(tmp_path / "own"))
+        monkeypatch.setenv("SANC_CACHE", str(tmp_path / "cache"))
         assert np.array_equal(datasets.load_set(TINY, folder).X, MATRIX)
-        assert len(list((tmp_path / "own").iterdir())) == 1
+        assert len(list((tmp_path / "cache").iterdir())) == 1
         assert [path.name for path in folder.iterdir()] == ["tiny"]
         (tmp_path / "file").write_text("")
         monkeypatch.setattr(datasets, "CATALOGUE", {"tiny": TINY})
@@ -519,13 +519,13 @@ def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypat
         folder.chmod(0o755)
 
 
-def test_whoever_parses_second_takes_what_the_first_wrote(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_parse_uses_the_entry_written_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder, "tiny", TEXT)
     build = parsed._build
 
     def overtaken(*rest: Any) -> Any:
         monkeypatch.setattr(parsed, "_build", build)
-        datasets.load_set(TINY, folder)  # another process, in between
+        datasets.load_set(TINY, folder)  # as another process might do
         return build(*rest)
 
     monkeypatch.setattr(parsed, "_build", overtaken)
@@ -533,22 +533,22 @@ def test_whoever_parses_second_takes_what_the_first_wrote(folder: Path, monkeypa
     assert len(list((folder / "parsed").iterdir())) == 1
 
 
-def test_the_problems_take_what_is_loaded(folder: Path) -> None:
+def test_loaded_data_can_be_minimised_over(folder: Path) -> None:
     put(folder, "tiny", TEXT)
     for sparse in (False, True):
         for dtype in ("float32", "float64"):
             loaded = datasets.load_set(replace(TINY, sparse=sparse), folder, dtype=dtype)
             problem = sanc.problems.Logistic(loaded.X, loaded.y, strength=0.1)
             assert problem.dtype == dtype
-            answer = sanc.minimize(problem, np.zeros(3, dtype), max_iter=20)
-            assert answer.fun < problem.value(np.zeros(3, dtype))
+            result = sanc.minimize(problem, np.zeros(3, dtype), max_iter=20)
+            assert result.fun < problem.value(np.zeros(3, dtype))
 
 
 # ------------------------------------------------------------------------------------------------------ downloads
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves bytes by path; `cuts` says after how many bytes the next answers for a path break off."""
+    """Serves bytes by path. `cuts` are the numbers of bytes after which the next responses for a path break off."""
 
     daemon_threads = True
 
@@ -575,8 +575,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server, path = self.server, self.path
-        wanted = self.headers.get("Range")
-        server.requests.append((path, wanted))
+        byte_range = self.headers.get("Range")
+        server.requests.append((path, byte_range))
         if server.statuses.get(path):
             self.send_error(server.statuses[path].pop(0))
             return
@@ -586,8 +586,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content = server.content[path]
         tag = f'"{hashlib.md5(content).hexdigest()}"'
         start = 0
-        if wanted and server.ranges and self.headers.get("If-Range", tag) == tag:
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+        if byte_range and server.ranges and self.headers.get("If-Range", tag) == tag:
+            start = int(byte_range.removeprefix("bytes=").rstrip("-"))
             if start >= len(content):
                 self.send_error(416)
                 return
@@ -622,7 +622,7 @@ BIG = b"".join(b"%d 1:%d 2:%d\n" % (1 - 2 * (k % 2), k + 1, k * k + 1) for k in 
 
 @pytest.fixture
 def remote(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make /tiny the one set of the catalogue."""
+    """Make /tiny the only set of the catalogue."""
 
     def register(content: bytes = TEXT, digest: str | None = "right", rows: int = 4, size: int | None = None) -> None:
         server.content["/tiny"] = content
@@ -638,7 +638,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_fetch_and_load(folder: Path, tmp_path: Path, server: Server, remote: Callable[..., None]) -> None:
+def test_a_set_is_downloaded_once_and_loaded(
+    folder: Path, tmp_path: Path, server: Server, remote: Callable[..., None]
+) -> None:
     remote()
     target = folder / "deep" / "er"
     datasets.fetch(["tiny"], target)
@@ -647,7 +649,7 @@ def test_fetch_and_load(folder: Path, tmp_path: Path, server: Server, remote: Ca
     datasets.fetch(["tiny"], target)
     put(folder, "tiny.bz2", TEXT)
     datasets.fetch(["tiny"], folder)
-    assert len(server.requests) == 1  # it was there, the second time in another form
+    assert len(server.requests) == 1  # it was present, the second time in another form
     (row,) = datasets.available(target)
     assert row["present"] and row["where"] == str(target / "tiny") and row["size"] == len(TEXT)
     put(target, "tiny", b"damaged")
@@ -657,9 +659,7 @@ def test_fetch_and_load(folder: Path, tmp_path: Path, server: Server, remote: Ca
     assert (tmp_path / "user" / "sanc" / "tiny").read_bytes() == TEXT and datasets.load("tiny").classes == 2
 
 
-def test_what_is_not_the_published_file_leaves_nothing(
-    folder: Path, server: Server, remote: Callable[..., None]
-) -> None:
+def test_a_failed_download_leaves_no_file(folder: Path, server: Server, remote: Callable[..., None]) -> None:
     remote(digest="sha256:" + "0" * 64)
     with pytest.raises(datasets.DataError, match="not the published file") as caught:
         datasets.fetch(["tiny"], folder)
@@ -674,34 +674,36 @@ def test_what_is_not_the_published_file_leaves_nothing(
     assert server.url in str(caught.value) and names(folder) == []
 
 
-def test_a_cut_connection_is_gone_on_with(
+def test_an_interrupted_download_is_resumed(
     folder: Path, server: Server, remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote(BIG, rows=60_000)
     server.cuts["/tiny"] = [300_000] * 2
     datasets.fetch(["tiny"], folder)
     assert (folder / "tiny").read_bytes() == BIG and names(folder) == ["tiny"]
-    ranges = [wanted for _, wanted in server.requests]
-    assert ranges[0] is None and all(wanted for wanted in ranges[1:]) and len(ranges) == 3
+    ranges = [byte_range for _, byte_range in server.requests]
+    assert ranges[0] is None and all(ranges[1:]) and len(ranges) == 3
     (folder / "tiny").unlink()
     monkeypatch.setattr(download, "RETRIES", 0)
     server.cuts["/tiny"] = [400_000]
     with pytest.raises(datasets.DataError, match="put it at"):
         datasets.fetch(["tiny"], folder)
     assert names(folder) == ["tiny.part"]
-    datasets.fetch(["tiny"], folder)  # the next call goes on
+    datasets.fetch(["tiny"], folder)  # the next call resumes
     assert names(folder) == ["tiny"] and (folder / "tiny").read_bytes() == BIG
     assert server.requests[-1][1] is not None
 
 
-def test_a_download_that_is_too_large_is_cut_off(folder: Path, server: Server, remote: Callable[..., None]) -> None:
+def test_a_download_larger_than_the_published_file_is_an_error(
+    folder: Path, server: Server, remote: Callable[..., None]
+) -> None:
     remote(size=10)
     with pytest.raises(datasets.DataError, match="more than the 10 bytes") as caught:
         datasets.fetch(["tiny"], folder)
     assert f"put it at {folder / 'tiny'}" in str(caught.value) and names(folder) == []
 
 
-def test_an_old_half_is_not_kept(folder: Path, server: Server, remote: Callable[..., None]) -> None:
+def test_an_invalid_partial_file_is_discarded(folder: Path, server: Server, remote: Callable[..., None]) -> None:
     for digest, ranges, half in (("right", True, 10), (None, True, 10), ("right", True, 999), ("right", False, 999)):
         remote(digest=digest)
         server.ranges = ranges
@@ -711,7 +713,7 @@ def test_an_old_half_is_not_kept(folder: Path, server: Server, remote: Callable[
         (folder / "tiny").unlink()
 
 
-def test_a_busy_server_is_asked_again(folder: Path, server: Server, remote: Callable[..., None]) -> None:
+def test_errors_of_the_server_are_retried(folder: Path, server: Server, remote: Callable[..., None]) -> None:
     remote()
     server.statuses["/tiny"] = [503, 429, 500]
     datasets.fetch(["tiny"], folder)
@@ -723,7 +725,7 @@ def test_a_busy_server_is_asked_again(folder: Path, server: Server, remote: Call
     assert names(folder) == [] and len(server.requests) == 4 + 1 + download.RETRIES
 
 
-def test_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_network_contains_the_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/tiny"
@@ -733,7 +735,7 @@ def test_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert url in str(caught.value) and f"put it at {folder / 'tiny'}" in str(caught.value) and names(folder) == []
 
 
-def test_two_downloads_of_one_file_do_not_mix(folder: Path, remote: Callable[..., None]) -> None:
+def test_two_processes_cannot_download_the_same_file(folder: Path, remote: Callable[..., None]) -> None:
     remote()
     with (folder / "tiny.part").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -746,9 +748,9 @@ def test_two_downloads_of_one_file_do_not_mix(folder: Path, remote: Callable[...
 # ---------------------------------------------------------------------------------------------------- real files
 
 
-@pytest.mark.skipif(REAL is None, reason="SANC_DATA is not set: no real data sets to check")
+@pytest.mark.skipif(REAL is None, reason="SANC_DATA is not set: no published files to check")
 @pytest.mark.parametrize("name", list(datasets.CATALOGUE))
-def test_real_sets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_files_match_the_catalogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REAL is not None
     monkeypatch.undo()
     dataset = datasets.CATALOGUE[name]

@@ -1,4 +1,4 @@
-"""The demonstration: a panel of the laboratory, with a table and a picture of its own."""
+"""The demonstration: a panel of the laboratory with its table and figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def losses(out):
     return {run.method: list(run.columns["loss"]) for run in traces.read(out)}
 
 
-def test_it_prints_a_row_per_method_and_writes_the_picture(made):
+def test_the_demonstration_prints_a_row_per_method_and_writes_the_figure(made):
     out, printed = made
     rows = printed[printed.index("evaluations") :]
     for name in NAMES:
@@ -40,7 +40,7 @@ def test_it_prints_a_row_per_method_and_writes_the_picture(made):
 
 def test_every_method_lowers_the_loss_within_its_budget(made):
     runs = traces.read(made[0])
-    assert {style.look(run.method).name for run in runs} == NAMES
+    assert {style.style_of(run.method).name for run in runs} == NAMES
     assert len({run.columns["loss"][0] for run in runs}) == 1
     for run in runs:
         assert run.final_loss < run.columns["loss"][0], run.method
@@ -50,12 +50,12 @@ def test_every_method_lowers_the_loss_within_its_budget(made):
 
 
 @pytest.mark.slow
-def test_one_that_was_finished_is_shown_again(made, scheduler, capsys):
-    """Nothing is made anew, and nothing is removed that an interrupt could cost."""
+def test_a_finished_demonstration_is_shown_again(made, scheduler, capsys):
+    """The files of the runs are neither repeated nor removed."""
     out, _ = made
     kept = {path: path.read_bytes() for path in sorted(out.glob("runs/*/*/*/*.json*"))}
     arguments = ["--out", str(out), "--budget", str(BUDGET), "--scheduler", scheduler]
     assert cli.main(["demo", *arguments, "--seed", "3"]) == 0
     assert {path: path.read_bytes() for path in sorted(out.glob("runs/*/*/*/*.json*"))} == kept
-    said = capsys.readouterr().out
-    assert "Picture:" in said and "were finished before" in said
+    output = capsys.readouterr().out
+    assert "Figure:" in output and "were finished before" in output

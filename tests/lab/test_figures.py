@@ -11,7 +11,7 @@ from sanc.lab import curves, figures, style, traces
 
 
 def shown(axes):
-    """Lines of means, by colour."""
+    """Return the lines of means, by colour."""
     return {to_hex(drawn.get_color()).upper(): drawn for drawn in axes.lines if len(drawn.get_xdata()) > 2}
 
 
@@ -30,7 +30,7 @@ def test_save_all_writes_panels_and_figures(tmp_path):
         assert content.startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml")
 
 
-def test_a_sheet_shows_the_means_over_three_axes_twice(tmp_path):
+def test_a_page_shows_f_and_f_minus_f_star_over_three_axes(tmp_path):
     rows = [line(-1, 4.0, 0), line(0, 2.0, 10), line(1, 1.0, 20)]
     write_run(tmp_path, "p", "sanc", 0, rows, title="w1a", subtitle="a subtitle")
     write_run(tmp_path, "p", "sgd", 0, [line(-1, 4.0, 0), line(0, 3.0, 20)])
@@ -41,8 +41,8 @@ def test_a_sheet_shows_the_means_over_three_axes_twice(tmp_path):
     assert [axes.get_xlabel() for axes in figure.axes[1::2]] == list(style.AXES.values())
     for axes, end in zip(figure.axes, (20, 20, 120, 120, 2, 2), strict=True):
         lines = shown(axes)
-        assert set(lines) == {style.METHODS["sanc"].colour, style.METHODS["sgd"].colour}
-        sanc = lines[style.METHODS["sanc"].colour]
+        assert set(lines) == {style.METHOD_STYLES["sanc"].colour, style.METHOD_STYLES["sgd"].colour}
+        sanc = lines[style.METHOD_STYLES["sanc"].colour]
         assert sanc.get_xdata()[-1] == pytest.approx(end)
         assert sanc.get_ydata()[-1] == pytest.approx(0.5 if axes.get_yscale() == "log" else 1.0)
         low, high = axes.get_ylim()
@@ -76,7 +76,7 @@ def test_a_figure_has_its_panels_side_by_side(tmp_path):
     assert [style.figure_name(name) for name in ("fig12", "own")] == ["Figure 12", "own"]
 
 
-def test_a_method_that_blows_up_leaves_the_others_visible(tmp_path):
+def test_a_diverging_method_does_not_stretch_the_axis(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, 4.0, 0), line(0, 1.0, 20)])
     write_run(tmp_path, "p", "sgd", 0, [line(-1, 4.0, 0), line(0, 1e12, 10), line(1, None, 20)], done=False)
     runs = traces.read(tmp_path)
@@ -85,7 +85,7 @@ def test_a_method_that_blows_up_leaves_the_others_visible(tmp_path):
         assert axes.get_ylim()[1] < 20
 
 
-def test_the_logarithmic_axis_shows_how_the_ends_differ_however_far_the_start_was(tmp_path):
+def test_f_star_separates_final_losses_on_the_logarithmic_axis(tmp_path):
     for method, final in (("sanc", 0.5), ("scr", 0.502), ("sgd", 0.51)):
         write_run(tmp_path, "p", method, 0, [line(-1, 1000.0, 0), line(0, final, 10), line(1, final, 20)])
     runs = traces.read(tmp_path)
@@ -94,6 +94,6 @@ def test_the_logarithmic_axis_shows_how_the_ends_differ_however_far_the_start_wa
     assert gaps[2] > 1.5 * gaps[0]
 
 
-def test_what_has_no_loss_is_not_drawn(tmp_path):
+def test_panels_without_a_loss_are_not_drawn(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
     assert figures.save_all(tmp_path, traces.read(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""The laboratory: panels, runs that survive a kill, workers that share a directory, claims, and the command line."""
+"""The laboratory: panels, resumed runs, workers that share a directory, claims, and the command line."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from typer.testing import CliRunner
 import made_runs
 import sanc
 from sanc.lab import claims, cli, cluster, datasets, experiments, models, runs
-from sanc.lab.directory import BusyError, claim, finished
+from sanc.lab.directory import BusyError, finished, reserved
 from sanc.lab.experiments import FIGURES, Panel, RunSpec, Variant
 from sanc.lab.traces import read
 
-OWN = Panel("own-logistic", "own", "logistic", "breast_cancer", ("sanc", "scr", "cr", "ncd", "sgd"), {"sigma0": 1.0})
+LOGISTIC = Panel(
+    "own-logistic", "own", "logistic", "breast_cancer", ("sanc", "scr", "cr", "ncd", "sgd"), {"sigma0": 1.0}
+)
 
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
 
 
-def timeless(folder):
-    """The trace without its times: what must be equal byte for byte."""
+def without_times(folder):
+    """Return the lines of the trace without times, which must be equal byte for byte."""
     kept = []
     for line in lines(folder):
         line.pop("seconds")
@@ -48,10 +50,10 @@ def timeless(folder):
 
 @contextmanager
 def command(*arguments):
-    """Start a process, the head of a group of its own; whatever is left of the group at the end is killed.
+    """Start a process in a new process group, which is killed at the end.
 
-    It takes SIGINT even where these tests do not, as in the background of a shell: what is ignored here would be
-    ignored there, whereas a handler of ours becomes the default.
+    The process receives SIGINT even if these tests ignore it, as in the background of a shell. An ignored signal would
+    be inherited, whereas a handler becomes the default.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -67,7 +69,7 @@ def command(*arguments):
 
 
 def kill(process):
-    """Kill the whole group of a command and return what it said."""
+    """Kill the process group of a command and return its output."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate(timeout=60)[0]
@@ -77,10 +79,10 @@ def sanc_command(*arguments):
     return command(sys.executable, "-m", "sanc", *arguments)
 
 
-def wait_for(process, what, seconds=240):
-    """Wait until a command has got so far, or fail with what it said; a slow machine takes a while to import torch."""
+def wait_for(process, condition, seconds=240):
+    """Wait until a condition holds, or fail with the output of the command. Importing torch can take minutes."""
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             pytest.fail(f"the command ended with {process.poll()}, or hung: {kill(process)}")
         time.sleep(0.05)
@@ -89,7 +91,7 @@ def wait_for(process, what, seconds=240):
 # ---------------------------------------------------------------------------------------------- experiments
 
 
-def test_the_panels_are_the_papers():
+def test_the_panels_have_the_settings_of_the_paper():
     assert {name: [panel.data for panel in panels] for name, panels in FIGURES.items()} == {
         "fig1": ["w1a", "higgs", "ijcnn1", "covtype"],
         "fig2a": ["w1a", "higgs"],
@@ -111,7 +113,7 @@ def test_the_panels_are_the_papers():
             assert p.options["eta1"] == 0.1 and p.options["eta2"] == 0.3
 
 
-def test_settings_of_a_run():
+def test_options_of_a_run_depend_on_method_data_and_preset():
     panel = FIGURES["fig3"][2]  # covtype
     by = {method: RunSpec(panel, method, 0).variant.options for method in panel.methods}
     assert by["sanc"] == {"L1": 10.0, "L2": 100.0, "sigma0": 1.0}
@@ -123,7 +125,7 @@ def test_settings_of_a_run():
     assert panel.budget(1000) == 20_000 and network.budget(1000) == 750_000
 
 
-def test_selecting():
+def test_panels_are_selected_by_figure_data_and_method():
     assert len(experiments.select(["all"])) == sum(len(panels) for panels in FIGURES.values())
     (one,) = experiments.select(["fig3"], data=["a9a"], methods=["sanc"])
     assert one.name == "fig3-a9a" and one.methods == ("sanc",)
@@ -136,7 +138,7 @@ def test_selecting():
             experiments.select(*given)
 
 
-def test_networks_are_the_papers():
+def test_networks_have_the_shapes_of_the_paper():
     cnn = models.cnn(1, 28, 10)
     shapes = [tuple(p.shape) for p in cnn.parameters() if p.ndim > 1]
     assert shapes == [(32, 1, 5, 5), (64, 32, 5, 5), (1000, 3136), (10, 1000)]
@@ -145,9 +147,9 @@ def test_networks_are_the_papers():
     assert models.training_loss(cnn, x, y, 0.01) == pytest.approx(10.4, abs=0.4)  # where the paper's curve starts
     mlp = models.mlp(19, 7)
     assert [tuple(p.shape) for p in mlp.parameters() if p.ndim > 1] == [(300, 19), (500, 300), (7, 500)]
-    twin = models.mlp(19, 7)
-    models.initialise(mlp, 3), models.initialise(twin, 3)
-    assert all(torch.equal(a, b) for a, b in zip(mlp.parameters(), twin.parameters(), strict=True))
+    other = models.mlp(19, 7)
+    models.initialise(mlp, 3), models.initialise(other, 3)
+    assert all(torch.equal(a, b) for a, b in zip(mlp.parameters(), other.parameters(), strict=True))
     decays = models.groups(mlp, 0.01)
     assert [len(g["params"]) for g in decays] == [3, 3] and [g["weight_decay"] for g in decays] == [0.01, 0.0]
     by_hand = torch.nn.functional.cross_entropy(mlp(torch.ones(5, 19)), torch.zeros(5, dtype=torch.long))
@@ -162,8 +164,8 @@ def test_networks_are_the_papers():
 
 
 @pytest.mark.parametrize("method", ["sanc", "scr", "cr", "ncd", "sgd", "crm"])
-def test_a_run_of_a_finite_sum(tmp_path, method):
-    folder = runs.execute(RunSpec(OWN, method, 0), tmp_path)
+def test_the_trace_of_a_finite_sum_equals_a_run_of_minimize(tmp_path, method):
+    folder = runs.execute(RunSpec(LOGISTIC, method, 0), tmp_path)
     trace = lines(folder)
     loaded = datasets.load("breast_cancer")
     problem = sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=1.0)
@@ -178,50 +180,52 @@ def test_a_run_of_a_finite_sum(tmp_path, method):
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["sanc"] == sanc.__version__
     assert not (folder / "checkpoint.pt").exists()
-    # the loss of the trace is that of a run through the front door
+    # the losses of the trace are those of a direct call
     seen = []
 
     def watch(intermediate_result):
         seen.append(problem.value(intermediate_result.x))
 
-    judged = method in ("sanc", "scr")
+    tested = method in ("sanc", "scr")
     sanc.minimize(
-        problem, np.ones(30), method=method, preset="paper", batch_size=29, objective_batch_size=None if judged else 29,
-        seed=0, max_calls=budget, callback=watch, certify=False, **RunSpec(OWN, method, 0).variant.options,
+        problem, np.ones(30), method=method, preset="paper", batch_size=29, objective_batch_size=None if tested else 29,
+        seed=0, max_calls=budget, callback=watch, certify=False, **RunSpec(LOGISTIC, method, 0).variant.options,
     )  # fmt: skip
-    known = [(line["loss"], value) for line, value in zip(trace[1:], seen, strict=True) if line["loss"] is not None]
-    assert len(known) >= 30
-    assert [a for a, _ in known] == pytest.approx([b for _, b in known], rel=1e-12)
+    measured = [(line["loss"], value) for line, value in zip(trace[1:], seen, strict=True) if line["loss"] is not None]
+    assert len(measured) >= 30
+    assert [a for a, _ in measured] == pytest.approx([b for _, b in measured], rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["sanc", "sgd"])
-def test_a_run_of_a_network(tmp_path, method):
+def test_a_run_of_a_network_is_a_function_of_its_seed(tmp_path, method):
     panel = Panel("own-mlp", "own", "mlp", "digits", ("sanc",), {"sigma0": 1.0, "eta1": 0.1, "eta2": 0.3, "lr": 0.05},
                   batch=64, calls=6000, strength=0.001, widths=(16, 12))  # fmt: skip
     first = runs.execute(RunSpec(panel, method, 1), tmp_path / "a")
     second = runs.execute(RunSpec(panel, method, 1), tmp_path / "b")
-    assert timeless(first) == timeless(second)
+    assert without_times(first) == without_times(second)
     trace = lines(first)
     assert trace[-1]["loss"] < trace[0]["loss"] and trace[-1]["paper_calls"] >= 6000
     other = runs.execute(RunSpec(panel, method, 2), tmp_path / "a")
     assert lines(other)[0]["loss"] != trace[0]["loss"]
 
 
-def test_which_runs_have_an_objective_sample_is_decided_by_their_options():
-    """The iteration on samples judges on the gradient sample, whichever way it was asked for."""
+def test_the_options_determine_whether_a_run_has_an_objective_sample():
+    """The mini-batch iteration computes ρ on the gradient sample, with every way of choosing it."""
     for preset, options, on_samples in (
         ("paper", {}, False),
         ("paper", {"scale": 0.01}, True),
         ("robust", {}, True),
         ("robust", {"minibatch": None}, False),
     ):
-        spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
+        spec = RunSpec(replace(LOGISTIC, options=options), "sanc", 0, preset)
         assert spec.on_samples is on_samples
-    assert not RunSpec(OWN, "cr", 0, "robust").on_samples
+    assert not RunSpec(LOGISTIC, "cr", 0, "robust").on_samples
 
 
-def test_every_method_of_a_seed_has_the_same_start_and_samples(tmp_path):
-    firsts = {lines(runs.execute(RunSpec(OWN, m, 3), tmp_path))[1]["grad_norm"] for m in ("sanc", "scr", "cr", "ncd")}
+def test_methods_with_the_same_seed_have_the_same_start_and_samples(tmp_path):
+    firsts = {
+        lines(runs.execute(RunSpec(LOGISTIC, m, 3), tmp_path))[1]["grad_norm"] for m in ("sanc", "scr", "cr", "ncd")
+    }
     assert len(firsts) == 1
 
 
@@ -233,15 +237,15 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("method", "preset"), [("sanc", "paper"), ("crm", "paper"), ("sgd", "paper"), ("sanc", "robust"), ("scr", "robust")]
 )
-def test_a_run_resumes_wherever_it_is_cut(tmp_path, problem, method, preset):
-    """Stopped after any iteration, with checkpoints at other moments: the trace is that of a run never stopped."""
-    calls = 5000 if preset == "robust" or method == "sgd" else 12000  # a hundred iterations or so
-    panel = replace(OWN, calls=calls)
+def test_a_run_resumes_after_any_iteration(tmp_path, problem, method, preset):
+    """A run is stopped after random iterations, with checkpoints at other times; its trace is that of a whole run."""
+    calls = 5000 if preset == "robust" or method == "sgd" else 12000  # about a hundred iterations
+    panel = replace(LOGISTIC, calls=calls)
     if problem == "mlp":
         panel = Panel("own-mlp", "own", "mlp", "digits", (method,), {"eta1": 0.1, "eta2": 0.3, "lr": 0.05}, batch=32,
                       calls=calls, strength=0.001, widths=(16, 12))  # fmt: skip
     spec = RunSpec(panel, method, 0, preset)
-    whole = timeless(runs.execute(spec, tmp_path / "whole"))
+    whole = without_times(runs.execute(spec, tmp_path / "whole"))
     rng = random.Random(method + problem)
     cuts = 0
     while not finished(tmp_path / "cut" / "runs" / spec.path):
@@ -259,27 +263,27 @@ def test_a_run_resumes_wherever_it_is_cut(tmp_path, problem, method, preset):
         except Killed:
             cuts += 1
             trace = tmp_path / "cut" / "runs" / spec.path / "trace.jsonl"
-            with open(trace, "ab") as file:  # a line that was being written when the lights went out
+            with open(trace, "ab") as file:  # a line that a kill has truncated
                 file.write(b'{"iteration": 99, "lo')
     assert cuts == 6
-    assert timeless(tmp_path / "cut" / "runs" / spec.path) == whole
+    assert without_times(tmp_path / "cut" / "runs" / spec.path) == whole
 
 
-def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(tmp_path):
-    spec = RunSpec(OWN, "sanc", 0)
+def test_a_finished_run_is_not_repeated_and_another_configuration_is_an_error(tmp_path):
+    spec = RunSpec(LOGISTIC, "sanc", 0)
     folder = runs.execute(spec, tmp_path)
     stamp = (folder / "trace.jsonl").stat().st_mtime_ns
     runs.execute(spec, tmp_path)
     assert (folder / "trace.jsonl").stat().st_mtime_ns == stamp
     (folder / "done.json").unlink()
-    changed = RunSpec(replace(OWN, options={"sigma0": 0.5}), "sanc", 0)
+    changed = RunSpec(replace(LOGISTIC, options={"sigma0": 0.5}), "sanc", 0)
     with pytest.raises(sanc.ArgumentError, match="holds a run with options"):
         runs.execute(changed, tmp_path)
 
 
 def test_two_processes_never_share_a_run(tmp_path):
-    spec = RunSpec(OWN, "sanc", 0)
-    with claim(tmp_path / "runs" / spec.path), pytest.raises(BusyError):
+    spec = RunSpec(LOGISTIC, "sanc", 0)
+    with reserved(tmp_path / "runs" / spec.path), pytest.raises(BusyError):
         runs.execute(spec, tmp_path)
     runs.execute(spec, tmp_path)
 
@@ -297,17 +301,17 @@ runs.execute(RunSpec(panel, "sanc", 0), Path(sys.argv[1]), checkpoint_every=0.05
 
 
 @pytest.mark.slow
-def test_kill_9_and_the_same_trace(tmp_path):
-    """A process is killed at a random moment after its first checkpoint; the run then goes on in this one."""
+def test_a_run_resumes_after_a_kill_with_the_same_trace(tmp_path):
+    """A process is killed at a random time after its first checkpoint, and the run is resumed in this process."""
     calls = 200_000
     with command(sys.executable, "-c", ALONE, str(tmp_path / "cut"), str(calls)) as process:
         wait_for(process, lambda: list(tmp_path.glob("cut/runs/*/*/*/checkpoint.pt")))
         time.sleep(random.Random(7).uniform(0.0, 0.2))
         kill(process)
-    spec = RunSpec(replace(OWN, calls=calls), "sanc", 0)
+    spec = RunSpec(replace(LOGISTIC, calls=calls), "sanc", 0)
     assert not finished(tmp_path / "cut" / "runs" / spec.path)
     first, second = (runs.execute(spec, tmp_path / name) for name in ("cut", "whole"))
-    assert timeless(first) == timeless(second)
+    assert without_times(first) == without_times(second)
 
 
 def run_all(specs, out, scheduler, **more):
@@ -316,24 +320,24 @@ def run_all(specs, out, scheduler, **more):
     )
 
 
-def test_runs_are_shared_out_once_and_what_fails_is_said(tmp_path, scheduler, monkeypatch):
+def test_every_run_is_made_once_and_errors_are_reported(tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr(cluster, "TIMEOUT", 0.5)
-    specs = experiments.specs([replace(OWN, methods=("sanc", "scr"))], 2, "paper", "cpu")
-    missing = RunSpec(replace(OWN, name="missing", data="w1a"), "sanc", 0)
+    specs = experiments.specs([replace(LOGISTIC, methods=("sanc", "scr"))], 2, "paper", "cpu")
+    missing = RunSpec(replace(LOGISTIC, name="missing", data="w1a"), "sanc", 0)
     busy = tmp_path / "runs" / specs[0].path
-    with claim(busy):
+    with reserved(busy):
         outcome = run_all([*specs, missing], tmp_path, scheduler)
-    assert (outcome.finished, outcome.known, outcome.elsewhere) == (3, 0, 1)
+    assert (outcome.finished, outcome.finished_before, outcome.elsewhere) == (3, 0, 1)
     assert "w1a is not in" in outcome.failed["missing/sanc/seed-0"]
     again = run_all(specs, tmp_path, scheduler)
-    assert (again.finished, again.known, again.elsewhere, again.failed) == (1, 3, 0, {})
-    with pytest.raises(sanc.ArgumentError, match=r"--scheduler '127.0.0.1:9' does not answer"):
+    assert (again.finished, again.finished_before, again.elsewhere, again.failed) == (1, 3, 0, {})
+    with pytest.raises(sanc.ArgumentError, match=r"--scheduler '127.0.0.1:9' cannot be reached"):
         run_all([missing], tmp_path, "127.0.0.1:9")
 
 
-def test_a_run_nobody_waits_for_lets_go_of_its_directory(tmp_path, scheduler):
-    """The command is interrupted or killed, and the workers of the cluster live on."""
-    spec = RunSpec(replace(OWN, calls=10**9), "sanc", 0)
+def test_a_cancelled_run_releases_its_directory(tmp_path, scheduler):
+    """The command is interrupted or killed, while the workers of the cluster continue."""
+    spec = RunSpec(replace(LOGISTIC, calls=10**9), "sanc", 0)
     folder = tmp_path / "runs" / spec.path
     with Client(scheduler, set_as_default=False) as client:
         future = client.submit(cluster._run, spec, "topic", tmp_path, None, 0.0)
@@ -343,17 +347,17 @@ def test_a_run_nobody_waits_for_lets_go_of_its_directory(tmp_path, scheduler):
         future.cancel()
     held = True
     while held and time.monotonic() < deadline:
-        with suppress(BusyError), claim(folder):
+        with suppress(BusyError), reserved(folder):
             held = False
         time.sleep(0.05)
     assert not held and not finished(folder)
 
 
-def test_the_bars_of_a_terminal_show_loss_sigma_and_branches(tmp_path, scheduler, monkeypatch):
+def test_progress_bars_show_loss_sigma_and_branches(tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr(cluster, "PAUSE", 0.0)
     path = tmp_path / "screen"
     with path.open("w") as screen:
-        specs = [RunSpec(replace(OWN, calls=100_000), "sanc", 0)]
+        specs = [RunSpec(replace(LOGISTIC, calls=100_000), "sanc", 0)]
         console = Console(file=screen, force_terminal=True, width=150)
         outcome = cluster.run_all(specs, tmp_path, data_dir=None, workers=1, console=console, scheduler=scheduler)
     shown = path.read_text()
@@ -378,14 +382,14 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_command_with_processes_of_its_own(uninterrupted):
+def test_a_command_with_local_processes_writes_a_report(uninterrupted):
     out, text = uninterrupted
     assert "4 runs in 1 panel " in text and "4 runs finished" in text and len(read(out)) == 4
     assert (out / "report.html").exists()
 
 
 @pytest.mark.slow
-def test_kill_9_at_random_moments(tmp_path, uninterrupted):
+def test_a_command_resumes_after_kills_with_the_same_traces(tmp_path, uninterrupted):
     """Kill the whole process group, twice; the final traces equal those of an uninterrupted run."""
     whole, _ = uninterrupted
     rng = random.Random(7)
@@ -394,35 +398,35 @@ def test_kill_9_at_random_moments(tmp_path, uninterrupted):
     def written():
         return {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/*/trace.jsonl")}
 
-    def through():
+    def all_done():
         return len(list(tmp_path.glob("runs/*/*/*/done.json"))) == 4
 
     for _ in range(2):
         seen = written()
         with sanc_command(*again) as process:
-            wait_for(process, lambda seen=seen: written() != seen or through())  # the imports take seconds
+            wait_for(process, lambda seen=seen: written() != seen or all_done())  # the imports take seconds
             time.sleep(rng.uniform(0.0, 1.0))
     with sanc_command(*again) as process:
         text, _ = process.communicate(timeout=240)
     assert process.returncode == 0, text
     for folder in sorted((whole / "runs").glob("*/*/*")):
-        assert timeless(tmp_path / "runs" / folder.relative_to(whole / "runs")) == timeless(folder)
+        assert without_times(tmp_path / "runs" / folder.relative_to(whole / "runs")) == without_times(folder)
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_resume(tmp_path):
-    """As a terminal sends it: to the whole group, workers included, which leave it to the command."""
+def test_ctrl_c_prints_how_to_resume(tmp_path):
+    """A terminal sends SIGINT to the whole process group; the workers leave it to the command."""
     with sanc_command(*ENDLESS, "--out", str(tmp_path), "--checkpoint-every", "0.1") as process:
         wait_for(process, lambda: list(tmp_path.glob("runs/*/*/*/checkpoint.pt")))
         os.killpg(process.pid, signal.SIGINT)
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Nothing is lost" in text and "same command" in text and "Traceback" not in text
+    assert "Checkpoints are kept" in text and "same command" in text and "Traceback" not in text
     assert list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
 
 
 @pytest.mark.slow
-def test_two_commands_on_one_directory(tmp_path, uninterrupted, scheduler):
+def test_two_commands_share_one_directory(tmp_path, uninterrupted, scheduler):
     whole, _ = uninterrupted
     again = [*RUN, "--out", str(tmp_path)]
     with sanc_command(*again) as one, sanc_command(*again) as other:
@@ -432,7 +436,7 @@ def test_two_commands_on_one_directory(tmp_path, uninterrupted, scheduler):
     last = CliRunner().invoke(cli.app, [*again, "--scheduler", scheduler])
     assert last.exit_code == 0 and "4 were finished before" in last.output
     for folder in sorted((whole / "runs").glob("*/*/*")):
-        assert timeless(tmp_path / "runs" / folder.relative_to(whole / "runs")) == timeless(folder)
+        assert without_times(tmp_path / "runs" / folder.relative_to(whole / "runs")) == without_times(folder)
 
 
 def children(process):
@@ -446,7 +450,7 @@ needs_pgrep = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_pgrep
-def test_the_run_of_a_killed_worker_goes_on_on_another(tmp_path):
+def test_another_worker_resumes_the_run_of_a_killed_worker(tmp_path):
     long = [*RUN[:-1], "600000", "--runs", "1", "--out", str(tmp_path), "--checkpoint-every", "0.1"]
     with sanc_command(*long) as process:
         wait_for(process, lambda: list(tmp_path.glob("runs/*/*/*/checkpoint.pt")))
@@ -459,7 +463,7 @@ def test_the_run_of_a_killed_worker_goes_on_on_another(tmp_path):
 
 @contextmanager
 def cluster_of_three(folder):
-    """Start a scheduler and three workers, as on machines of their own; return its address and the workers."""
+    """Start a scheduler and three workers, as on separate machines; return its address and the workers."""
     found = folder / "scheduler.json"
     dask = (sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(found), "--no-dashboard")
     with ExitStack() as stack:
@@ -475,7 +479,7 @@ def cluster_of_three(folder):
 
 
 @pytest.mark.slow
-def test_a_real_cluster_whose_worker_is_killed_makes_the_same_files(tmp_path, uninterrupted):
+def test_a_cluster_with_a_killed_worker_makes_the_same_files(tmp_path, uninterrupted):
     whole, _ = uninterrupted
     out = tmp_path / "out"
     with cluster_of_three(tmp_path) as (address, workers):
@@ -489,21 +493,21 @@ def test_a_real_cluster_whose_worker_is_killed_makes_the_same_files(tmp_path, un
     assert len(folders) == 4
     for folder in folders:
         other = out / "runs" / folder.relative_to(whole / "runs")
-        assert timeless(other) == timeless(folder)
+        assert without_times(other) == without_times(folder)
         assert {path.name for path in other.iterdir()} == {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.slow
 @needs_pgrep
-def test_workers_leave_with_the_command_even_before_they_began(tmp_path):
-    """Kill the command alone while its workers still import: they hold its output open for as long as they live."""
+def test_workers_exit_with_a_killed_command_even_while_they_start(tmp_path):
+    """Kill only the command while its workers import modules. They keep its output open until they exit."""
     with sanc_command(*ENDLESS, "--out", str(tmp_path)) as process:
-        wait_for(process, lambda: len(children(process)) >= 3)  # two workers, and what keeps track of semaphores
+        wait_for(process, lambda: len(children(process)) >= 3)  # two workers and the resource tracker
         process.kill()
         process.communicate(timeout=120)
 
 
-def test_the_command_says_what_it_does_and_where_the_result_is(tmp_path, scheduler):
+def test_the_command_prints_its_runs_and_the_path_of_the_report(tmp_path, scheduler):
     short = [*RUN[:-1], "12000", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli.app, [*short, "--scheduler", scheduler])
     assert result.exit_code == 0, result.output
@@ -511,7 +515,9 @@ def test_the_command_says_what_it_does_and_where_the_result_is(tmp_path, schedul
     assert "4 runs in 1 panel " in text and "about" in text and "4 runs finished" in text
     assert "report.html" in text and (tmp_path / "report.html").exists()
     assert (tmp_path / "figures" / "own-logistic-breast_cancer.png").exists()
-    assert json.loads((tmp_path / "claims.json").read_text()) == {"claims": []}  # those of the paper are of its panels
+    assert json.loads((tmp_path / "claims.json").read_text()) == {
+        "claims": []
+    }  # the claims concern the panels of the paper
     summary = (tmp_path / "summary.md").read_text()
     assert "| SANC | 2 |" in summary and f"torch {torch.__version__}" in summary
     assert len(read(tmp_path)) == 4
@@ -521,17 +527,17 @@ def test_the_command_says_what_it_does_and_where_the_result_is(tmp_path, schedul
             CliRunner().invoke(cli.app, [*short, *more], catch_exceptions=False)
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupt_prints_how_to_resume(tmp_path, monkeypatch, capsys):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "load_data", interrupt)
     assert cli.main([*RUN, "--out", str(tmp_path)]) == 130
-    assert "Nothing is lost" in capsys.readouterr().out
+    assert "Checkpoints are kept" in capsys.readouterr().out
 
 
-def test_the_loss_of_an_iteration_without_a_trial_is_not_the_samples(tmp_path):
-    """Where SANC stays before it tries anything, the loss on all rows is the one it had."""
+def test_an_iteration_without_a_trial_step_keeps_the_loss(tmp_path):
+    """If SANC stays without evaluating f, the loss on all rows is that of the iteration before."""
     panel = Panel("e", "own", "logistic", "breast_cancer", ("sanc",), {"epsilon": 1.0}, calls=100_000)
     trace = lines(runs.execute(RunSpec(panel, "sanc", 0, "authors"), tmp_path))
     stayed = [(a, b) for a, b in pairwise(trace) if b.get("branch") == "stayed"]
@@ -542,10 +548,10 @@ def test_the_loss_of_an_iteration_without_a_trial_is_not_the_samples(tmp_path):
 # ---------------------------------------------------------------------------------------------- claims
 
 
-def test_claims_on_a_tiny_configuration(tmp_path):
+def test_claims_equal_values_computed_from_the_traces(tmp_path):
     panels = [
-        replace(OWN, name="fig1-tiny", figure="fig1", methods=("sanc", "scr"), options={"sigma0": 1e-3}),
-        replace(OWN, name="fig3-tiny", figure="fig3", methods=("sanc", "scr")),
+        replace(LOGISTIC, name="fig1-tiny", figure="fig1", methods=("sanc", "scr"), options={"sigma0": 1e-3}),
+        replace(LOGISTIC, name="fig3-tiny", figure="fig3", methods=("sanc", "scr")),
     ]
     for spec in experiments.specs(panels, 2, "paper", "cpu"):
         runs.execute(spec, tmp_path)
@@ -574,18 +580,18 @@ def test_claims_on_a_tiny_configuration(tmp_path):
     [
         ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], "lower", True),
         ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "higher", False),
-        ([1.0, 1.3, 1.1], [1.1, 1.1, 1.2], "no difference", True),
-        ([1.0], [1.1], "no difference", None),
+        ([1.0, 1.3, 1.1], [1.1, 1.1, 1.2], "no significant difference", True),
+        ([1.0], [1.1], "no significant difference", None),
     ],
 )
-def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
+def test_the_competitive_claim_compares_runs_with_equal_seeds(ours, theirs, verdict, holds):
     methods = {
         name: [SimpleNamespace(seed=seed, final_loss=loss) for seed, loss in enumerate(losses)]
         for name, losses in (("sanc", ours), ("scr", theirs[::-1]))
     }
-    for place, trace in enumerate(methods["scr"]):  # the order of the runs does not matter, their seeds do
-        trace.seed = len(theirs) - 1 - place
-    claim = claims._ahead("fig2b", methods, "scr")
+    for index, trace in enumerate(methods["scr"]):  # runs are paired by seed, not by order
+        trace.seed = len(theirs) - 1 - index
+    claim = claims._competitive("fig2b", methods, "scr")
     assert verdict in claim.measured and claim.holds is holds and "competitive" in claim.statement
 
 
@@ -606,7 +612,7 @@ def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
         (["run", "--methods", "arc"], ["'arc'"]),
         (["run", "--problem", "svn"], ["'svn'"]),
         (["run", "--from", "none.toml"], ["none.toml"]),
-        (["run", "--from", "none.toml", "--data", "iris"], ["--data stands beside --from"]),
+        (["run", "--from", "none.toml", "--data", "iris"], ["--data conflicts with --from"]),
         (["run", "--name", "../evil"], ["--name '../evil'"]),
         (["run", "--data", "iris", "--problem", "logistic"], ["needs two classes", "softmax"]),
         (["run", "--data", "wine", "--problem", "cnn"], ["needs square images", "mlp"]),
@@ -627,7 +633,7 @@ def test_competitive_is_judged_by_pairs_of_runs(ours, theirs, verdict, holds):
         (["demo", "--batch", "5000"], ["--batch 5000", "1438"]),
     ],
 )
-def test_bad_commands_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+def test_errors_of_the_command_line_name_the_argument(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == 2
     text = " ".join(capsys.readouterr().err.split())
@@ -638,12 +644,12 @@ def test_bad_commands_are_one_line(arguments, words, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     "command", [[], ["reproduce"], ["run"], ["datasets"], ["datasets", "get"], ["report"], ["demo"]]
 )
-def test_help_reads_well(command):
+def test_every_command_has_help(command):
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0 and "Usage" in result.output
 
 
-def test_from_toml(tmp_path, scheduler):
+def test_options_are_read_from_a_toml_file(tmp_path, scheduler):
     file = tmp_path / "mine.toml"
     file.write_text('problem = "svm"\ndata = "breast_cancer"\nmethods = ["sanc"]\nbudget = 3000\nstrength = 0.01\n'
                     'name = "mine"\n[options]\nsigma0 = 0.5\n')  # fmt: skip
@@ -682,7 +688,7 @@ def test_every_problem_on_bundled_data(tmp_path, scheduler, problem, data):
     )
 
 
-def test_panels_without_data_are_left_out_and_said(tmp_path):
+def test_panels_without_data_are_skipped_and_recorded(tmp_path):
     empty = tmp_path / "data"
     empty.mkdir()
     result = CliRunner().invoke(
@@ -695,19 +701,19 @@ def test_panels_without_data_are_left_out_and_said(tmp_path):
     assert listed.exit_code == 0 and all(name in listed.output for name in datasets.CATALOGUE)
 
 
-def test_a_missing_extra_is_named():
+def test_the_error_for_a_missing_extra_names_it():
     code = "import sys; sys.modules['typer'] = None; import sanc.lab.cli"
     with command(sys.executable, "-c", code) as process:
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "needs typer: install the extra lab" in text
 
 
-# ---------------------------------------------------------------------------------------------- what strangers tried
+# ---------------------------------------------------------------------------------------------- unusual input
 
 SMALL = ["run", "--data", "breast_cancer", "--runs", "1", "--budget", "3000", "--workers", "1"]
 
 
-def test_runs_that_cannot_stand_in_one_table_are_refused(tmp_path, scheduler, capsys):
+def test_runs_with_other_settings_cannot_join_a_panel(tmp_path, scheduler, capsys):
     where = ["--out", str(tmp_path), "--scheduler", scheduler]
     assert cli.main([*SMALL, "--methods", "sanc", *where]) == 0
     for more, word in ((["--strength", "0.01"], "strength"), (["--batch", "100"], "batch_size"),
@@ -723,13 +729,13 @@ def test_runs_that_cannot_stand_in_one_table_are_refused(tmp_path, scheduler, ca
     ("robust", {}, ""), ("robust", {"sigma0": None}, ""), ("robust", {"sigma0": 0.3}, ", σ0 = 0.3"),
     ("paper", {}, ", σ0 = 1"),
 ])  # fmt: skip
-def test_the_sigma_that_is_shown_is_the_one_that_was_set(preset, options, words):
-    spec = RunSpec(replace(OWN, options=options), "sanc", 0, preset)
+def test_the_subtitle_shows_the_sigma0_of_the_run(preset, options, words):
+    spec = RunSpec(replace(LOGISTIC, options=options), "sanc", 0, preset)
     subtitle = runs.configuration(spec, 569, 30, "")["subtitle"]
     assert subtitle == f"logistic regression{words} (n = 569, d = 30)"
 
 
-def test_a_table_counts_the_runs_that_are_finished(tmp_path):
+def test_tables_count_finished_runs(tmp_path):
     rows = [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9, branch="stayed")]
     for seed in range(3):
         made_runs.write_run(tmp_path, "own", "sanc", seed, rows, done=seed == 0, figure="own")
@@ -746,7 +752,7 @@ def test_methods_with_different_seeds_are_not_compared(tmp_path):
     assert json.loads((tmp_path / "claims.json").read_text()) == {"claims": []}
 
 
-def test_a_damaged_list_of_what_was_left_out_costs_no_results(tmp_path, capsys):
+def test_a_damaged_list_of_skipped_panels_is_an_error(tmp_path, capsys):
     rows = [made_runs.line(-1, 1.0, 0), made_runs.line(0, 0.5, 9, branch="gradient")]
     made_runs.write_run(tmp_path, "own", "sgd", 0, rows, figure="own")
     (tmp_path / "skipped.json").write_text('{"a":')
@@ -754,22 +760,24 @@ def test_a_damaged_list_of_what_was_left_out_costs_no_results(tmp_path, capsys):
     assert "Remove that file" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_folder_may_have_brackets_in_its_name(tmp_path, scheduler, capsys):
+def test_output_folders_may_have_brackets_in_their_names(tmp_path, scheduler, capsys):
     out = tmp_path / "out[/]x[a]"
     assert cli.main([*SMALL, "--methods", "sgd", "--out", str(out), "--scheduler", scheduler]) == 0
     assert str(out / "report.html") in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.parametrize("address", ["foo", "", "tcp:"])
-def test_what_is_no_address_is_said_at_once(tmp_path, address, capsys):
+def test_an_invalid_scheduler_address_is_an_error(tmp_path, address, capsys):
     assert cli.main([*SMALL, "--methods", "sgd", "--out", str(tmp_path), "--scheduler", address]) == 2
-    assert "is no address" in capsys.readouterr().err
+    assert "is not an address" in capsys.readouterr().err
 
 
-def test_a_sum_counts_and_chooses_as_its_panel_says(tmp_path):
-    """A variant is run as it is described, and "calls" are all evaluations."""
+def test_a_finite_sum_uses_the_variant_and_the_unit_of_its_panel(tmp_path):
+    """The unit "calls" counts all evaluations."""
     variants = {"mine": Variant("scr", "paper", {"sigma0": 0.5})}
-    panel = replace(OWN, name="counted", methods=("mine",), variants=variants, calls=3000, unit="calls", options={})
+    panel = replace(
+        LOGISTIC, name="counted", methods=("mine",), variants=variants, calls=3000, unit="calls", options={}
+    )
     folder = runs.execute(RunSpec(panel, "mine", 0, "robust"), tmp_path)
     *_, before, last = lines(folder)
     spent = [sum(line[name] for name in ("value", "gradient", "product")) for line in (before, last)]
@@ -780,7 +788,7 @@ def test_a_sum_counts_and_chooses_as_its_panel_says(tmp_path):
             runs.execute(RunSpec(replace(panel, name=word[:4], **changes), "mine", 0), tmp_path)
 
 
-def test_options_and_batches_that_cannot_be_used_are_named(tmp_path, capsys):
+def test_errors_name_unsuitable_options_and_batches(tmp_path, capsys):
     (tmp_path / "few.csv").write_text("".join(f"{k},{k % 2}\n" for k in range(12)))
     for arguments, words in (
         (["run", str(tmp_path / "few.csv"), "--preset", "authors"], "--batch = 0"),
@@ -791,9 +799,9 @@ def test_options_and_batches_that_cannot_be_used_are_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("unit", ["paper_calls", "calls"])
-def test_a_run_that_was_killed_at_its_very_end_makes_no_step_more(tmp_path, monkeypatch, unit):
-    spec = RunSpec(replace(OWN, name="end", calls=3000, unit=unit), "sanc", 0, "paper")
-    whole = timeless(runs.execute(spec, tmp_path / "whole"))
+def test_a_run_killed_after_its_last_step_makes_no_further_step(tmp_path, monkeypatch, unit):
+    spec = RunSpec(replace(LOGISTIC, name="end", calls=3000, unit=unit), "sanc", 0, "paper")
+    whole = without_times(runs.execute(spec, tmp_path / "whole"))
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -802,4 +810,4 @@ def test_a_run_that_was_killed_at_its_very_end_makes_no_step_more(tmp_path, monk
         patch.setattr(runs.Journal, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             runs.execute(spec, tmp_path / "cut", checkpoint_every=0.0)
-    assert timeless(runs.execute(spec, tmp_path / "cut")) == whole
+    assert without_times(runs.execute(spec, tmp_path / "cut")) == whole

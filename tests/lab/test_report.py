@@ -1,3 +1,5 @@
+"""The report page: its content, its escaping, and its behaviour in a browser."""
+
 import base64
 import json
 import os
@@ -35,7 +37,7 @@ CLAIMS = (
 
 
 class Page(HTMLParser):
-    """What a page refers to, its headings, its ids and its visible text."""
+    """References, headings, ids and visible text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -87,16 +89,16 @@ def test_the_page_is_one_file_that_refers_to_nothing_else(written):
     assert {reference[1:] for reference in page.references} <= set(page.ids)
     assert len(set(page.ids)) == len(page.ids)
     assert "http://" not in source and "https://" not in source
-    assert re.search(r"Content-Security-Policy.*default-src 'none'", source)  # nor could the charting library
+    assert re.search(r"Content-Security-Policy.*default-src 'none'", source)  # this also binds the charting library
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)\w|<link|<iframe|<img|fetch\(|XMLHttpRequest|import\(", source)
 
 
-def test_the_page_says_claims_panels_gaps_settings_and_environment(written):
+def test_the_page_shows_claims_panels_gaps_settings_and_environment(written):
     page = Page(written.read_text(encoding="utf-8"))
     text = page.text
     for one in CLAIMS:
         assert one.statement in text and one.measured in text
-    assert "Of 3 claims, 1 holds, 1 does not hold and 1 cannot be judged." in text
+    assert "Of 3 claims, 1 holds, 1 does not hold and 1 is undecided." in text
     for word in ("w1a", "higgs", "segment", "Figure 2a", "Figure 2b", "L1", "eta2", "batch_size", "49,540", "0.1.0"):
         assert word in text, word
     assert "fig3-covtype was skipped: covtype.libsvm.binary is not in the data folder" in text
@@ -107,7 +109,7 @@ def test_the_page_says_claims_panels_gaps_settings_and_environment(written):
     assert all(b - a <= 1 for a, b in zip(page.headings, page.headings[1:], strict=False))
 
 
-def test_a_plan_shows_what_never_began(tmp_path):
+def test_the_page_lists_planned_runs_that_never_started(tmp_path):
     write_run(tmp_path, "fig1-a", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4, branch="curvature")])
     plan = {"fig1-a": {"sanc": 2, "scr": 2}, "fig1-b": {"sanc": 2}, "fig1-c": {"sanc": 2}}
     (tmp_path / "skipped.json").write_text('{"fig1-c": "no <data>"}')
@@ -136,8 +138,8 @@ def test_all_text_is_escaped(tmp_path):
     assert set(data["methods"]) == {"sanc", "<i>m"}
 
 
-def test_nothing_and_next_to_nothing_give_a_page(tmp_path):
-    assert "No run has begun" in report.write(tmp_path / "new", []).read_text(encoding="utf-8")
+def test_a_page_is_written_without_runs_and_without_losses(tmp_path):
+    assert "No run has started" in report.write(tmp_path / "new", []).read_text(encoding="utf-8")
     folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
     assert "No loss has been measured yet" in report.write(tmp_path, traces.read(tmp_path)).read_text(encoding="utf-8")
     (folder / "trace.jsonl").unlink()
@@ -148,19 +150,19 @@ def test_the_curves_in_the_page_are_the_mean_curves(written):
     source = written.read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
     runs = traces.read(written.parent)
-    own = [run for run in runs if (run.panel, run.method) == ("fig2a-w1a", "sanc")]
-    x, mean, low, _ = curves.mean_curve(own)
+    group = [run for run in runs if (run.panel, run.method) == ("fig2a-w1a", "sanc")]
+    x, mean, low, _ = curves.mean_curve(group)
     panel = data["panels"][0]
     at, gap, below, _ = panel["charts"]["loss"]["paper_calls"]["sanc"]
     assert list(data["methods"]) == ["sanc", "scr", "cr", "crm", "ncd", "sgd"]
     assert len(gap) == len(at) == 200 and at[-1] == pytest.approx(x[-1], rel=1e-5)
-    assert panel["star"] == curves.f_stars(runs)[own[0].objective]
+    assert panel["star"] == curves.f_stars(runs)[group[0].objective]
     assert gap[100] + panel["star"] == pytest.approx(mean[100], rel=1e-4)
     assert below[100] + panel["star"] == pytest.approx(low[100], rel=1e-3)
 
 
-def test_forty_panels_of_six_methods_stay_small(tmp_path):
-    """The size of the page follows the panels and methods, not the steps: two panels stand for twenty times as many."""
+def test_a_page_of_forty_panels_is_below_16_mb(tmp_path):
+    """The size depends on panels and methods, not on steps; it is extrapolated from two panels."""
     panels = {f"fig1-{k}": dict(figure="fig1", title=f"data {k}", budget=50_000) for k in range(2)}
     write_lab(tmp_path, seeds=2, steps=400, panels=panels)
     size = report.write(tmp_path, traces.read(tmp_path)).stat().st_size
@@ -172,7 +174,7 @@ def test_forty_panels_of_six_methods_stay_small(tmp_path):
 
 
 class Browser:
-    """Chromium without a window, spoken to through a pipe: nothing but the standard library."""
+    """Headless Chromium, controlled through a pipe with the standard library alone."""
 
     def __init__(self, binary, profile):
         to_read, to_write = os.pipe()
@@ -181,7 +183,7 @@ class Browser:
             "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
             "--disable-component-update --disable-sync --hide-scrollbars --remote-debugging-pipe"
         )
-        # the browser reads orders at descriptor 3 and answers at 4
+        # the browser reads commands from descriptor 3 and writes responses to 4
         shell = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{to_read} 4>&{from_write}'
         self.process = subprocess.Popen(
             ["bash", "-c", shell, binary, str(profile)],
@@ -193,23 +195,23 @@ class Browser:
         os.close(from_write)
         self._write, self._read, self._buffer, self._count, self._session = to_write, from_read, b"", 0, None
         self.events = []
-        target = self.order("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.order("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
-            self.order(f"{domain}.enable")
+            self.send(f"{domain}.enable")
 
     def _message(self, until):
         while b"\0" not in self._buffer:
             if not select.select([self._read], [], [], max(until - time.monotonic(), 0))[0]:
-                raise TimeoutError("the browser did not answer")
+                raise TimeoutError("the browser did not respond")
             part = os.read(self._read, 1 << 20)
             if not part:
-                raise ConnectionError("the browser has gone")
+                raise ConnectionError("the browser has exited")
             self._buffer += part
         raw, self._buffer = self._buffer.split(b"\0", 1)
         return json.loads(raw)
 
-    def order(self, method, **params):
+    def send(self, method, **params):
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:
@@ -217,59 +219,59 @@ class Browser:
         os.write(self._write, json.dumps(message).encode() + b"\0")
         until = time.monotonic() + 20
         while True:
-            answer = self._message(until)
-            if answer.get("id") == self._count:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]
-            self.events.append(answer)
+            response = self._message(until)
+            if response.get("id") == self._count:
+                assert "error" not in response, (method, response["error"])
+                return response["result"]
+            self.events.append(response)
 
     def run(self, script):
-        answer = self.order("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
+        response = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in response, response["exceptionDetails"]
+        return response["result"].get("value")
 
     def settle(self):
-        """Wait for two frames, so that observers have been told and charts are drawn."""
+        """Wait for two frames, so that observers have run and charts are drawn."""
         frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
         self.run(frames)
 
     def open(self, url, width=1280, height=900, dark=False):
-        self.order(
+        self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.order("Emulation.setEmulatedMedia", features=[scheme])
-        self.order("Page.navigate", url="about:blank")
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Page.navigate", url="about:blank")
         self.events.clear()
-        self.order("Page.navigate", url=url)
+        self.send("Page.navigate", url=url)
         until = time.monotonic() + 15
         while self.run("location.protocol + document.readyState") != "file:complete":
-            assert time.monotonic() < until, "the page's script did not come to its end"
+            assert time.monotonic() < until, "the script of the page did not end"
             time.sleep(0.03)
         self.settle()
 
     def mouse(self, kind, x, y, **more):
-        self.order("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def chosen(self):
         return self.run("[x, y, off.join(',')]")
 
     def picture(self, path, full=False):
         self.settle()
-        found = self.order("Page.captureScreenshot", format="png", captureBeyondViewport=full)
+        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=full)
         Path(path).write_bytes(base64.b64decode(found["data"]))
 
     def faults(self):
-        """Exceptions, console errors and requests for anything but the page."""
+        """Return exceptions and console errors, requests to other hosts, and the number of requests."""
         bad = [event for event in self.events if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
         bad += [e for e in self.events if e["method"] == "Runtime.consoleAPICalled" and e["params"]["type"] == "error"]
-        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        return bad, [url for url in asked if not url.startswith(("file:", "about:", "data:"))], len(asked)
+        requested = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return bad, [url for url in requested if not url.startswith(("file:", "about:", "data:"))], len(requested)
 
     def close(self):
         try:
             self._session = None
-            self.order("Browser.close")
+            self.send("Browser.close")
         except (OSError, TimeoutError):
             self.process.kill()
         self.process.wait(timeout=10)
@@ -281,14 +283,14 @@ class Browser:
 def browser(tmp_path_factory):
     binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if binary is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: the report was not tried in a browser")
+        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: the report is not tested in a browser")
     chromium = Browser(binary, tmp_path_factory.mktemp("profile"))
     yield chromium
     chromium.close()
 
 
-def heights(browser):
-    """Where the line of each method of the first panel ends, and the text next to the axis."""
+def drawn_lines(browser):
+    """Return the lines of the methods in the first panel, and the text of the chart."""
     return browser.run(
         "({ lines: [...document.querySelector('.chart[data-kind=loss]').querySelectorAll('path.js-line')].map((p) => "
         "p.getAttribute('d')), text: document.querySelector('.chart[data-kind=loss]').textContent })"
@@ -297,21 +299,21 @@ def heights(browser):
 
 def test_the_page_draws_without_errors_or_requests(browser, written):
     browser.open(written.as_uri())
-    bad, outside, asked = browser.faults()
-    assert bad == [] and outside == [] and asked == 1
+    bad, outside, requests = browser.faults()
+    assert bad == [] and outside == [] and requests == 1
     assert browser.chosen() == ["paper_calls", "linear", ""]
-    found = heights(browser)
+    found = drawn_lines(browser)
     assert len(found["lines"]) == 6 and "training loss f" in found["text"]
     assert "NaN" not in browser.run("document.body.innerHTML.replace(/<script[^]*?<\\/script>/g, '')")
 
 
 @pytest.mark.slow
-def test_axes_and_methods_switch_by_address_and_by_hand(browser, written):
+def test_axes_and_methods_are_selected_by_address_and_by_click(browser, written):
     browser.open(written.as_uri())
-    before = heights(browser)
+    before = drawn_lines(browser)
     browser.open(written.as_uri() + "#x=seconds&y=log&off=sgd,nonsense")
     assert browser.chosen() == ["seconds", "log", "sgd"]
-    after = heights(browser)
+    after = drawn_lines(browser)
     assert len(after["lines"]) == 5 and "seconds" in after["text"] and "f − f*" in after["text"]
     assert after["lines"][-1] != before["lines"][-1]
     browser.run("document.querySelector('input[value=calls]').click()")
@@ -320,10 +322,10 @@ def test_axes_and_methods_switch_by_address_and_by_hand(browser, written):
     browser.settle()
     assert browser.chosen() == ["calls", "linear", ""]
     assert browser.run("location.hash") == "#x=calls&y=linear&off="
-    assert len(heights(browser)["lines"]) == 6 and "evaluations of values" in heights(browser)["text"]
+    assert len(drawn_lines(browser)["lines"]) == 6 and "evaluations of values" in drawn_lines(browser)["text"]
     browser.run("for (const chip of document.querySelectorAll('.chip')) chip.click()")
     browser.settle()
-    assert "No method that is shown" in browser.run("document.querySelector('.chart').textContent")
+    assert "No selected method" in browser.run("document.querySelector('.chart').textContent")
     bad, outside, _ = browser.faults()
     assert bad == [] and outside == []
 
@@ -346,7 +348,7 @@ def test_every_chart_is_drawn_on_every_axis(browser, written):
 
 
 @pytest.mark.slow
-def test_the_pointer_reads_values_and_zooms(browser, written):
+def test_the_pointer_shows_values_and_zooms(browser, written):
     browser.open(written.as_uri())
     browser.run("document.documentElement.style.scrollBehavior = 'auto'")
     browser.run("document.querySelector('.chart[data-kind=loss]').scrollIntoView({block: 'center'})")

@@ -5,7 +5,7 @@ import pytest
 
 from made_runs import line, write_lab, write_run
 from sanc.lab import curves, style, traces
-from sanc.lab.style import METHODS
+from sanc.lab.style import METHOD_STYLES
 from sanc.lab.traces import TraceError
 
 
@@ -17,7 +17,7 @@ def lab(tmp_path):
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def test_runs_come_sorted_with_columns_and_nan_for_null(tmp_path):
+def test_runs_are_sorted_and_null_is_nan(tmp_path):
     rows = [
         line(-1, 2.0, 0),
         line(0, None, 4, branch="curvature", rho=None, sigma=0.5),
@@ -27,7 +27,7 @@ def test_runs_come_sorted_with_columns_and_nan_for_null(tmp_path):
     write_run(tmp_path, "fig2a-w1a", "scr", 10, rows)
     write_run(tmp_path, "fig2a-w1a", "scr", 9, rows, done=False)
     write_run(tmp_path, "fig2a-w1a", "sanc", 0, rows)
-    (tmp_path / "runs" / "fig2a-w1a" / "sanc" / "seed-1").mkdir()  # nothing in it yet
+    (tmp_path / "runs" / "fig2a-w1a" / "sanc" / "seed-1").mkdir()  # an empty folder
     runs = traces.read(tmp_path)
     order = [(run.panel, run.method, run.seed) for run in runs]
     assert order == [("fig2a-w1a", "sanc", 0), ("fig2a-w1a", "scr", 9), ("fig2a-w1a", "scr", 10), ("own", "sgd", 0)]
@@ -40,7 +40,7 @@ def test_runs_come_sorted_with_columns_and_nan_for_null(tmp_path):
     assert runs[1].done is None and run.environment["sanc"] == "0.1.0"
 
 
-def test_a_cut_last_line_is_ignored_and_any_other_fault_names_file_and_line(tmp_path):
+def test_a_truncated_last_line_is_ignored_and_other_errors_name_file_and_line(tmp_path):
     folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4)], done=False)
     trace = folder / "trace.jsonl"
     whole = trace.read_bytes()
@@ -67,20 +67,20 @@ def test_a_cut_last_line_is_ignored_and_any_other_fault_names_file_and_line(tmp_
         traces.read(tmp_path)
 
 
-def test_a_run_that_begins_while_it_is_read_is_no_fault(tmp_path, monkeypatch):
-    """Its configuration is written before its trace, but maybe after a reader asked for it."""
+def test_a_run_that_starts_while_it_is_read_is_no_error(tmp_path, monkeypatch):
+    """The run writes its configuration before its trace, but possibly after a reader has checked for it."""
     config = (write_run(tmp_path / "other", "p", "sanc", 0, [line(-1, 1.0, 0)]) / "config.json").read_text()
     folder = tmp_path / "runs" / "p" / "sanc" / "seed-0"
     folder.mkdir(parents=True)
     exists = type(folder).exists
 
-    def begin_after(path):
-        answer = exists(path)
+    def write_after(path):
+        existed = exists(path)
         for name in ("config.json", "trace.jsonl"):
             (folder / name).write_text(config if name == "config.json" else "")
-        return answer
+        return existed
 
-    monkeypatch.setattr(type(folder), "exists", begin_after)
+    monkeypatch.setattr(type(folder), "exists", write_after)
     assert [run.steps for run in traces.read(tmp_path)] == [0]
 
 
@@ -88,7 +88,7 @@ def test_an_empty_folder_has_no_runs(tmp_path):
     assert traces.read(tmp_path) == [] and traces.skipped(tmp_path) == {}
 
 
-def test_gaps_are_named(lab):
+def test_gaps_list_missing_runs(lab):
     runs = traces.read(lab)
     assert traces.gaps(runs, {}) == {"fig2a-higgs": "NCD has finished 1 of 2 runs"}
     assert traces.skipped(lab) == {"fig3-covtype": "covtype.libsvm.binary is not in the data folder"}
@@ -101,19 +101,19 @@ def test_gaps_are_named(lab):
 # ---------------------------------------------------------------------------------------------- losses
 
 
-def test_mean_curve_by_hand(tmp_path):
+def test_the_mean_curve_equals_values_computed_by_hand(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, 4.0, 0), line(0, 2.0, 10), line(1, None, 15), line(2, 0.0, 20)])
     write_run(tmp_path, "p", "sanc", 1, [line(-1, 4.0, 0), line(0, 4.0, 10), line(1, 2.0, 20)])
     x, mean, low, high = curves.mean_curve(traces.read(tmp_path), grid=5)
     np.testing.assert_allclose(x, [0, 5, 10, 15, 20])
     np.testing.assert_allclose(mean, [4, 3.5, 3, 2, 1])
-    np.testing.assert_allclose(low, [4, 3, 2, 1, 0])  # std of two is the range/√2: cut to the range
+    np.testing.assert_allclose(low, [4, 3, 2, 1, 0])  # the deviation of two runs is range/√2, clipped to the range
     np.testing.assert_allclose(high, [4, 4, 4, 3, 2])
     np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), "seconds", 3)[0], [0, 1, 2])
     np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), "calls", 3)[0], [0, 60, 120])
 
 
-def test_the_band_is_one_sample_deviation_within_the_range(tmp_path):
+def test_the_band_is_one_sample_deviation(tmp_path):
     for seed, loss in enumerate((1.0, 2.0, 2.0, 3.0)):
         write_run(tmp_path, "p", "sanc", seed, [line(-1, 4.0, 0), line(0, loss, 10)])
     _, mean, low, high = curves.mean_curve(traces.read(tmp_path), grid=2)
@@ -122,7 +122,7 @@ def test_the_band_is_one_sample_deviation_within_the_range(tmp_path):
     assert low[0] == high[0] == 4.0
 
 
-def test_finished_runs_hold_their_loss_and_others_count_as_far_as_they_went(tmp_path):
+def test_finished_runs_keep_their_loss_and_others_end_with_their_last_step(tmp_path):
     write_run(tmp_path, "p", "sanc", 0, [line(-1, 4.0, 0), line(0, 2.0, 20)])
     short = write_run(tmp_path, "p", "sanc", 1, [line(-1, 4.0, 0), line(0, 1.0, 10)], done=False)
     mean = curves.mean_curve(traces.read(tmp_path), grid=3)[1]
@@ -133,7 +133,7 @@ def test_finished_runs_hold_their_loss_and_others_count_as_far_as_they_went(tmp_
     np.testing.assert_allclose(curves.mean_curve(traces.read(tmp_path), grid=3)[1], [4, 2, 2])
 
 
-def test_no_loss_gives_empty_curves(tmp_path):
+def test_curves_without_a_loss_are_empty(tmp_path):
     folder = write_run(tmp_path, "p", "sanc", 0, [line(-1, None, 0)], done=False)
     runs = traces.read(tmp_path)
     assert all(len(part) == 0 for part in curves.mean_curve(runs))
@@ -143,7 +143,7 @@ def test_no_loss_gives_empty_curves(tmp_path):
     assert all(len(part) == 0 for part in curves.mean_curve(traces.read(tmp_path)))
 
 
-def test_f_star_lies_below_the_best_loss_of_all_panels_with_the_objective(tmp_path):
+def test_f_star_is_below_the_best_loss_of_all_panels_with_the_objective(tmp_path):
     write_run(tmp_path, "a", "sanc", 0, [line(-1, 4.0, 0), line(0, 2.0, 20)])
     write_run(tmp_path, "b", "scr", 0, [line(-1, 4.0, 0), line(0, 1.0, 20), line(1, 1.5, 30)])
     write_run(tmp_path, "c", "scr", 0, [line(-1, 4.0, 0), line(0, 0.5, 20)], data="a9a")
@@ -159,7 +159,7 @@ def test_f_star_lies_below_the_best_loss_of_all_panels_with_the_objective(tmp_pa
 # ---------------------------------------------------------------------------------------------- steps
 
 
-def test_earnings_by_hand(tmp_path):
+def test_decrease_by_branch_equals_values_computed_by_hand(tmp_path):
     rows = [
         line(-1, 10.0, 0),
         line(0, 8.0, 1, branch="very successful"),
@@ -170,7 +170,7 @@ def test_earnings_by_hand(tmp_path):
         line(5, None, 6, branch="gradient"),
     ]
     write_run(tmp_path, "p", "sanc", 0, rows)
-    assert curves.earnings(traces.read(tmp_path)) == {
+    assert curves.decrease_by_branch(traces.read(tmp_path)) == {
         "very successful": (1, 2.0),
         "curvature": (1, 3.0),
         "gradient": (3, 2.5),
@@ -178,7 +178,7 @@ def test_earnings_by_hand(tmp_path):
     }
 
 
-def test_mix_sums_to_one_and_follows_the_steps(tmp_path):
+def test_branch_shares_sum_to_one_and_follow_the_steps(tmp_path):
     rows = [line(-1, 1.0, 0)] + [line(k, 1.0, k + 1, branch="curvature" if k < 50 else "stayed") for k in range(100)]
     write_run(tmp_path, "p", "sanc", 0, rows)
     x, shares = curves.mix(traces.read(tmp_path), points=41)
@@ -188,7 +188,7 @@ def test_mix_sums_to_one_and_follows_the_steps(tmp_path):
     assert curves.mix([])[1] == {}
 
 
-def test_quantiles_by_cell(tmp_path):
+def test_quantiles_are_computed_per_cell(tmp_path):
     rows = [line(-1, 1.0, 0)] + [line(k, 1.0, k + 1, sigma=float(k), rho=None) for k in range(100)]
     write_run(tmp_path, "p", "sanc", 0, rows)
     runs = traces.read(tmp_path)
@@ -201,6 +201,6 @@ def test_quantiles_by_cell(tmp_path):
         assert all(len(part) == 0 for part in curves.quantiles(runs, column))
 
 
-def test_methods_can_be_told_apart():
-    assert len({(style.colour, style.dashes) for style in METHODS.values()}) == len(METHODS)
-    assert style.look("other").name == "other"
+def test_methods_have_distinct_styles():
+    assert len({(style.colour, style.dashes) for style in METHOD_STYLES.values()}) == len(METHOD_STYLES)
+    assert style.style_of("other").name == "other"

@@ -1,6 +1,6 @@
-"""The authors' program as a preset, so that their curves can be laid over ours (D3).
+"""The authors' program as a preset, for comparing its curves with those of the paper's algorithm (D3).
 
-It differs from the paper in the escape rule, in the floor of σ and in how samples are drawn.
+It differs from the paper in the escape rule, in the lower bound of σ and in the sampling.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import Any
 from sanc import Branch, Method, PaperEscape, Point, SigmaUpdate
 
 _FLOAT32_FLOOR = 1e-20
-"""The program bounds σ by 1e-80 in float64 and, since that is 0 there, by 1e-20 in float32."""
+"""Lower bound of σ in float32, as in the program. Its bound in float64, 1e-80, is 0 in float32."""
+_FLOAT32_LEAST_EPS = 1e-10
+"""Machine precisions above this are those of float32 or less: it lies between 2.2e-16 and 1.2e-7."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorsEscape(PaperEscape):
     """The escape rule of the program.
 
-    It moves only if λ1 < −ε, compares with ε_g/L1 instead of ε_g²/L1, and takes the gradient on S_B.
+    It moves only if λ1 < −ε, compares with ε_g/L1 instead of ε_g²/L1, and uses the gradient on S_B.
     """
 
     def choose(self, ritz_value: float, grad_norm: float, *, only: bool) -> tuple[Branch, float]:
-        """Return the branch, and the step norm along v or the factor of −g."""
+        """Return the branch with its step size: the step norm along v, or the factor of −g."""
         if not ritz_value < -self.epsilon:
             stays = not only and not math.isnan(ritz_value)
             return (Branch.STAYED, 0.0) if stays else (Branch.GRADIENT, 1.0 / self.L1)
@@ -41,15 +43,15 @@ class AuthorsEscape(PaperEscape):
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorsSigma(SigmaUpdate):
-    """The paper's rule for σ with the program's floor."""
+    """The paper's rule for σ with the lower bound of the program."""
 
     sigma_floor: float | None = 1e-80
 
     def judge(self, eps: float, *, exact: bool = False) -> Any:
-        """Return the rules, with the floor that numbers of this precision have in the program."""
+        """Return the rules, with the lower bound that the program has for this precision."""
         rules = super().judge(eps, exact=exact)
-        return replace(rules, floor=max(rules.floor, _FLOAT32_FLOOR)) if eps > 1e-10 else rules
+        return replace(rules, floor=max(rules.floor, _FLOAT32_FLOOR)) if eps > _FLOAT32_LEAST_EPS else rules
 
 
 AUTHORS = Method(escape=AuthorsEscape(), sigma=AuthorsSigma(), sampling="buffered")
-"""The preset: pass it as ``preset=AUTHORS``."""
+"""The preset, passed as ``preset=AUTHORS``."""

@@ -1,4 +1,4 @@
-"""What is published: the data sets of the paper, their files, and the forms in which they may lie in a folder."""
+"""The data sets of the paper: their published files, and the file layouts that can be loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file and where it goes below the data folder; its bytes and ``algorithm:hexdigits`` where known."""
+    """A published file.
+
+    `path` is relative to the data folder. `size` is in bytes; `digest` is ``algorithm:hexdigits``. Both may be None.
+    """
 
     url: str
     path: str
@@ -19,10 +22,10 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the forms in which a set may lie in the data folder.
+    """The files of a data set in one of its formats.
 
-    `files` are names without the suffix of a compression, "a|b" stands for either; `members` are what to read from the
-    one file, an archive. `scaled` says that the publishers have scaled it, `subset` that it has some of the rows only.
+    `files` are names without the suffix of a compression; "a|b" means a or b. `members` are the members to read if the
+    file is an archive. `scaled` means that the publishers scaled the features, `subset` that some rows are absent.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
@@ -34,11 +37,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known of a data set.
+    """A data set of the catalogue.
 
-    `files` are what `fetch` downloads, `layouts` the forms that `load` accepts, the best first, and `folders` further
-    places to look into. `labels` are those in the files, in the order of the classes. X is a CSR matrix where `sparse`,
-    and each feature is mapped to `interval`, if any.
+    `fetch` downloads `files`. `load` accepts the `layouts` in order of preference, and also searches `folders`. The
+    `labels` are those of the files, in the order of the classes. X is a CSR matrix if `sparse`. Each feature is mapped
+    to `interval` unless that is None.
     """
 
     name: str
@@ -54,7 +57,7 @@ class DataSet:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.labels)
 
 
@@ -69,7 +72,7 @@ def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[Remot
 
 
 def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSet:
-    """Return a sparse set of LIBSVM that is published without compression."""
+    """Return a sparse data set that LIBSVM publishes without compression."""
     files = _libsvm(f"binary/{name}", size, digest)
     return DataSet(name, rows, features, files, (Layout("libsvm", (name,)),), sparse=True)
 
@@ -129,4 +132,4 @@ _SETS = (
 )  # fmt: skip
 
 CATALOGUE: Mapping[str, DataSet] = {dataset.name: dataset for dataset in _SETS}
-"""Every set by name: w1a w8a a9a ijcnn1 covtype higgs segment seismic mnist cifar10."""
+"""Every data set by name: w1a w8a a9a ijcnn1 covtype higgs segment seismic mnist cifar10."""

@@ -1,6 +1,6 @@
 """The command line: ``sanc datasets``, ``reproduce``, ``run``, ``report`` and ``demo``.
 
-What takes long to import, torch above all, is imported by the commands that need it, so that help comes at once.
+Each command imports slow modules such as torch itself, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ except ModuleNotFoundError as missing:
     ) from None
 
 app = typer.Typer(
-    help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and your own.",
+    help="Second-order optimisation that does not stop at saddle points: the paper's experiments, and yours.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="The data sets: what is here, and how to get the rest.", invoke_without_command=True)
+data_app = typer.Typer(help="List the data sets, and download them.", invoke_without_command=True)
 app.add_typer(data_app, name="datasets")
 console = Console(highlight=False)
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder of the data files; otherwise $SANC_DATA, otherwise a cache of yours."),
+    typer.Option("--data-dir", help="Folder of the data files; by default $SANC_DATA, or else the user's cache."),
 ]
-Out = Annotated[Path, typer.Option("--out", help="Output directory; a second call goes on where the first ended.")]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that run at the same time.")]
+Out = Annotated[Path, typer.Option("--out", help="Output directory; a second call resumes where the first one ended.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of parallel processes.")]
 Scheduler = Annotated[
-    str | None, typer.Option("--scheduler", help="Address of a dask scheduler whose workers make the runs instead.")
+    str | None, typer.Option("--scheduler", help="Address of a dask scheduler whose workers make the runs.")
 ]
 Preset = Annotated[str, typer.Option("--preset", help="paper, authors or robust.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda, for networks.")]
@@ -57,8 +57,8 @@ Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep."
 _CPUS = os.cpu_count() or 1
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"sanc {__version__}")
         raise typer.Exit
 
@@ -66,33 +66,36 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; errors of ours and of the disk are one line and exit code 2."""
+    """Run the command line and return the exit code.
+
+    Errors of this package, of imports and of files are printed as one line, with exit code 2.
+    """
     try:
         return int(app(arguments, standalone_mode=True) or 0)
-    except SystemExit as left:
-        return left.code if isinstance(left.code, int) else 1
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
     except (SancError, OSError, ImportError) as problem:
         remedies = {ImportError: ": install the extra lab.", OSError: ": check the path and its permissions."}
         remedy = next((words for kind, words in remedies.items() if isinstance(problem, kind)), "")
-        _complain(f"{problem}{remedy}")
+        _print_error(f"{problem}{remedy}")
         return 2
 
 
-def _complain(words: str) -> None:
-    Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(words)}", soft_wrap=True)
+def _print_error(message: str) -> None:
+    Console(stderr=True, highlight=False).print(f"[bold red]Error[/]: {escape(message)}", soft_wrap=True)
 
 
-def _leave(work: Callable[[], int]) -> NoReturn:
-    """Do the work and leave with its exit code; say how to go on after an interrupt at any moment.
+def _exit_with(work: Callable[[], int]) -> NoReturn:
+    """Call `work` and exit with its code. After an interrupt, print how to resume.
 
-    A terminal that was closed and a polite kill are interrupts, too, unless somebody chose to ignore them (nohup).
+    SIGHUP (a closed terminal) and SIGTERM count as interrupts, unless the user ignores them, as with nohup.
     """
     caught = [signal.SIGINT]
 
@@ -100,41 +103,39 @@ def _leave(work: Callable[[], int]) -> NoReturn:
         caught[0] = signal.Signals(number)
         raise KeyboardInterrupt
 
-    ours = [number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
+    handled = [number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, interrupt)
     try:
         code = work()
     except KeyboardInterrupt:
         code = 128 + caught[0]
         with suppress(OSError):  # the terminal may be gone
-            console.print(
-                "\n[bold]Interrupted.[/] Nothing is lost: the same command goes on from the last checkpoints."
-            )
+            console.print("\n[bold]Interrupted.[/] Checkpoints are kept: the same command resumes from the last ones.")
     finally:
-        for number in ours:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
     raise typer.Exit(code)
 
 
 @data_app.callback()
 def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
-    """Show every data set: its size, whether it is here, and where it would come from."""
+    """List every data set: its size, whether it is present, and its path or source."""
     if context.invoked_subcommand is not None:
         return
     from sanc.lab import datasets
 
     table = Table(title="Data sets", title_justify="left")
-    for column in ("name", "rows", "features", "classes", "download", "here", "where"):
-        table.add_column(column, justify="left" if column in ("name", "here", "where") else "right", overflow="fold")
+    for column in ("name", "rows", "features", "classes", "download", "present", "where"):
+        table.add_column(column, justify="left" if column in ("name", "present", "where") else "right", overflow="fold")
     for row in datasets.available(data_dir):
         size = f"{row['size'] / 1e6:,.1f} MB" if row["size"] else "?"
-        here = "[green]yes[/]" if row["present"] else "[dim]no[/]"
+        present = "[green]yes[/]" if row["present"] else "[dim]no[/]"
         note = f"\n[dim]{row['note']}[/]" if row["note"] else ""
         numbers = (f"{row['rows']:,}", f"{row['features']:,}", str(row["classes"]))
-        table.add_row(row["name"], *numbers, size, here, f"{row['where']}{note}")
+        table.add_row(row["name"], *numbers, size, present, f"{row['where']}{note}")
     console.print(table)
-    console.print(f"With scikit-learn come {', '.join(datasets.BUNDLED)}; get others: [bold]sanc datasets get NAME[/].")
+    console.print(f"scikit-learn provides {', '.join(datasets.BUNDLED)}. Others: [bold]sanc datasets get NAME[/].")
 
 
 @data_app.command("get")
@@ -143,20 +144,20 @@ def get_datasets(
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Download data sets, checked against their checksums; a broken download is resumed."""
+    """Download data sets and verify their checksums; an interrupted download is resumed."""
     from sanc.lab import datasets
 
-    wanted = list(datasets.CATALOGUE) if every else list(names or [])
-    if not wanted:
-        raise ArgumentError("names is empty: name data sets, or pass --all.")
+    requested = list(datasets.CATALOGUE) if every else list(names or [])
+    if not requested:
+        raise ArgumentError("names is empty: pass names of data sets, or --all.")
     failed = False
-    for name in [one_of("data set", name, datasets.CATALOGUE) for name in wanted]:
-        console.print(f"Getting {name} …")
+    for name in [one_of("data set", name, datasets.CATALOGUE) for name in requested]:
+        console.print(f"Downloading {name} …")
         try:
             datasets.fetch([name], data_dir)
         except SancError as problem:
             failed = True
-            _complain(str(problem))
+            _print_error(str(problem))
     raise typer.Exit(int(failed))
 
 
@@ -175,28 +176,28 @@ def reproduce(
     budget: Annotated[int | None, typer.Option("--budget", min=1, help="paper_calls of each run.")] = None,
     checkpoint_every: Every = 5.0,
 ) -> None:
-    """Make a figure of the paper: runs, pictures, and a report with the paper's claims checked."""
+    """Reproduce a figure of the paper: runs, plots, and a report that checks the paper's claims."""
     from sanc.lab import experiments, study
 
     panels = experiments.select(figure.split(","), _split(data), _split(methods))
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
-    how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
-    _leave(study.Study(panels, *how).go)
+    settings = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    _exit_with(study.Study(panels, *settings).run)
 
 
 @app.command()
 def run(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(help="A data file of your own: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")
+        Path | None, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")
     ] = None,
-    config: Annotated[Path | None, typer.Option("--from", help="A TOML file that says what to run.")] = None,
+    config: Annotated[Path | None, typer.Option("--from", help="A TOML file with these options.")] = None,
     problem: Annotated[str, typer.Option(help="logistic, svm, softmax, mlp or cnn.")] = "logistic",
     data: Annotated[str, typer.Option(help="A data set.")] = "a9a",
     methods: Annotated[str, typer.Option(help="Comma-separated members of the family.")] = "sanc,scr",
     options: Annotated[list[str] | None, typer.Option("--set", help="An option of the methods, as name=value.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default a twentieth.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default n/20.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="paper_calls of each run; by default 20 per row.")] = None,
     strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
     activation: Annotated[str | None, typer.Option(help="tanh or relu, of a network.")] = None,
@@ -210,37 +211,37 @@ def run(
     data_dir: DataDir = None,
     checkpoint_every: Every = 5.0,
 ) -> None:
-    """Run a combination of your own: problem, data or a file of yours, methods, any option; also from a TOML file."""
-    from sanc.lab import own_files, study
+    """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
+    from sanc.lab import study, user_files
 
     if file is not None:
-        if not own_files.is_file(str(file)):
+        if not user_files.is_file(str(file)):
             raise ArgumentError(
-                f"file = {str(file)!r} is no data file: pass one that ends in {', '.join(own_files.SUFFIXES)}, or a "
-                "data set by its name with --data."
+                f"file = {str(file)!r} is not a data file: pass one that ends in {', '.join(user_files.SUFFIXES)}, or "
+                "a data set by its name with --data."
             )
         if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:
-            raise ArgumentError(f"{file} stands beside --data or --from: name the data once.")
+            raise ArgumentError(f"{file} conflicts with --data or --from: name the data once.")
         data = str(file)
     given: dict[str, Any] = {
-        "problem": problem, "data": data, "methods": _split(methods), "options": _pairs(options or []),
+        "problem": problem, "data": data, "methods": _split(methods), "options": _parse_options(options or []),
         "batch": batch, "budget": budget, "strength": strength, "activation": activation, "name": name,
     }  # fmt: skip
     if config is not None:
         for key in given:
             if str(context.get_parameter_source(key)).endswith("COMMANDLINE"):
                 flag = "--set" if key == "options" else f"--{key}"
-                raise ArgumentError(f"{flag} stands beside --from {config}: write it into the file.")
+                raise ArgumentError(f"{flag} conflicts with --from {config}: write it into the file.")
         given |= _read_toml(config, set(given))
-    how = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
-    _leave(study.Study([study.own_panel(given)], *how).go)
+    settings = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    _exit_with(study.Study([study.user_panel(given)], *settings).run)
 
 
 def _split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _pairs(pairs: list[str]) -> dict[str, Any]:
+def _parse_options(pairs: list[str]) -> dict[str, Any]:
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -253,19 +254,19 @@ def _pairs(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
+def _read_toml(path: Path, keys: set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise ArgumentError(f"--from {path}: {problem}.") from None
     for key in content:
-        one_of(f"--from {path}: key", key, known)
+        one_of(f"--from {path}: key", key, keys)
     return content
 
 
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="An output directory.")]) -> None:
-    """Draw the figures of an output directory and write its report.html and its claims."""
+    """Draw the figures of an output directory, and write its report.html and its claims."""
     from sanc.lab import study
 
     study.report(directory, console)
@@ -273,19 +274,19 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the picture.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the plot.")] = Path("demo-output"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations per method.")] = 300_000,
     batch: Annotated[int, typer.Option(min=1, help="Images in a sample.")] = 128,
     workers: Workers = _CPUS,
     scheduler: Scheduler = None,
 ) -> None:
-    """Train a small network on scikit-learn's digits with every method; a table and a picture in a minute or two."""
+    """Train a small network on scikit-learn's digits with every method: a table and a plot in a minute or two."""
     from sanc.lab import demo as module
 
     shown = console if console.is_terminal else Console(highlight=False, width=110)
-    how = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
-    _leave(lambda: module.run(out, shown, **how))  # type: ignore[arg-type]
+    options = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
+    _exit_with(lambda: module.run(out, shown, **options))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

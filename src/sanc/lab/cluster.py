@@ -1,12 +1,13 @@
-"""Many runs on the workers of a cluster, which share an output directory, and what a person sees of them meanwhile.
+"""Make many runs on the workers of a cluster that share an output directory, and show their progress.
 
-`distributed` starts the workers, hands runs to them, tries a run again whose worker died, and carries what they say;
-that a run goes on where it stopped, and is nobody else's, is the business of its directory.
+`distributed` starts the workers, assigns runs to them, repeats a run whose worker died, and sends their messages. The
+directory of a run (`sanc.lab.directory`) provides resuming and the lock against other processes.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -33,24 +34,27 @@ from sanc.lab.experiments import RunSpec
 from sanc.lab.style import BRANCHES
 
 PAUSE = 0.3
-"""Seconds between two messages of a run."""
+"""Seconds between two progress messages of a run: about three updates a second, which a reader can follow."""
 
 TIMEOUT = 10
-"""Seconds that a scheduler may take to answer."""
+"""Seconds to wait for the connection to a scheduler, so that a wrong address is reported soon."""
+
+_WIDTH = 24
+"""Characters of the bar of branches; narrow enough to stand beside the other columns of a terminal."""
 
 
 @dataclass
 class Outcome:
-    """How many runs were finished now, before, and are with others, and what failed."""
+    """Numbers of runs finished now, finished before, and held by other processes, and the errors of failed runs."""
 
     finished: int = 0
-    known: int = 0
+    finished_before: int = 0
     elsewhere: int = 0
     failed: dict[str, str] = field(default_factory=dict)
 
 
 class _StoppedError(Exception):
-    """Nobody waits for this run any more: the command that asked for it is gone, or was interrupted."""
+    """The command that submitted this run has exited or was interrupted."""
 
 
 def run_all(
@@ -65,48 +69,48 @@ def run_all(
 ) -> Outcome:
     """Make all runs that are not finished, and show their progress.
 
-    They go to so many processes on this machine, or to the cluster whose scheduler has the address given; its workers
-    must see the output directory and the data under the same paths. An interrupt leaves checkpoints behind.
+    The runs use `workers` processes on this machine, or the cluster with the address `scheduler`. The workers of a
+    cluster must see the output directory and the data under the same paths. An interrupt keeps the checkpoints.
     """
     out, data_dir = out.resolve(), data_dir.resolve() if data_dir else None
-    waiting = [spec for spec in specs if not finished(out / "runs" / spec.path)]
-    outcome = Outcome(known=len(specs) - len(waiting))
-    if waiting:
-        with _client(min(workers, len(waiting)), scheduler, console) as client:
-            _follow(client, waiting, (out, data_dir, checkpoint_every), outcome, console)
+    unfinished = [spec for spec in specs if not finished(out / "runs" / spec.path)]
+    outcome = Outcome(finished_before=len(specs) - len(unfinished))
+    if unfinished:
+        with _client(min(workers, len(unfinished)), scheduler, console) as client:
+            _submit(client, unfinished, (out, data_dir, checkpoint_every), outcome, console)
     return outcome
 
 
 def threads(workers: int) -> dict[str, str]:
-    """Return the threads of each process, as environment variables: what the user has set, else its share of cores."""
-    usual = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // workers))
+    """Return environment variables for the threads of each process: the user's values, or its share of the cores."""
+    default = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // workers))
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {name: os.environ.get(name) or usual for name in names}
+    return {name: os.environ.get(name) or default for name in names}
 
 
 @contextmanager
 def _client(workers: int, scheduler: str | None, console: Console) -> Iterator[Client]:
-    """Connect to a scheduler, or start a cluster on this machine for the time of the block."""
+    """Connect to a scheduler, or start a cluster on this machine that ends with the block."""
     if scheduler is not None:
         hint = "pass the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
         if not re.fullmatch(r".+://.+|[^/]+:\d+", scheduler):
-            raise ArgumentError(f"--scheduler {scheduler!r} is no address: {hint}.")
+            raise ArgumentError(f"--scheduler {scheduler!r} is not an address: {hint}.")
         try:
             client = Client(scheduler, timeout=TIMEOUT, set_as_default=False)
         except (OSError, ValueError) as problem:
-            raise ArgumentError(f"--scheduler {scheduler!r} does not answer ({problem}): {hint}.") from None
+            raise ArgumentError(f"--scheduler {scheduler!r} cannot be reached ({problem}): {hint}.") from None
         with client:
             if not client.nthreads():
-                words = f"No worker is with {scheduler} yet: start some by `dask worker {scheduler}`."
-                console.print(words, markup=False, soft_wrap=True)
+                message = f"{scheduler} has no worker yet: start some with `dask worker {scheduler}`."
+                console.print(message, markup=False, soft_wrap=True)
             yield client
         return
     settings = {"distributed.comm.timeouts.connect": "60s", "distributed.scheduler.worker-ttl": None,
                 "distributed.nanny.pre-spawn-environ": threads(workers)}  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(settings))
-        # What is started while Ctrl-C is blocked, workers and the thread that restarts them, never sees one.
-        resource_tracker.ensure_running()  # its start would lift the block
+        # Processes and threads that start while SIGINT is blocked never receive it: the workers and their monitor.
+        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             local = LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=None, dashboard_address=":0",
@@ -118,7 +122,7 @@ def _client(workers: int, scheduler: str | None, console: Console) -> Iterator[C
 
 
 def _run(spec: RunSpec, topic: str, out: Path, data_dir: Path | None, every: float) -> str:
-    """Make one run on a worker, and say how it goes."""
+    """Make one run on a worker, and send its progress."""
     worker = get_worker()
     key, tasks = worker.get_current_task(), worker.state.tasks
     mix: Counter[str] = Counter()
@@ -140,10 +144,10 @@ def _run(spec: RunSpec, topic: str, out: Path, data_dir: Path | None, every: flo
     return "done"
 
 
-def _follow(
-    client: Client, waiting: Sequence[RunSpec], rest: tuple[Any, ...], outcome: Outcome, console: Console
+def _submit(
+    client: Client, unfinished: Sequence[RunSpec], rest: tuple[Any, ...], outcome: Outcome, console: Console
 ) -> None:
-    """Hand out the runs, and show what is heard of them until the last has ended."""
+    """Submit the runs, and show their progress until the last one ends."""
     topic = f"sanc-{uuid4().hex}"
     columns = (
         TextColumn("{task.description}"),
@@ -154,18 +158,20 @@ def _follow(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        overall = progress.add_task(f"all {len(waiting)} runs", total=len(waiting), info="", mix={})
-        bars = {spec.path: progress.add_task(spec.path, total=1.0, info="", mix={}, visible=False) for spec in waiting}
+        overall = progress.add_task(f"all {len(unfinished)} runs", total=len(unfinished), info="", mix={})
+        bars = {
+            spec.path: progress.add_task(spec.path, total=1.0, info="", mix={}, visible=False) for spec in unfinished
+        }
 
-        def hear(event: tuple[float, dict[str, Any]]) -> None:
-            _, news = event
-            sigma = f"  σ {news['sigma']:.0e}" if news["sigma"] == news["sigma"] else ""
-            told = {"info": f"loss {news['loss']:.4g}{sigma}", "mix": news["mix"]}
-            if (bar := bars.get(news["run"])) is not None:  # it may have ended meanwhile
-                progress.update(bar, completed=news["share"], visible=True, **told)
+        def update(event: tuple[float, dict[str, Any]]) -> None:
+            _, message = event
+            sigma = "" if math.isnan(message["sigma"]) else f"  σ {message['sigma']:.0e}"
+            fields = {"info": f"loss {message['loss']:.4g}{sigma}", "mix": message["mix"]}
+            if (bar := bars.get(message["run"])) is not None:  # the run may have ended
+                progress.update(bar, completed=message["share"], visible=True, **fields)
 
-        client.subscribe_topic(topic, hear)
-        futures = {client.submit(_run, spec, topic, *rest, key=f"{topic}-{spec.path}"): spec for spec in waiting}
+        client.subscribe_topic(topic, update)
+        futures = {client.submit(_run, spec, topic, *rest, key=f"{topic}-{spec.path}"): spec for spec in unfinished}
         for future in as_completed(futures, loop=client.loop):
             name, kind = futures[future].path, future.result() if future.status == "finished" else "failed"
             outcome.finished += kind == "done"
@@ -176,18 +182,18 @@ def _follow(
             progress.update(bars.pop(name), visible=False)
             progress.advance(overall)
             if not console.is_terminal or kind == "failed":
-                words = f"{kind:>6}  {name} {outcome.failed.get(name, '')}".rstrip()
-                console.print(words, highlight=False, markup=False, soft_wrap=True)
+                line = f"{kind:>6}  {name} {outcome.failed.get(name, '')}".rstrip()
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _MixColumn(TextColumn):
-    """The shares of the branches as a bar of coloured pieces."""
+    """Draws the shares of the branches as a bar with one colour per branch."""
 
     def render(self, task: Any) -> Text:
         mix, bar, passed, drawn = task.fields["mix"], Text(), 0, 0
         total = sum(mix.values())
         for branch, colour in BRANCHES.items() if total else ():
             passed += mix.get(branch, 0)
-            bar.append("━" * (round(24 * passed / total) - drawn), style=colour)
-            drawn = round(24 * passed / total)
+            bar.append("━" * (round(_WIDTH * passed / total) - drawn), style=colour)
+            drawn = round(_WIDTH * passed / total)
         return bar

@@ -1,12 +1,12 @@
-"""The data sets of the paper: where they come from, how to get them, and how to load them.
+"""Load and download the data sets of the paper.
 
-The files are kept in one folder under their usual names, compressed or not: the argument `data_dir`, else the
-environment variable SANC_DATA, else a folder of the user's cache. What has been parsed is kept in binary form beside
-them in ``parsed/``, or in the user's cache where the folder cannot be written, or in SANC_CACHE where that is set.
+The files are in one folder under their usual names, compressed or not. The folder is the argument `data_dir`, or else
+the environment variable SANC_DATA, or else a folder of the user's cache. The parsed data are stored in binary form in
+its subfolder ``parsed/``, or in the user's cache if that cannot be written. SANC_CACHE overrides both.
 
-Features are as distributed but for three things: covtype is mapped per feature to [0, 1] and segment to [−1, 1] (a
-feature with one value only becomes 0, as in LIBSVM's svm-scale), and pixels are divided by 255. Labels are 0 … c − 1
-in the order of the labels in the files; of two classes, the one with the larger label is 1.
+The features are those of the files, with three exceptions. Each feature of covtype is mapped to [0, 1], and each of
+segment to [−1, 1]; a constant feature becomes 0, as in LIBSVM's svm-scale. Pixels are divided by 255. The labels are
+0 … c − 1 in the order of the labels in the files; of two classes, the one with the larger label is 1.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from sanc.lab.readers import DataError, Source
 __all__ = ["BUNDLED", "CATALOGUE", "DataError", "Loaded", "available", "data_folder", "fetch", "load", "load_set"]
 
 BUNDLED = ("breast_cancer", "digits", "iris", "wine")
-"""Small sets that come with scikit-learn, for trying things out where nothing is downloaded."""
+"""Small data sets that scikit-learn provides, so that they need no download."""
 
 Folder: TypeAlias = str | os.PathLike[str] | None
 
-_SUFFIXES = ("", ".txt", ".bz2", ".xz", ".gz", ".txt.bz2", ".txt.xz", ".txt.gz")
+_FILE_ENDINGS = ("", ".txt", ".bz2", ".xz", ".gz", ".txt.bz2", ".txt.xz", ".txt.gz")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A data set: features X, an array that is mapped into memory or a CSR matrix, and labels y from 0.
+    """A data set: features X, as a memory map, an array or a CSR matrix, and labels y from 0.
 
-    Images are rows of pixels (channel, height, width). `note` says what is special about this copy, such as "subset:
-    35,298 of 11,000,000 rows"; it is often empty.
+    Images are rows of pixels in the order (channel, height, width). `note` describes deviations of this copy from the
+    published set, such as "subset: 35,298 of 11,000,000 rows"; it may be empty.
     """
 
     name: str
@@ -53,30 +53,30 @@ class Loaded:
 
 
 def _user_cache() -> Path:
-    import pooch  # files that lie in a folder can be loaded without it
+    import pooch  # imported here, since loading from a given folder does not need it
 
     return Path(pooch.os_cache("sanc"))
 
 
 def data_folder(data_dir: Folder = None) -> Path:
-    """Return the folder of the data files: `data_dir`, else $SANC_DATA, else a folder of the user's cache."""
+    """Return the folder of the data files: `data_dir`, or else $SANC_DATA, or else a folder of the user's cache."""
     chosen = data_dir or os.environ.get("SANC_DATA")
     return Path(chosen).expanduser() if chosen else _user_cache()
 
 
 def _cache_folder(folder: Path) -> Path:
-    """Return the folder of what was parsed; one without any write bit is left alone, even by root."""
-    if own := os.environ.get("SANC_CACHE"):
-        return Path(own).expanduser()
-    beside = folder / "parsed"
-    place = beside if beside.is_dir() else folder
-    return beside if os.access(place, os.W_OK) and place.stat().st_mode & 0o222 else _user_cache() / "parsed"
+    """Return the folder of the parsed data. A data folder without any write bit is not written, even by root."""
+    if chosen := os.environ.get("SANC_CACHE"):
+        return Path(chosen).expanduser()
+    inside = folder / "parsed"
+    existing = inside if inside.is_dir() else folder
+    return inside if os.access(existing, os.W_OK) and existing.stat().st_mode & 0o222 else _user_cache() / "parsed"
 
 
 def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Source]] | None:
-    """Return the first layout of which every file is there, and its sources."""
+    """Return the first layout whose files all exist, with its sources; None if there is none."""
     for layout in dataset.layouts:
-        suffixes = ("",) if layout.reader == "npy" or layout.members else _SUFFIXES
+        suffixes = ("",) if layout.reader == "npy" or layout.members else _FILE_ENDINGS
         paths = []
         for names in layout.files:
             places = product(("", dataset.name, *dataset.folders), names.split("|"), suffixes)
@@ -89,9 +89,10 @@ def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Source]] | Non
 
 
 def load(name: str, data_dir: Folder = None, dtype: str = "float64") -> Loaded:
-    """Load a set of the catalogue, or one of `BUNDLED`, by its name; nothing is ever downloaded here.
+    """Load a data set of the catalogue, or one of `BUNDLED`, by name, without downloading.
 
-    Those of scikit-learn have features of mean 0 and variance 1; the digits are scaled to [0, 1]. See `load_set`.
+    The data sets of scikit-learn have features of mean 0 and variance 1; the digits are scaled to [0, 1]. See
+    `load_set`.
     """
     if name not in BUNDLED:
         return load_set(CATALOGUE[one_of("name", name, CATALOGUE)], data_dir, dtype)
@@ -103,19 +104,19 @@ def load(name: str, data_dir: Folder = None, dtype: str = "float64") -> Loaded:
 
 
 def load_set(dataset: DataSet, data_dir: Folder = None, dtype: str = "float64") -> Loaded:
-    """Load a set that need not be in the catalogue, with X of type "float64" or "float32".
+    """Load a data set that need not be in the catalogue, with X of type "float64" or "float32".
 
-    `data_dir` is the folder of the files, by default $SANC_DATA, else a folder of the user's cache. A set is parsed
-    once for each type; later loads map what is on disk. A file that is missing, damaged or not what it should be is a
-    `DataError`.
+    `data_dir` is the folder of the files, by default $SANC_DATA or else a folder of the user's cache. A set is parsed
+    once for each type; later loads map the parsed form into memory. A file that is missing, damaged or of another
+    format raises a `DataError`.
     """
     kind, folder = np.dtype(one_of("dtype", dtype, ("float32", "float64"))), data_folder(data_dir)
     found = _locate(dataset, folder)
     if found is None:
         files = "; ".join(f"{folder / file.path} from {file.url}" for file in dataset.files)
         raise DataError(
-            f"{dataset.name} is not in {folder}: run `sanc datasets get {dataset.name}`, or download by hand "
-            f"{files}, or set SANC_DATA to the folder that holds it."
+            f"{dataset.name} is not in {folder}: run `sanc datasets get {dataset.name}`, or download "
+            f"{files} yourself, or set SANC_DATA to the folder that holds it."
         )
     layout, sources = found
     X, y = parsed.load(dataset, layout, sources, _cache_folder(folder), kind)
@@ -129,10 +130,10 @@ def _note(dataset: DataSet, layout: Layout, rows: int) -> str:
 
 
 def available(data_dir: Folder = None) -> list[dict[str, Any]]:
-    """List the catalogue and what of it is in the data folder.
+    """List the data sets of the catalogue, and whether they are in the data folder.
 
-    Each set is a dictionary: name, rows, features, classes, size (bytes of the download, None where not known),
-    present, where (the path, or the URL where it is not present) and note.
+    Each set is a dictionary: name, rows, features, classes, size (bytes of the download, None if unknown), present,
+    where (the path, or the URL if the set is not present) and note.
     """
     table = []
     for dataset in CATALOGUE.values():
@@ -153,9 +154,9 @@ def available(data_dir: Folder = None) -> list[dict[str, Any]]:
 def fetch(names: Iterable[str], data_dir: Folder = None) -> None:
     """Download data sets into the data folder.
 
-    A set that is there already, in any form that `load` accepts, is left as it is; a subset does not count. A download
-    that was cut goes on where it stopped, in this call (after growing pauses) or in the next one. What cannot be had,
-    or is not the published file, is a `DataError` that says where to put it by hand.
+    A set that is already present in any form that `load` accepts is not downloaded, unless it is a subset. An
+    interrupted download is resumed, in this call after growing pauses, or in the next one. A failed download, or one
+    with another checksum, raises a `DataError` that names the path for a manual download.
     """
     folder = data_folder(data_dir)
     for dataset in [CATALOGUE[one_of("name", name, CATALOGUE)] for name in names]:

@@ -1,8 +1,8 @@
-"""Train a network on scikit-learn's digits with the family, SGD and Adam, and draw what happened.
+"""Train a network on scikit-learn's digits with the family, SGD and Adam, and plot the results.
 
-It is a panel of the laboratory: every method starts from the same weights, sees the same gradient samples and may spend
-the same number of component evaluations (values, gradients and Hessian products of single images). The seconds count
-drawing the samples and stepping; measuring the loss is left out.
+The demonstration is a panel of the laboratory. Every method has the same initial weights, the same gradient samples and
+the same budget of component evaluations (values, gradients and Hessian products of single images). The seconds include
+sampling and steps, but not measuring the loss.
 """
 
 from __future__ import annotations
@@ -24,35 +24,45 @@ from rich.text import Text
 from sanc.lab import cluster, curves, figures, runs, traces
 from sanc.lab.directory import finished
 from sanc.lab.experiments import Panel, RunSpec, Variant
-from sanc.lab.style import AXES, BRANCHES, look
+from sanc.lab.style import AXES, BRANCHES, style_of
 from sanc.lab.traces import RunTrace
 
 BUDGET, BATCH = 300_000, 128
+"""Evaluations per method, about 200 passes over the 1,438 training images, and the paper's batch size for networks."""
 
-_NETWORKS = {"eta1": 0.1, "eta2": 0.3}
+_PAPER_ETA = {"eta1": 0.1, "eta2": 0.3}
+"""η1 and η2 that the paper uses for networks."""
 
 # SANC has no options, SCR the paper's η. The other numbers are the best of small grids at the default seed and budget:
 # L1 = L2 of 1, 3, 10, 100; CR's σ of 1, 2, 5, 10, 20; SGD's step of 0.1, 0.3, 1, 3; Adam's of 0.001, 0.003, 0.01, 0.03.
 SETTINGS: dict[str, tuple[str, Variant]] = {
     "sanc": ("nothing to tune", Variant("sanc")),
-    "sanc-paper": ("η 0.1, 0.3; L1 = L2 = 3", Variant("sanc", "paper", _NETWORKS | {"L1": 3.0, "L2": 3.0})),
-    "scr": ("η 0.1, 0.3", Variant("scr", "paper", _NETWORKS)),
+    "sanc-paper": ("η 0.1, 0.3; L1 = L2 = 3", Variant("sanc", "paper", _PAPER_ETA | {"L1": 3.0, "L2": 3.0})),
+    "scr": ("η 0.1, 0.3", Variant("scr", "paper", _PAPER_ETA)),
     "cr": ("σ = 2", Variant("cr", "paper", {"sigma0": 2.0})),
     "ncd": ("L1 = L2 = 3", Variant("ncd", "paper", {"L1": 3.0, "L2": 3.0})),
     "sgd": ("step 1", Variant("sgd", options={"lr": 1.0})),
     "adam": ("step 0.003", Variant("adam", options={"lr": 0.003})),
 }
-"""The methods, with their settings in words."""
+"""The methods, with a description of their settings."""
 
 _SHORT = dict(zip(BRANCHES, ("very", "succ.", "uncond.", "averaged", "curv.", "grad.", "stayed"), strict=True))
+"""Short names of the branches, for the columns of the table."""
 
 
 def panel(budget: int = BUDGET, batch: int = BATCH) -> Panel:
-    """Return the panel: a tanh network on four fifths of the digits."""
-    usual = (budget, batch) == (BUDGET, BATCH)
-    name, variants = "demo" if usual else f"demo-{budget}-{batch}", {key: own for key, (_, own) in SETTINGS.items()}
-    how: Any = {"batch": batch, "calls": budget, "unit": "calls", "strength": 1e-4, "widths": (48, 32), "held_out": 0.2}
-    return Panel(name, "own", "mlp", "digits", tuple(SETTINGS), variants=variants, **how)
+    """Return the panel: a tanh network trained on four fifths of the digits."""
+    name = "demo" if (budget, batch) == (BUDGET, BATCH) else f"demo-{budget}-{batch}"
+    variants = {key: variant for key, (_, variant) in SETTINGS.items()}
+    options: Any = {
+        "batch": batch,
+        "calls": budget,
+        "unit": "calls",
+        "strength": 1e-4,
+        "widths": (48, 32),
+        "held_out": 0.2,
+    }
+    return Panel(name, "own", "mlp", "digits", tuple(SETTINGS), variants=variants, **options)
 
 
 def table(found: Sequence[RunTrace]) -> Table:
@@ -61,8 +71,8 @@ def table(found: Sequence[RunTrace]) -> Table:
     caption = (
         f"Loss: cross entropy + {config['strength']:g}/2·‖W‖² on all training images. Test: accuracy on the held-out "
         f"fifth. Evaluations: values, gradients and products of single images; batch {config['batch_size']}, seed "
-        f"{config['seed']}. SANC is the default with nothing set, SCR has the paper's settings; the numbers of the "
-        "others were the best of four or five at seed 0. Right: steps by branch, from very successful to stayed."
+        f"{config['seed']}. SANC has the default settings, SCR those of the paper; the settings of the others are "
+        "the best of four or five values at seed 0. Right: steps by branch, from very successful to stayed."
     )
     result = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", collapse_padding=True, pad_edge=False)
     result.add_column("method", min_width=10)
@@ -74,7 +84,7 @@ def table(found: Sequence[RunTrace]) -> Table:
         result.add_column(_SHORT[branch], justify="right", no_wrap=True)
     best = min(run.final_loss for run in found)
     for run in found:
-        style, done = look(run.method), run.done or {}
+        style, done = style_of(run.method), run.done or {}
         result.add_row(
             Text.assemble((style.name, style.colour), "\n", (SETTINGS[run.method][0], "dim")),
             Text(f"{run.final_loss:.4f}", style="bold" if run.final_loss == best else ""),
@@ -87,38 +97,42 @@ def table(found: Sequence[RunTrace]) -> Table:
 
 
 def _stack(axes: Axes, run: RunTrace) -> None:
-    """Draw the branch mix of a run, with the names of the branches and how often they were taken."""
+    """Draw the shares of the branches over a run, with the names and total shares of the branches."""
     at, shares = curves.mix([run], "calls", 240)
     present = list(reversed(shares))
-    taken = {branch: 100 * count / run.steps for branch, count in Counter(run.columns["branch"]).items()}
+    totals = {branch: 100 * count / run.steps for branch, count in Counter(run.columns["branch"]).items()}
     axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
-                   labels=[f"{branch}, {taken[branch]:.0f} %" for branch in present], edgecolor="white",
+                   labels=[f"{branch}, {totals[branch]:.0f} %" for branch in present], edgecolor="white",
                    linewidth=0.5)  # fmt: skip
     axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel="evaluations")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True, handlelength=0.7)
-    figures.head(axes, f"What {look(run.method).name} did", "share of steps by branch, smoothed; totals at the right")
+    figures.write_title(
+        axes, f"Steps of {style_of(run.method).name}", "share of steps by branch, smoothed; totals at the right"
+    )
 
 
 @mpl.rc_context(figures.PRINT)
 def draw(found: Sequence[RunTrace]) -> Figure:
-    """Return the picture: the losses over evaluations and seconds, and the branch mixes of SANC and SCR."""
+    """Return the figure: the losses over evaluations and seconds, and the branches of SANC and SCR."""
     config = found[0].config
-    story = (
-        f"A tanh network of {config['dim']:,} weights on {config['n']:,} images of 8×8 pixels. Same first weights "
-        f"for all; {config['budget']:,} evaluations each, batches of {config['batch_size']}."
+    description = (
+        f"A tanh network of {config['dim']:,} weights on {config['n']:,} images of 8×8 pixels. All methods have the "
+        f"same initial weights, {config['budget']:,} evaluations and batches of {config['batch_size']}."
     )
-    figure = figures.sheet(10.8, 7.6, "Learning to read digits on a budget", story, [run.method for run in found])
+    figure = figures.sheet(
+        10.8, 7.6, "Classifying digits with a fixed number of evaluations", description, [run.method for run in found]
+    )
     grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.065, right=0.85, top=0.8, bottom=0.07,
                                wspace=0.58, hspace=0.5)  # fmt: skip
-    words = {"calls": ("Training loss over work", "whole training set, logarithmic"),
-             "seconds": ("Training loss over time", "the same runs, by the clock")}  # fmt: skip
-    for column, (x, above) in enumerate(words.items()):
+    titles = {"calls": ("Training loss over evaluations", "whole training set, logarithmic"),
+              "seconds": ("Training loss over time", "the same runs, wall-clock seconds")}  # fmt: skip
+    for column, (x, title) in enumerate(titles.items()):
         axes = figure.add_subplot(grid[0, column])
         figures.plot(axes, found, x, 0.0)
         axes.set_xlabel(AXES[x])
-        figures.head(axes, *above)
+        figures.write_title(axes, *title)
     for column, run in enumerate(run for run in found if run.method in ("sanc", "scr")):
         _stack(figure.add_subplot(grid[1, column]), run)
     return figure
@@ -128,21 +142,21 @@ def run(
     out: Path, console: Console, *, seed: int = 0, budget: int = BUDGET, batch: int = BATCH, workers: int = 2,
     scheduler: str | None = None,
 ) -> int:  # fmt: skip
-    """Make the runs, print the table and write the picture; return the exit code.
+    """Make the runs, print the table and write the figure; return the exit code.
 
-    A demonstration that was interrupted goes on where it stopped, and one that was finished is shown again.
+    An interrupted demonstration is resumed. If the runs are finished, only the table and the figure are made.
     """
     shown = panel(budget, batch)
-    runs.describe(shown, runs.load_data("digits", None, "float32"), "robust")
+    runs.check_panel(shown, runs.load_data("digits", None, "float32"), "robust")
     specs = [RunSpec(shown, method, seed, "robust") for method in shown.methods]
     if all(finished(out / "runs" / spec.path) for spec in specs):
-        console.print(f"These runs were finished before; remove {out} to make them again.", markup=False)
+        console.print(f"These runs were finished before; remove {out} to repeat them.", markup=False)
     cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
     found = [trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done]
     if len(found) < len(specs):
-        console.print(f"{len(specs) - len(found)} runs are not finished: the same command goes on with them.")
+        console.print(f"{len(specs) - len(found)} runs are not finished: the same command resumes them.")
         return 1
     console.print(table(found))
     for path in figures.save(draw(found), out, "demo"):
-        console.print(f"Picture: {path}", soft_wrap=True, markup=False)
+        console.print(f"Figure: {path}", soft_wrap=True, markup=False)
     return 0

@@ -1,9 +1,9 @@
-"""The directory of a run: its files, who works on it, and what an interruption leaves behind.
+"""The directory of a run: its files, its lock, and resuming after an interruption.
 
 It holds ``config.json`` and ``environment.json``, an append-only ``trace.jsonl``, a ``checkpoint.pt`` that is replaced
-atomically and says how long the trace was when it was written, and ``done.json`` once the run is finished. After a kill
-the trace is cut back to the checkpoint and the lines that follow are written again, the same as before. The checkpoint
-begins with the SHA-256 of what follows and holds that of the trace: a file that has changed is an error, not a result.
+atomically and contains the size of the trace, and ``done.json`` once the run is finished. To resume, the trace is
+truncated to the size in the checkpoint, and the same lines are written again. The checkpoint begins with the SHA-256 of
+its content and contains that of the trace, so that a changed file raises an error.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ import sanc
 from sanc import ArgumentError
 
 EVALUATIONS = 200
-"""How often over its budget a run evaluates the training loss on all rows."""
+"""Number of evaluations of the loss on all rows per run: as many as the points of a mean curve (`sanc.lab.curves`)."""
 
-_CALLS = ("value", "gradient", "product")
+_COUNTERS = ("value", "gradient", "product")
+"""Columns of the trace that count evaluations of single components."""
 
-_ABANDONED = 3600
-"""Seconds after which a temporary file is nobody's any more."""
+_STALE = 3600
+"""Age in seconds from which a temporary file is removed. Writing one takes seconds, so its process has ended."""
+
+_DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 class BusyError(Exception):
-    """Another process works on this run, or downloads this file."""
+    """Another process makes this run, or downloads this file."""
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file for this process; the system lets go of it when the process dies, however it dies."""
-    import fcntl  # not everywhere, and data can be loaded without it
+    """Lock a file for this process. The operating system releases the lock when the process ends."""
+    import fcntl  # imported here, since it is not available everywhere and loading data does not need it
 
     with path.open("a") as file:
         try:
@@ -57,20 +60,20 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Hold a run directory for this process."""
+def reserved(folder: Path) -> Iterator[None]:
+    """Lock a run directory for this process, and remove temporary files of killed processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
-        for left in folder.glob(".*.*"):  # by a process that was killed while it wrote
-            left.unlink()
+        for temporary in folder.glob(".*.*"):
+            temporary.unlink()
         yield
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole or not at all; nothing else is left, but for what a kill leaves until the next time."""
+    """Replace a file as a whole or not at all. Stale temporary files of killed processes are removed."""
     for old in path.parent.glob(f".{path.name}.*"):
         with suppress(FileNotFoundError):
-            if time.time() - old.stat().st_mtime > _ABANDONED:
+            if time.time() - old.stat().st_mtime > _STALE:
                 old.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -85,17 +88,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON that a person can read, atomically."""
+    """Write indented JSON atomically."""
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run is done."""
+    """Return whether a run is finished."""
     return (folder / "done.json").exists()
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return what the run ran on."""
+    """Return versions, platform, device, threads, time and commit of a run."""
     versions = {module.__name__: str(module.__version__) for module in (sanc, torch, np, scipy)}
     return (
         versions
@@ -111,89 +114,91 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> dict[str, str]:
-    """Return the commit of this source, or nothing where it does not lie in a repository of its own."""
+    """Return the commit of this source; empty if the source is not tracked by a git repository."""
     git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
     try:
-        git(["git", "ls-files", "--error-unmatch", Path(__file__).name])  # not that of a folder it is installed in
+        git(
+            ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+        )  # fails if an enclosing repository does not track it
         return {"commit": git(["git", "rev-parse", "HEAD"]).stdout.strip()}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
-def compare(folder: Path, config: Mapping[str, Any], keys: Iterable[str] | None = None) -> None:
-    """Refuse a directory that holds a run of another configuration, as far as these keys tell, by default all."""
+def require_same_config(folder: Path, config: Mapping[str, Any], keys: Iterable[str] | None = None) -> None:
+    """Raise an `ArgumentError` if the directory holds a run that differs in one of these keys, by default in any."""
     path = folder / "config.json"
-    wanted = json.loads(json.dumps(config))
+    expected = json.loads(json.dumps(config))
     try:
-        known = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        if strange := known.keys() - wanted.keys():
-            raise ValueError(f"{sorted(strange)} are not known")
+        stored = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        if unknown := stored.keys() - expected.keys():
+            raise ValueError(f"unknown keys {sorted(unknown)}")
     except (ValueError, TypeError) as problem:
-        raise ArgumentError(f"{path} is damaged ({problem}): remove {folder} to make its run again.") from problem
-    for key in [key for key in keys or wanted if key not in ("title", "subtitle")]:  # which are made of the others
-        value = wanted[key]
-        if known.get(key, value) != value:
+        raise ArgumentError(f"{path} is damaged ({problem}): remove {folder} to repeat its run.") from problem
+    for key in [key for key in keys or expected if key not in ("title", "subtitle")]:  # these follow from the others
+        value = expected[key]
+        if stored.get(key, value) != value:
             raise ArgumentError(
-                f"{folder} holds a run with {key} = {known[key]!r}, not {value!r}: choose another --out, or remove "
+                f"{folder} holds a run with {key} = {stored[key]!r}, not {value!r}: choose another --out, or remove "
                 "that directory."
             )
 
 
-def _finite(content: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN and no infinity: they become null."""
+def _with_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace NaN and infinity, which JSON does not have, by null."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in content.items()}
 
 
-def _unsealed(path: Path) -> Any:
-    """Return what a checkpoint holds, or None where there is none."""
+def _read_checkpoint(path: Path) -> Any:
+    """Return the content of a checkpoint; None if there is none."""
     if not path.exists():
         return None
     content = path.read_bytes()
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
+    if hashlib.sha256(content[_DIGEST_SIZE:]).digest() != content[:_DIGEST_SIZE]:
         raise ArgumentError(
-            f"{path} is damaged, or of another version: remove {path.parent} to make its run again from the start."
+            f"{path} is damaged, or of another version: remove {path.parent} to repeat its run from the start."
         )
-    return torch.load(io.BytesIO(content[32:]), weights_only=True, map_location="cpu")
+    return torch.load(io.BytesIO(content[_DIGEST_SIZE:]), weights_only=True, map_location="cpu")
 
 
 class Journal:
-    """The trace and the checkpoint of a run, in a directory that this process has claimed.
+    """The trace and the checkpoint of a run, in a directory that this process has locked.
 
-    `saved` is the checkpoint to go on from, if any. Checkpoints are `every` seconds apart.
+    `saved` is the checkpoint to resume from, or None. Checkpoints are at least `every` seconds apart.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], every: float) -> None:
-        compare(folder, config)
+        require_same_config(folder, config)
         if not (folder / "config.json").exists():
             write_json(folder / "environment.json", environment(config["device"]))
             write_json(folder / "config.json", config)
         self._folder, self._every, self._last = folder, every, time.monotonic()
         self.unit, self.budget = config["unit"], config["budget"]
-        self.saved = _unsealed(folder / "checkpoint.pt")
+        self.saved = _read_checkpoint(folder / "checkpoint.pt")
         saved = self.saved or {}
         self.loss, self.spent, self.seconds = (saved.get(key, 0.0) for key in ("loss", "calls", "seconds"))
-        trace, length = folder / "trace.jsonl", saved.get("length", 0)
-        self._digest = hashlib.sha256((trace.read_bytes() if trace.exists() else b"")[:length])
+        trace, size = folder / "trace.jsonl", saved.get("length", 0)
+        self._digest = hashlib.sha256((trace.read_bytes() if trace.exists() else b"")[:size])
         if self.saved is not None and self._digest.hexdigest() != saved["trace"]:
             raise ArgumentError(
-                f"{trace} is not what it was when its checkpoint was written: remove {folder} to make its run again."
+                f"{trace} has changed since its checkpoint was written: remove {folder} to repeat its run."
             )
         self._file = open(trace, "ab")  # noqa: SIM115 - closed by finish()
-        self._file.truncate(length)
+        self._file.truncate(size)
 
     def start(self, loss: float) -> None:
-        """Write the first line, the loss before anything was done."""
+        """Write the first line, with the loss at the start."""
         self.loss = loss
-        self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_CALLS, 0))
+        self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_COUNTERS, 0))
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        content = (json.dumps(_finite(line), ensure_ascii=False) + "\n").encode()
+        content = (json.dumps(_with_nulls(line), ensure_ascii=False) + "\n").encode()
         self._digest.update(content)
         self._file.write(content)
 
     def step(self, line: dict[str, Any], loss: float | None, measure: Callable[[], float]) -> None:
-        """Append the line of an iteration; the loss at its end is measured where it is not given and it is time."""
-        calls = line["paper_calls"] if self.unit == "paper_calls" else sum(line[key] for key in _CALLS)
+        """Append the line of an iteration. If `loss` is None, it is measured at `EVALUATIONS` points of the budget."""
+        calls = line["paper_calls"] if self.unit == "paper_calls" else sum(line[key] for key in _COUNTERS)
         mark = self.budget / EVALUATIONS
         if loss is None and (calls // mark > self.spent // mark or calls >= self.budget):
             loss = measure()
@@ -203,11 +208,11 @@ class Journal:
 
     @property
     def share(self) -> float:
-        """How much of the budget is spent."""
+        """The share of the budget that is spent."""
         return min(1.0, float(self.spent / self.budget))
 
-    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Write a checkpoint if it is time; the trace is on disk before the checkpoint that counts on it."""
+    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Write a checkpoint if `every` seconds have passed. The trace is flushed to disk first."""
         if time.monotonic() - self._last < self._every:
             return
         progress = {"loss": self.loss, "calls": self.spent, "seconds": self.seconds, "length": self._flush()}
@@ -227,5 +232,5 @@ class Journal:
         self._flush()
         self._file.close()
         ended = {"status": status, "loss": loss, "seconds": self.seconds, "trace": self._digest.hexdigest()} | more
-        write_json(self._folder / "done.json", _finite(ended))
+        write_json(self._folder / "done.json", _with_nulls(ended))
         (self._folder / "checkpoint.pt").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The paper's experiments as data: every panel of every figure, with its settings."""
+"""The panels of the paper's figures, with their settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ CONSTANTS: Mapping[str, tuple[float, float]] = (
     | dict.fromkeys(("segment", "seismic", "mnist"), (100.0, 100.0))
     | {"cifar10": (1000.0, 1000.0)}
 )
-"""L1 and L2 of the escape step, as the paper tuned them for each data set."""
-
+"""L1 and L2 of the escape step, tuned by the paper for each data set."""
 
 LAB_PRESETS: Mapping[str, str | Method] = {**{name: name for name in PRESETS}, "authors": AUTHORS}
-"""The presets of the laboratory by name, as the argument `preset`."""
+"""The presets of the laboratory: values of the argument `preset`, by name."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with a preset and options of its own in a panel: its settings are these and nothing else."""
+    """A method of a panel whose preset and options do not depend on those of the panel."""
 
     method: str
     preset: str = "robust"
@@ -33,7 +32,7 @@ class Variant:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The preset and the options, as `minimize` and the optimisers take them."""
+        """The preset and the options, as arguments of `minimize` and the optimisers."""
         return {"preset": LAB_PRESETS[one_of("preset", self.preset, LAB_PRESETS)], **self.options}
 
     def composed(self) -> Method:
@@ -42,25 +41,25 @@ class Variant:
 
 
 def settings_of(method: str, *presets: str) -> set[str]:
-    """Return the names of the settings that a method takes in these presets, by default in any."""
+    """Return the names of the settings that a method has in any of these presets, by default in any preset."""
     found: set[str] = set()
     for preset in presets or LAB_PRESETS:
         composed = Variant(method, preset).composed()
         if method in ("sanc", "scr") and composed.minibatch is None:
-            composed = replace(composed, minibatch=Minibatch())  # which an option would add
+            composed = replace(composed, minibatch=Minibatch())  # an option can add it
         found |= composed.options().keys()
     return found
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of the paper: a problem on a data set, and the methods on it.
+    """One plot of the paper: a problem on a data set, and the methods that solve it.
 
-    `problem` is one of logistic, svm, softmax, mlp and cnn, with the penalty's weight `strength`; `methods` are members
-    of the family, with `options` for all of them, or keys of `variants`. Samples have `batch` rows, by default a
-    twentieth. The budget, `calls` or twenty for each row, counts what the paper counts, or with `unit` "calls" all
-    evaluations. Networks have an `activation`, an MLP hidden layers of `widths`, and they keep the share `held_out` of
-    the rows for testing.
+    `problem` is one of logistic, svm, softmax, mlp and cnn; `strength` is the weight of the penalty. `methods` are
+    members of the family, to which `options` apply, or keys of `variants`. Samples have `batch` rows, by default a
+    twentieth of all. The budget is `calls`, by default 20 per row. It counts paper_calls, or all evaluations if `unit`
+    is "calls". Networks have an `activation`, and an MLP has hidden layers of `widths`. Networks keep the share
+    `held_out` of the rows for testing.
     """
 
     name: str
@@ -80,15 +79,15 @@ class Panel:
 
     @property
     def network(self) -> bool:
-        """Whether the model is a torch module."""
+        """Whether the problem is a network."""
         return self.problem in ("mlp", "cnn")
 
     def budget(self, n: int) -> int:
-        """Return what the runs of this panel may spend."""
+        """Return the budget of each run."""
         return self.calls if self.calls is not None else 20 * n
 
     def batch_size(self, n: int, preset: str) -> int:
-        """⌈n/20⌉, or ⌊n/20⌋ as the authors' program has it, unless fixed."""
+        """Return `batch`, by default ⌈n/20⌉, or ⌊n/20⌋ with the preset of the authors' program."""
         if self.batch is not None:
             return self.batch
         return n // 20 if preset == "authors" else -(-n // 20)
@@ -121,7 +120,7 @@ FIGURES: Mapping[str, tuple[Panel, ...]] = {
     "fig4": _logistic("fig4", _PAIR, 0.001, "w8a", "a9a"),
     "fig5": _network("fig5", _CNN, "cnn", "relu", 750_000, "mnist", "cifar10"),
 }
-"""Every figure of the paper's experiments."""
+"""The panels of every figure of the paper's experiments."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +135,15 @@ class RunSpec:
 
     @property
     def path(self) -> str:
-        """Where the run lives below the output directory's ``runs``."""
+        """The directory of the run, relative to ``runs`` in the output directory."""
         return f"{self.panel.name}/{self.method}/seed-{self.seed}"
 
     @property
     def variant(self) -> Variant:
-        """The method, its preset and its options: the panel's, the tuned L1 and L2, CR's σ; for "robust" only σ0.
+        """The method, its preset and its options.
 
-        A panel has options for all its methods, of which each takes those it has.
+        The options are those of the panel that the method has, the tuned L1 and L2, and σ = 5 for CR and CRM. With the
+        preset "robust" the paper's panels keep only σ0 and the learning rate.
         """
         panel, method, preset = self.panel, self.method, self.preset
         if method in panel.variants:
@@ -152,7 +152,7 @@ class RunSpec:
         if preset == "robust" and published:
             options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
         if method in ("cr", "crm") and published:
-            options["sigma0"] = 5.0  # the panels' σ0 is where the adaptive methods start
+            options["sigma0"] = 5.0  # the σ0 of the panels is for methods that adapt σ
         if panel.data in CONSTANTS and preset != "robust":
             options = dict(zip(("L1", "L2"), CONSTANTS[panel.data], strict=True)) | options
         if method in ("cr", "crm"):
@@ -161,13 +161,13 @@ class RunSpec:
         if method == "sgd":
             options = {"lr": rate}
         elif method in METHODS:
-            known = settings_of(method, preset)
-            options = {name: value for name, value in options.items() if name in known}
+            settings = settings_of(method, preset)
+            options = {name: value for name, value in options.items() if name in settings}
         return Variant(method, preset, options)
 
     @property
     def on_samples(self) -> bool:
-        """Whether ρ is formed on the gradient sample, so that there is no objective sample."""
+        """Whether ρ is computed on the gradient sample, without an objective sample."""
         variant = self.variant
         if variant.method not in METHODS:
             return False
@@ -177,31 +177,31 @@ class RunSpec:
 def select(
     figures: Sequence[str], data: Sequence[str] | None = None, methods: Iterable[str] | None = None
 ) -> list[Panel]:
-    """Return the panels of these figures, narrowed to data sets and methods where asked.
+    """Return the panels of these figures, restricted to `data` and `methods` unless these are None.
 
     Raises
     ------
     ArgumentError
-        For a figure, data set or method that is not there.
+        If a figure, data set or method is unknown.
     """
     names = FIGURES if "all" in figures else [one_of("figure", name, (*FIGURES, "all")) for name in figures]
     panels = [panel for name in names for panel in FIGURES[name]]
-    wanted = [one_of("--data", name, {panel.data for panel in panels}) for name in data or ()]
+    selected = [one_of("--data", name, {panel.data for panel in panels}) for name in data or ()]
     kept = None if methods is None else check_methods(methods)
-    return [replace(panel, methods=kept or panel.methods) for panel in panels if data is None or panel.data in wanted]
+    return [replace(panel, methods=kept or panel.methods) for panel in panels if data is None or panel.data in selected]
 
 
 def check_methods(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the methods, each once; ARC is no method for samples."""
-    known = set(METHODS) - {"arc"}
-    kept = tuple(dict.fromkeys(one_of("--methods", name, known) for name in names))
+    """Return the methods without duplicates. ARC is excluded, since it does not sample."""
+    allowed = set(METHODS) - {"arc"}
+    kept = tuple(dict.fromkeys(one_of("--methods", name, allowed) for name in names))
     if not kept:
-        raise ArgumentError(f"--methods is empty: name some of {', '.join(sorted(known))}.")
+        raise ArgumentError(f"--methods is empty: pass some of {', '.join(sorted(allowed))}.")
     return kept
 
 
 def specs(panels: Iterable[Panel], runs: int, preset: str, device: str) -> list[RunSpec]:
-    """All runs of these panels, the seeds of a panel side by side so that partial results cover every method."""
+    """Return all runs of these panels. Methods vary fastest, so that partial results cover every method."""
     return [
         RunSpec(panel, method, seed, preset, device)
         for panel in panels

@@ -1,4 +1,4 @@
-"""Draw the runs of the laboratory for print: a sheet for every panel, and the paper's figures."""
+"""Draw the runs of the laboratory for print: one page per panel, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sanc.lab import traces
-from sanc.lab.curves import bounds, f_stars, falls_over_decades, mean_curve, told
-from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, look
+from sanc.lab.curves import bounds, f_stars, falls_over_decades, mean_curve, run_counts
+from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, style_of
 from sanc.lab.traces import RunTrace
 
 PRINT: Any = STYLE | {"font.size": 8, "text.parse_math": False}
-"""The style of these pictures."""
+"""The matplotlib style of these figures."""
 
 
 def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None) -> None:
-    """Draw the mean losses with their bands, the first method on top; with `star` f − f*.
+    """Draw the mean losses with their bands, the first method on top. With `star`, draw f − f*.
 
     The axis is logarithmic for f − f*, and for a loss that falls over decades.
     """
-    found = {method: mean_curve(own, x) for method, own in traces.by_method(runs).items()}
+    found = {method: mean_curve(group, x) for method, group in traces.by_method(runs).items()}
     curves = {method: curve for method, curve in found.items() if len(curve[0])}
     log, shift = star is not None or falls_over_decades(curves.values()), star or 0.0
     low, high = bounds(curves.values(), shift, log)
@@ -47,7 +47,7 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
     axes.grid(axis="y", color=HAIR, linewidth=0.6)
     axes.set_axisbelow(True)
     for rank, (method, (at, mean, below, above)) in enumerate(curves.items()):
-        style = look(method)
+        style = style_of(method)
         if np.any(above > below):
             axes.fill_between(at, below - shift, above - shift, color=style.colour, alpha=0.14, linewidth=0, zorder=3)
         axes.plot(at, mean - shift, color=style.colour, linewidth=1.25 if rank else 2.0, zorder=20 - rank,
@@ -57,23 +57,23 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
                   markeredgecolor="white", markeredgewidth=0.6, clip_on=False, zorder=40 - rank)  # fmt: skip
 
 
-def head(axes: Axes, title: str, subtitle: str) -> None:
-    """Write a title above a picture, and a quiet line below it."""
+def write_title(axes: Axes, title: str, subtitle: str) -> None:
+    """Write a title and a subtitle above a plot."""
     write = partial(axes.annotate, xycoords="axes fraction", textcoords="offset points")
     write(title, (0, 1), (0, 17), fontsize=9.5, fontweight="bold")
-    size = min(7.5, 7.5 * 60 / max(len(subtitle), 1))  # a long one is written smaller, to fit its panel
+    size = min(7.5, 7.5 * 60 / max(len(subtitle), 1))  # a longer one is scaled to the width of its panel
     write(subtitle, (0, 1), (0, 6), color=QUIET, fontsize=size)
 
 
-def sheet(width: float, height: float, title: str, story: str, methods: Iterable[str]) -> Figure:
-    """Return an empty page, its sizes in inches, with a title, a line about it and the names of the methods."""
+def sheet(width: float, height: float, title: str, description: str, methods: Iterable[str]) -> Figure:
+    """Return an empty page with a title, a description and a legend of the methods; sizes are in inches."""
     figure = Figure(figsize=(width, height), facecolor="white")
     left = 0.7 / width
     figure.text(left, 1 - 0.36 / height, title, fontsize=14, fontweight="bold")
-    figure.text(left, 1 - 0.58 / height, story, color=QUIET, fontsize=8.5)
-    looks = [look(method) for method in methods]
-    lines = [Line2D([], [], color=each.colour, linewidth=1.8, dashes=each.dashes or (None, None)) for each in looks]
-    figure.legend(lines, [each.name for each in looks], ncols=len(looks), loc="center left", frameon=False,
+    figure.text(left, 1 - 0.58 / height, description, color=QUIET, fontsize=8.5)
+    styles = [style_of(method) for method in methods]
+    lines = [Line2D([], [], color=each.colour, linewidth=1.8, dashes=each.dashes or (None, None)) for each in styles]
+    figure.legend(lines, [each.name for each in styles], ncols=len(styles), loc="center left", frameon=False,
                   bbox_to_anchor=(left, 1 - 0.8 / height), borderpad=0, borderaxespad=0, labelcolor="linecolor",
                   handlelength=2.4, columnspacing=1.2)  # fmt: skip
     return figure
@@ -81,9 +81,9 @@ def sheet(width: float, height: float, title: str, story: str, methods: Iterable
 
 @mpl.rc_context(PRINT)
 def draw_panel(runs: Sequence[RunTrace], star: float) -> Figure:
-    """Return the sheet of one panel: the loss and f − f* over calls, evaluations and seconds."""
+    """Return the page of one panel: the loss and f − f* over calls, evaluations and seconds."""
     config = runs[0].config
-    figure = sheet(11.2, 6.8, config["title"], f"{config['subtitle']} · {told([runs])}", traces.by_method(runs))
+    figure = sheet(11.2, 6.8, config["title"], f"{config['subtitle']} · {run_counts([runs])}", traces.by_method(runs))
     grid = figure.add_gridspec(2, 3, left=0.062, right=0.98, top=0.82, bottom=0.08, wspace=0.2, hspace=0.17)
     for column, (x, name) in enumerate(AXES.items()):
         for row, given in enumerate((None, star)):
@@ -98,25 +98,25 @@ def draw_panel(runs: Sequence[RunTrace], star: float) -> Figure:
 
 @mpl.rc_context(PRINT)
 def draw_figure(name: str, panels: Mapping[str, Sequence[RunTrace]]) -> Figure:
-    """Return a figure as the paper shows it: its panels side by side, the loss over the calls the paper counts."""
+    """Return a figure as in the paper: its panels side by side, with the loss over paper_calls."""
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = -(-len(panels) // columns)
     width, height = max(0.84 + 3.35 * columns, 5.2), 1.35 + 2.95 * rows
     methods = traces.by_method(run for runs in panels.values() for run in runs)
-    figure = sheet(width, height, figure_name(name), f"training loss, {told(panels.values())}", methods)
+    figure = sheet(width, height, figure_name(name), f"training loss, {run_counts(panels.values())}", methods)
     grid = figure.add_gridspec(rows, columns, left=0.7 / width, right=1 - 0.22 / width, top=1 - 1.38 / height,
                                bottom=0.55 / height, wspace=0.26, hspace=0.55)  # fmt: skip
     for index, runs in enumerate(panels.values()):
         axes = figure.add_subplot(grid[index // columns, index % columns])
         plot(axes, runs, "paper_calls")
         axes.set_xlabel(AXES["paper_calls"])
-        head(axes, runs[0].config["title"], runs[0].config["subtitle"])
+        write_title(axes, runs[0].config["title"], runs[0].config["subtitle"])
     return figure
 
 
 @mpl.rc_context(PRINT)
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG (300 dpi) and SVG, and return where."""
+    """Write a figure as PNG (300 dpi) and SVG, and return the paths."""
     paths = [folder / (re.sub(r"[^\w.-]+", "-", name) + suffix) for suffix in (".png", ".svg")]
     figure.savefig(paths[0], dpi=300)
     figure.savefig(paths[1], metadata={"Date": None})
@@ -124,17 +124,19 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def save_all(out: Path, runs: Sequence[RunTrace]) -> list[Path]:
-    """Write every panel and every figure below ``OUT/figures``, and return where.
+    """Write every panel and every figure below ``OUT/figures``, and return the paths.
 
-    A panel that is called as its figure gets ``-sheet`` after its name. Panels without a loss are left out.
+    A panel with the name of its figure is written as ``NAME-sheet``. Panels without a loss are omitted.
     """
     folder, stars = Path(out) / "figures", f_stars(runs)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, panels in traces.by_figure(runs).items():
-        drawn = {panel: own for panel, own in panels.items() if any(len(run.known("paper_calls")[0]) for run in own)}
-        for panel, own in drawn.items():
-            drawing = draw_panel(own, stars[own[0].objective])
+        drawn = {
+            panel: group for panel, group in panels.items() if any(len(run.measured("paper_calls")[0]) for run in group)
+        }
+        for panel, group in drawn.items():
+            drawing = draw_panel(group, stars[group[0].objective])
             written += save(drawing, folder, f"{panel}-sheet" if panel == name else panel)
         if drawn:
             written += save(draw_figure(name, drawn), folder, name)

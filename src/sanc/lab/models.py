@@ -1,4 +1,4 @@
-"""The paper's networks, and how they are initialised."""
+"""The paper's networks, their initialisation, penalty and training loss."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from sanc.errors import one_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+"""The paper's activations by name."""
 
 
 def mlp(features: int, classes: int, kind: str = "tanh", widths: tuple[int, int] = (300, 500)) -> nn.Sequential:
-    """Two hidden layers of 300 and 500 neurons."""
+    """Return a network with two hidden layers, by default of 300 and 500 neurons."""
     act = ACTIVATIONS[one_of("activation", kind, ACTIVATIONS)]
     first, second = widths
     return nn.Sequential(nn.Linear(features, first), act(), nn.Linear(first, second), act(), nn.Linear(second, classes))
 
 
 def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequential:
-    """Two 5×5 convolutions of 32 and 64 filters, each with pooling by 2, then 1000 neurons."""
+    """Return a network of two 5×5 convolutions with 32 and 64 filters, each pooled by 2, and 1000 neurons."""
     act = ACTIVATIONS[one_of("activation", kind, ACTIVATIONS)]
     filters = [nn.Conv2d(channels, 32, 5, padding=2), act(), nn.MaxPool2d(2)]
     filters += [nn.Conv2d(32, 64, 5, padding=2), act(), nn.MaxPool2d(2), nn.Flatten()]
@@ -28,7 +29,7 @@ def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequen
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Xavier (uniform) weights and zero biases, as a function of the seed alone."""
+    """Set Xavier uniform weights and zero biases, as a function of the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -39,7 +40,7 @@ def initialise(model: nn.Module, seed: int) -> None:
 
 
 def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Parameter groups: the penalty (decay/2)·Σ‖W‖² is on weights, not on biases."""
+    """Return parameter groups with the penalty (decay/2)·Σ‖W‖² on weights and none on biases."""
     return [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -47,7 +48,7 @@ def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
 
 
 def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: int = 10_000) -> float:
-    """Cross entropy over the whole training set plus the penalty."""
+    """Return the cross entropy over the whole training set plus the penalty."""
     total = 0.0
     with torch.no_grad():
         for begin in range(0, len(x), chunk):
@@ -58,6 +59,6 @@ def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: i
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Share of the rows that are classified correctly."""
+    """Return the share of rows that are classified correctly."""
     with torch.no_grad():
         return float((model(x).argmax(1) == y).double().mean())

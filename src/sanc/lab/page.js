@@ -1,4 +1,4 @@
-// Tells plotly what to draw: the curves of the chosen axis and methods, in the colours of the theme.
+// Draws the curves of the selected axis and methods with plotly, in the colours of the theme.
 "use strict";
 const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -25,10 +25,10 @@ const heading = (text) => ({
   font: { color: tone("#1f1f1d", "#ecebe6") },
 });
 
-// a line with its band, a dot at its end, and how to read it
+// a line with its band, a marker at its end, and the text shown under the pointer
 function line([method, [at, middle, low, high]], rank, shift) {
-  const look = data.methods[method];
-  const color = tone(look.colour, look.dark);
+  const style = data.methods[method];
+  const color = tone(style.colour, style.dark);
   const lift = (values) => values.map((value) => (value === null ? null : value + shift));
   const end = middle.findLastIndex((value) => value !== null);
   const band = {
@@ -37,8 +37,8 @@ function line([method, [at, middle, low, high]], rank, shift) {
   };
   return [band, {
     x: at, y: lift(middle), customdata: lift(low).map((value, k) => [value, lift(high)[k]]), zorder: -rank,
-    name: look.name.replaceAll("<", "&lt;"), mode: "lines+markers",
-    line: { color, width: rank ? 1.7 : 2.8, dash: look.dashes.map((dash) => `${1.7 * dash}px`).join(",") || "solid" },
+    name: style.name.replaceAll("<", "&lt;"), mode: "lines+markers",
+    line: { color, width: rank ? 1.7 : 2.8, dash: style.dashes.map((dash) => `${1.7 * dash}px`).join(",") || "solid" },
     marker: { color, opacity: 1, line: { width: 0 }, size: middle.map((_, k) => (k === end ? 7 : 0)) },
     hovertemplate: "%{y:.4g}  <i>%{customdata[0]:.4g} … %{customdata[1]:.4g}</i>",
   }];
@@ -63,11 +63,11 @@ function drawing({ panel: number, kind, method }) {
   const log = kind === "sigma" || (kind === "loss" && y === "log");
   const shown = Object.entries(curves).filter(([id]) => !off.includes(id));
   const traces = shown.flatMap((entry, rank) => line(entry, rank, kind === "loss" && !log ? panel.star : 0));
-  const title = { sigma: "σ", rho: "ρ, decrease over prediction",
+  const title = { sigma: "σ", rho: "ρ, actual over predicted decrease",
     loss: log ? `f − f*   (f* = ${Number(panel.star.toPrecision(5))})` : "training loss f" }[kind];
   const eta = kind === "rho" ? panel.eta : [];
   return [traces, layout({
-    annotations: [heading(shown.length ? title : "No method that is shown has this.")],
+    annotations: [heading(shown.length ? title : "No selected method has this.")],
     shapes: eta.map((at, k) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, layer: "below",
       line: { width: 1, dash: "dot", color: tone("#8b8b85", "#86868a") }, label: { text: `η${"₁₂"[k]} = ${at}`, textposition: "end" } })),
     xaxis: axis({ title: { text: data.axes[x], standoff: 8 }, rangemode: "tozero", showgrid: false, showline: true,

@@ -1,4 +1,4 @@
-"""The parsed form of a data set on disk: arrays to map into memory, their checksums, and what they were made from."""
+"""Store parsed data sets on disk as arrays with checksums, and map them into memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from sanc.lab.catalogue import DataSet, Layout
 from sanc.lab.readers import READERS, Array, DataError, Source, checked, unpack
 
 FORMAT = 3
-"""Version of the parsed form; another one is parsed anew."""
+"""Version of the parsed form. Data of another version are parsed again."""
 
 ROWS = 1 << 16
-"""Rows that are scaled at a time."""
+"""Rows per block when features are scaled, which bounds the memory."""
+
+_STALE_FOLDER = 86_400
+"""Age in seconds from which a temporary folder is removed. Parsing the largest set takes less than a day."""
 
 _verified: set[tuple[str, int, int]] = set()
+"""Path, size and time of the files whose checksums this process has verified."""
 
 
 def load(
     dataset: DataSet, layout: Layout, sources: Sequence[Source], cache: Path, dtype: np.dtype[Any]
 ) -> tuple[Any, Array]:
-    """Return X and y of these very files, after parsing them if need be."""
+    """Return X and y of these files, which are parsed unless their parsed form is stored."""
     state = [_stamp(source.path.resolve()) for source in sources]
     paths, key = (
         hashlib.sha256(repr(content).encode()).hexdigest()[:12]
@@ -49,7 +53,7 @@ def load(
                 shutil.rmtree(old, ignore_errors=True)
     except OSError as problem:
         raise DataError(
-            f"{cache}: the parsed form of {dataset.name} cannot be written there ({problem}): free some space, or set "
+            f"{cache}: the parsed form of {dataset.name} cannot be written ({problem}): free some space, or set "
             "SANC_CACHE to another folder."
         ) from problem
     return _open(entry, dataset)
@@ -60,19 +64,19 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: Path, dtype: np.dtype[Any]) -> None:
-    """Parse the files into a hidden folder and move it to where it belongs; what a kill left goes after a day."""
+    """Parse the files into a temporary folder and rename it to `entry`. Stale temporary folders are removed."""
     for old in entry.parent.glob(".*-*"):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > 86_400:
+            if time.time() - old.stat().st_mtime > _STALE_FOLDER:
                 shutil.rmtree(old)
-    hidden = tempfile.TemporaryDirectory(prefix=f".{dataset.name}-", dir=entry.parent, ignore_cleanup_errors=True)
-    with hidden as name:
+    temporary = tempfile.TemporaryDirectory(prefix=f".{dataset.name}-", dir=entry.parent, ignore_cleanup_errors=True)
+    with temporary as name:
         scratch = Path(name)
         _build(dataset, layout, sources, scratch, dtype)
         digests = {path.name: _digest(path) for path in sorted(scratch.glob("*.np*"))}
         (scratch / "meta.json").write_text(json.dumps({"sha256": digests}), encoding="utf-8")
         scratch.chmod(0o755)
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another process wrote the entry first
             os.rename(scratch, entry)
 
 
@@ -118,7 +122,7 @@ def _build(dataset: DataSet, layout: Layout, sources: Sequence[Source], folder: 
 
 
 def _scale(X: Array, low: float, high: float) -> None:
-    """Map each column to [low, high]; one with a single value becomes 0."""
+    """Map each column to [low, high]; a constant column becomes 0."""
     blocks = [slice(begin, begin + ROWS) for begin in range(0, len(X), ROWS)]
     least = np.min([X[block].min(axis=0) for block in blocks], axis=0)
     spread = np.max([X[block].max(axis=0) for block in blocks], axis=0) - least
@@ -133,23 +137,23 @@ def _digest(path: Path) -> str:
 
 
 def _open(entry: Path, dataset: DataSet) -> tuple[Any, Array]:
-    """Open X and y of an entry, after comparing them with their checksums once in a process."""
+    """Open X and y of an entry. Their checksums are verified once per process."""
     try:
-        known = json.loads((entry / "meta.json").read_text(encoding="utf-8"))["sha256"]
+        digests = json.loads((entry / "meta.json").read_text(encoding="utf-8"))["sha256"]
         for name in ("X.npz" if dataset.sparse else "X.npy", "y.npy"):
             stamp = _stamp(entry / name)
-            if stamp not in _verified and _digest(entry / name) != known[name]:
-                raise ValueError(f"{name} has another checksum than when it was written")
+            if stamp not in _verified and _digest(entry / name) != digests[name]:
+                raise ValueError(f"{name} has changed since it was written")
             _verified.add(stamp)
         y = np.load(entry / "y.npy").astype(np.int64)
         if dataset.sparse:
             X = scipy.sparse.csr_matrix(scipy.sparse.load_npz(entry / "X.npz"))
-            X.check_format(full_check=True)  # a wrong index would be read from beyond the arrays
+            X.check_format(full_check=True)  # an invalid index would read beyond the arrays
         else:
             X = np.load(entry / "X.npy", mmap_mode="r")
         if X.shape != (len(y), dataset.features) or not 0 <= y.min() <= y.max() < dataset.classes:
             raise ValueError(f"{X.shape} numbers and labels from {y.min()} to {y.max()} do not fit")
         return X, y
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as problem:
-        what = f"the parsed form of {dataset.name} is damaged ({type(problem).__name__}: {problem})"
-        raise DataError(f"{entry}: {what}: remove that folder.") from problem
+        reason = f"the parsed form of {dataset.name} is damaged ({type(problem).__name__}: {problem})"
+        raise DataError(f"{entry}: {reason}: remove that folder.") from problem

@@ -1,7 +1,7 @@
-"""Readers of the published formats: decompressed first, then read in pieces by scikit-learn and NumPy.
+"""Read the published formats: decompress the files, then parse them in blocks with scikit-learn and NumPy.
 
-Every reader yields rows of X, dense or CSR, with the labels as they stand in the file. Whatever is wrong with a file
-becomes a `DataError` that names it, the line where it has lines, and the remedy.
+Every reader yields rows of X, dense or CSR, with the labels of the file. A fault in a file raises a `DataError` that
+names the file, the line in a text file, and the remedy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Files: TypeAlias = Sequence[tuple["Source", Path]]
 Chunks: TypeAlias = Iterator[tuple[Any, Array]]
 
 BLOCK = 32 << 20
-"""Bytes of LIBSVM text that are parsed at a time."""
+"""Bytes of LIBSVM text per block, 32 MiB: the largest set, HIGGS, does not fit into memory as text."""
 
 _OPENERS: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
-_BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+_STREAM_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
 class DataError(ArgumentError):
-    """A data file is missing, damaged or not what its name says."""
+    """A data file is missing, damaged or of another format than expected."""
 
 
 @dataclass(frozen=True)
@@ -48,39 +48,41 @@ class Source:
     path: Path
     member: str = ""
 
-    def error(self, what: str, line: int | None = None) -> DataError:
-        """Return the error that says what is wrong, where, and what to do."""
+    def error(self, fault: str, line: int | None = None) -> DataError:
+        """Return an error with the place, the fault and the remedy."""
         place = f"{self.path} ({self.member})" if self.member else str(self.path)
         place += f", line {line}" if line else ""
         remedy = "The file may be damaged or be another one: remove it and fetch it again."
-        return DataError(f"{place}: {what}. {remedy}")
+        return DataError(f"{place}: {fault}. {remedy}")
 
 
 def unpack(source: Source, target: Path, *, text: bool) -> Path:
-    """Return the content as a plain file, at `target` where it had to be decompressed."""
+    """Return the path of the uncompressed content, which is `target` if the source is compressed."""
     plain = source.path
     if source.path.suffix in _OPENERS:
         plain = target
         try:
             with _content(source) as stream, target.open("wb") as output:
                 shutil.copyfileobj(stream, output)
-        except _BROKEN as problem:
+        except _STREAM_ERRORS as problem:
             if isinstance(problem, OSError) and problem.errno is not None:
                 raise
-            raise source.error(f"the compressed stream is cut, corrupt or of another kind ({problem})") from problem
+            raise source.error(
+                f"the compressed stream is truncated, corrupt or of another kind ({problem})"
+            ) from problem
     if plain.stat().st_size == 0:
         raise source.error("the file is empty")
-    if text:  # nothing else could tell whether the last number is whole
+    if text:  # without a line end, the last number may be truncated
         with plain.open("rb") as file:
             file.seek(-1, io.SEEK_END)
             if file.read(1) != b"\n":
-                raise source.error("the last line has no line end, so it may be cut")
+                raise source.error("the last line has no line end, so it may be truncated")
     return plain
 
 
 @contextmanager
 def _content(source: Source) -> Iterator[Any]:
-    """Open a file, decompressed, or a member of an archive."""
+    """Open a compressed file, or a member of an archive, for reading its content."""
     if not source.member:
         with _OPENERS[source.path.suffix](source.path, "rb") as stream:
             yield stream
@@ -89,38 +91,38 @@ def _content(source: Source) -> Iterator[Any]:
     with opened as stream, tarfile.TarFile(fileobj=_Bounded(stream)) as archive:
         found = [member for member in archive if member.name == source.member]
         if not found or not found[-1].isreg():
-            raise source.error("the archive has no such member, or it is no plain file")
+            raise source.error("the archive has no such member, or it is not a regular file")
         yield archive.extractfile(found[-1])
 
 
 class _Bounded(io.RawIOBase):
-    """A stream for tarfile, which reads as much at a time as the headers of an archive tell it to."""
+    """A stream for tarfile that bounds the size of a read, which the headers of a malicious archive could choose."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.seek, self.tell = stream, stream.seek, stream.tell  # type: ignore[method-assign]
 
     def read(self, size: int = -1) -> bytes:
-        """Read a piece, unless that is far more than the headers of our archives are long."""
+        """Read up to `BLOCK` bytes, far more than the headers of the published archives need."""
         if not 0 <= size <= BLOCK:
-            raise tarfile.ReadError(f"a piece of {size:,} bytes")
+            raise tarfile.ReadError(f"a read of {size:,} bytes")
         return bytes(self.stream.read(size))
 
 
 def checked(X: Any, labels: Array, dataset: DataSet) -> Array:
-    """Return the classes of the labels; what is wrong with these rows is said in a `ValueError`."""
+    """Return the classes of the labels, or raise a `ValueError` that describes the fault in these rows."""
     if X.shape[1] != dataset.features:
         raise ValueError(f"{X.shape[1]} columns instead of {dataset.features}")
     if not np.isfinite(X.data if scipy.sparse.issparse(X) else X).all():
         raise ValueError("a value is not finite")
-    known = np.array(dataset.labels)
-    place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
-    if len(bad := np.flatnonzero(known[place] != labels)):
+    expected = np.array(dataset.labels)
+    classes = np.minimum(np.searchsorted(expected, labels), len(expected) - 1)
+    if len(bad := np.flatnonzero(expected[classes] != labels)):
         raise ValueError(f"the label {labels[bad[0]]:g} is not one of {', '.join(map(str, dataset.labels))}")
-    return place.astype(np.uint8)
+    return classes.astype(np.uint8)
 
 
 def _parse(file: Any, dataset: DataSet, dtype: np.dtype[Any], offset: int = 0, length: int = -1) -> tuple[Any, Array]:
-    """Let scikit-learn read a range of bytes."""
+    """Return X and labels in a range of bytes, parsed by scikit-learn."""
     from sklearn.datasets import load_svmlight_file
 
     X, labels = load_svmlight_file(
@@ -131,7 +133,7 @@ def _parse(file: Any, dataset: DataSet, dtype: np.dtype[Any], offset: int = 0, l
 
 
 def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
-    """Read ``label index:value index:value …`` with rising indices from 1, a range of bytes after the other."""
+    """Read lines ``label index:value index:value …`` with increasing indices from 1, in blocks of bytes."""
     for source, path in files:
         size, begin = path.stat().st_size, 0
         with path.open("rb") as file:
@@ -139,7 +141,7 @@ def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
                 file.seek(begin + BLOCK)
                 file.readline()
                 while (line := file.readline()) and not line.split(b"#")[0].strip():
-                    pass  # a range must end with a row: scikit-learn does not stop at blank lines
+                    pass  # a block must end with a row, since scikit-learn reads past blank lines
                 end, offset = file.tell(), max(begin - 1, 0)
                 try:
                     yield _parse(str(path), dataset, dtype, offset, end - 1 - offset)
@@ -149,11 +151,11 @@ def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 
 
 def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: Any) -> DataError:
-    """Find the first faulty line of the range that begins at a byte."""
-    file.seek(place := 0)
+    """Return an error for the first faulty line of the block that begins at a byte."""
+    file.seek(position := 0)
     for number, line in enumerate(file, 1):
-        place += len(line)
-        if place > begin:
+        position += len(line)
+        if position > begin:
             try:
                 _parse(io.BytesIO(line), *rest)
             except ValueError as fault:
@@ -162,7 +164,7 @@ def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: 
 
 
 def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
-    """Read the features and then the label in each line."""
+    """Read lines with the features and then the label."""
     for source, path in files:
         try:
             table = np.loadtxt(path, ndmin=2)
@@ -172,7 +174,7 @@ def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 
 
 def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
-    """Read MNIST's pair of files: a magic number, the sizes, and the bytes."""
+    """Read the two files of MNIST: a magic number, the sizes, and the bytes."""
     arrays = []
     for (source, path), magic in zip(files, (2051, 2049), strict=True):
         axes = magic & 3
@@ -181,7 +183,7 @@ def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
         if found != magic:
             raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {found}")
         if len(shape) < axes or len(content) != np.prod(shape):
-            raise source.error("the file is not as long as its header announces")
+            raise source.error("the size of the file differs from that in its header")
         arrays.append(content.reshape(shape))
     images, labels = arrays
     if len(labels) != len(images):
@@ -190,7 +192,7 @@ def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 
 
 def _cifar(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
-    """Read records of a label byte and the pixels."""
+    """Read records of a label byte and pixel bytes."""
     for source, path in files:
         content, width = np.fromfile(path, dtype=np.uint8), dataset.features + 1
         if len(content) % width:
@@ -206,7 +208,7 @@ def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
             X, y = (np.lib.format.open_memmap(path, mode="r") for path in (rows, labels))
             if X.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
                 raise ValueError(f"of {X.dtype} and {y.dtype} instead of numbers")
-        except Exception as problem:  # a header is parsed as Python, and may fail in as many ways
+        except Exception as problem:  # NumPy parses the header as Python, which can raise any exception
             raise source.error(f"it or {labels.name} is not a readable .npy file ({problem})") from problem
         if X.ndim != 2 or y.shape != X.shape[:1]:
             raise source.error(f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")
@@ -216,4 +218,4 @@ def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
 READERS: dict[str, Callable[[Files, DataSet, np.dtype[Any]], Chunks]] = {
     "libsvm": _libsvm, "statlog": _statlog, "idx": _idx, "cifar": _cifar, "npy": _npy,
 }  # fmt: skip
-"""By format: takes the sources with their plain files, the set and the type; yields chunks."""
+"""Readers by format. They take the sources with their uncompressed files, the set and the type, and yield chunks."""

@@ -1,7 +1,7 @@
-"""Write the report of a laboratory: one HTML file that needs no network and no other file.
+"""Write the report of an output directory as one HTML file that needs no network and no other file.
 
-`page.html` is the page as a Jinja template, which escapes whatever it is given; plotly's JavaScript, which comes with
-the package from PyPI, draws the charts, and `page.js` says what to draw when a person switches axes or methods.
+`page.html` is a Jinja template, which escapes all text. plotly's JavaScript, which is part of its Python package, draws
+the charts. `page.js` passes it the curves of the selected axes and methods.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from plotly.offline import get_plotlyjs
 
 from sanc.lab import curves, traces
 from sanc.lab.directory import write_atomically
-from sanc.lab.style import AXES, BRANCHES, DARK_BRANCHES, figure_name, look
+from sanc.lab.style import AXES, BRANCHES, DARK_BRANCHES, figure_name, style_of
 from sanc.lab.traces import RunTrace
 
 _NOT_SETTINGS = ("figure", "panel", "title", "subtitle", "method", "seed", "options", "data_note")
+"""Keys of a configuration that the page shows elsewhere, not among the settings."""
 
 
 def _number(value: Any, digits: int = 4) -> str:
-    """Write a number as a person would, and anything else as JSON."""
+    """Format a number for readers, and anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -45,17 +46,17 @@ def _compact(values: Iterable[float]) -> list[float | None]:
 
 
 def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
-    """Return what plotly draws in a panel: the curves by kind, axis and method; losses without f*."""
+    """Return the curves of a panel by kind, axis and method. Losses are f − f*."""
     charts: dict[str, Any] = {kind: {x: {} for x in AXES} for kind in ("loss", "sigma", "rho", "mix")}
-    for method, own in traces.by_method(runs).items():
+    for method, group in traces.by_method(runs).items():
         for x in AXES:
-            at, *losses = curves.mean_curve(own, x)
+            at, *losses = curves.mean_curve(group, x)
             found = {"loss": (at, *(loss - star for loss in losses))}
-            found |= {column: curves.quantiles(own, column, x) for column in ("sigma", "rho")}
+            found |= {column: curves.quantiles(group, column, x) for column in ("sigma", "rho")}
             for kind, curve in found.items():
                 if len(curve[0]):
                     charts[kind][x][method] = [_compact(part) for part in curve]
-            places, shares = curves.mix(own, x)
+            places, shares = curves.mix(group, x)
             if len(shares) > 1:
                 rows = {branch: _compact(share) for branch, share in shares.items()}
                 charts["mix"][x][method] = [_compact(places), rows]
@@ -63,26 +64,29 @@ def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
 
 
 def _steps(runs: Sequence[RunTrace]) -> tuple[list[dict[str, Any]], str]:
-    """Return a card for every method with several branches, and a sentence about the others."""
+    """Return a card for every method with several branches, and a sentence on the methods with one."""
     cards: list[dict[str, Any]] = []
-    alone: dict[str, list[str]] = {}
-    for method, own in traces.by_method(runs).items():
-        earned, name = curves.earnings(own), look(method).name
-        if len(earned) < 2:
-            for branch in earned:
-                alone.setdefault(branch, []).append(name)
+    single: dict[str, list[str]] = {}
+    for method, group in traces.by_method(runs).items():
+        found, name = curves.decrease_by_branch(group), style_of(method).name
+        if len(found) < 2:
+            for branch in found:
+                single.setdefault(branch, []).append(name)
             continue
-        count, total = (sum(column) for column in zip(*earned.values(), strict=True))
-        rows = {branch: (100 * steps / count, 100 * gain / (total or 1.0)) for branch, (steps, gain) in earned.items()}
+        count, total = (sum(column) for column in zip(*found.values(), strict=True))
+        rows = {
+            branch: (100 * steps / count, 100 * decrease / (total or 1.0))
+            for branch, (steps, decrease) in found.items()
+        }
         cards.append({"method": method, "name": name, "rows": rows})
-    return cards, "; ".join(f"{' and '.join(names)} took {branch} steps only" for branch, names in alone.items())
+    return cards, "; ".join(f"{' and '.join(names)} took {branch} steps only" for branch, names in single.items())
 
 
 def _settings(runs: Sequence[RunTrace]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the settings that all methods share, and the others with a value for each method."""
+    """Return the settings that are equal for all methods, and the others with one value per method."""
     by_method = {}
-    for method, own in traces.by_method(runs).items():
-        config = own[0].config
+    for method, group in traces.by_method(runs).items():
+        config = group[0].config
         flat = {key: value for key, value in config.items() if key not in _NOT_SETTINGS} | config["options"]
         by_method[method] = {key: _number(value, 6) for key, value in flat.items() if value not in (None, "")}
     common: dict[str, str] = {}
@@ -97,12 +101,12 @@ def _settings(runs: Sequence[RunTrace]) -> tuple[dict[str, str], dict[str, list[
 
 
 def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the page says of a panel, and with ``data`` what it draws."""
+    """Return the variables of the template for a panel; ``data`` is for the charts."""
     charts, config = _charts(runs, star), runs[0].config
     found, drawn = curves.results(runs), any(charts["loss"].values())
-    cards, alone = _steps(runs)
+    cards, single_branch = _steps(runs)
     common, differing = _settings(runs)
-    means = [curves.mean_curve(own) for own in traces.by_method(runs).values()] if drawn else []
+    means = [curves.mean_curve(group) for group in traces.by_method(runs).values()] if drawn else []
     decades = curves.falls_over_decades(means)
     plain: Any = curves.bounds(means, 0.0, decades) if drawn else None
     notes = {str(run.config["data_note"]) for run in runs if run.config.get("data_note")}
@@ -112,17 +116,17 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
         "title": config["title"],
         "subtitle": config["subtitle"],
         "flags": [*notes, *([f"Incomplete: {gaps[name]}"] if name in gaps else [])],
-        "told": curves.told([runs]),
-        "spoken": ", ".join(f"{look(row.method).name} {_number(row.mean)}" for row in found),
+        "caption": curves.run_counts([runs]),
+        "final_losses": ", ".join(f"{style_of(row.method).name} {_number(row.mean)}" for row in found),
         "drawn": drawn,
         "traces": [kind for kind in ("sigma", "rho") if any(charts[kind].values())],
         "results": found,
         "star": star,
         "best": min((row.mean for row in found if math.isfinite(row.mean)), default=None),
         "cards": cards,
-        "alone": alone,
+        "single_branch": single_branch,
         "common": common,
-        "methods": [look(method).name for method in traces.by_method(runs)],
+        "methods": [style_of(method).name for method in traces.by_method(runs)],
         "differing": differing,
         "data": {
             "charts": charts,
@@ -138,26 +142,26 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
 def write(
     out: Path, runs: Sequence[RunTrace], claims: Sequence[Any] = (), plan: Mapping[str, Mapping[str, int]] | None = None
 ) -> Path:
-    """Write ``OUT/report.html`` and return where it is.
+    """Write ``OUT/report.html`` and return its path.
 
     `claims` are those of `sanc.lab.claims`. `plan` is that of `sanc.lab.traces.gaps`.
     """
-    stars, left_out = curves.f_stars(runs), traces.skipped(out)
-    gaps = {panel: said for panel, said in traces.gaps(runs, plan or {}).items() if panel not in left_out}
+    stars, skipped = curves.f_stars(runs), traces.skipped(out)
+    gaps = {panel: gap for panel, gap in traces.gaps(runs, plan or {}).items() if panel not in skipped}
     figures = {
-        figure: [_panel(panel, own, stars[own[0].objective], gaps) for panel, own in group.items()]
-        for figure, group in traces.by_figure(runs).items()
+        figure: [_panel(panel, group, stars[group[0].objective], gaps) for panel, group in panels.items()]
+        for figure, panels in traces.by_figure(runs).items()
     }
-    panels = [panel for group in figures.values() for panel in group]
+    all_panels = [panel for panels in figures.values() for panel in panels]
     environment: dict[str, set[str]] = {}
     for key, value in (item for run in runs for item in run.environment.items() if item[1] not in (None, "")):
         environment.setdefault(key, set()).add(str(value)[:10] if key == "started" else str(value))
-    methods = {method: look(method) for method in traces.by_method(runs)}
+    methods = {method: style_of(method) for method in traces.by_method(runs)}
     embedded = {
         "axes": AXES,
         "methods": {method: vars(style) for method, style in methods.items()},
         "branches": {branch: [colour, DARK_BRANCHES[branch]] for branch, colour in BRANCHES.items()},
-        "panels": [panel.pop("data") for panel in panels],
+        "panels": [panel.pop("data") for panel in all_panels],
     }
     page = Environment(loader=PackageLoader("sanc.lab", ""), autoescape=True, undefined=StrictUndefined,
                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
@@ -165,7 +169,7 @@ def write(
     page.filters |= {"number": _number, "anchor": _anchor, "figure_name": figure_name}
     published = any(figure.startswith("fig") for figure in figures)
     text = page.get_template("page.html").render(
-        heading="SANC: the paper’s figures, run again" if published else "SANC: runs of your own",
+        heading="SANC: the paper’s figures, reproduced" if published else "SANC: your runs",
         published=published,
         plotly=Markup(get_plotlyjs()),
         embedded=embedded,
@@ -175,11 +179,11 @@ def write(
         claims=claims,
         verdicts=Counter(claim.holds for claim in claims),
         figures=figures,
-        anchors={panel["name"]: panel["anchor"] for panel in panels},
+        anchors={panel["name"]: panel["anchor"] for panel in all_panels},
         finished=sum(run.done is not None for run in runs),
         runs=runs,
         gaps=gaps,
-        left_out=left_out,
+        skipped=skipped,
         environment=environment,
     )
     out.mkdir(parents=True, exist_ok=True)

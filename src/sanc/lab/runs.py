@@ -1,4 +1,4 @@
-"""One run: what it is configured as, how it is made, and how it goes on after an interruption."""
+"""Make one run of a panel, or resume it after an interruption."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import datasets, models, own_files
-from sanc.lab.directory import Journal, claim, finished
+from sanc.lab import datasets, models, user_files
+from sanc.lab.directory import Journal, finished, reserved
 from sanc.lab.experiments import Panel, RunSpec, Variant, settings_of
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
-"""Told the share of the budget spent, the last known loss, the branch and σ of the last iteration."""
+"""Called with the spent share of the budget, the last measured loss, and the branch and σ of the last iteration."""
 
-_KINDS = {"logistic": "logistic regression", "svm": "nonconvex SVM", "softmax": "softmax regression"}
+_SUM_NAMES = {"logistic": "logistic regression", "svm": "nonconvex SVM", "softmax": "softmax regression"}
+"""Finite sums, with their names in subtitles."""
 
 
 def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     panel, variant = spec.panel, spec.variant
     sanc.errors.one_of("unit", panel.unit, ("paper_calls", "calls"))
     sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().sigma.sigma0)
-    kind = _KINDS.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
+    kind = _SUM_NAMES.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
     config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
     return config | {
@@ -51,14 +52,14 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
 
 
 def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
-    """Load a data set of the catalogue, one that scikit-learn ships, or a file of the user's."""
-    return own_files.load(name, dtype) if own_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
+    """Load a data set of the catalogue, one of scikit-learn, or a file of the user."""
+    return user_files.load(name, dtype) if user_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
 
 
-def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:
-    """Check that a panel can be run on its data, and return rows and variables.
+def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:
+    """Check that a panel fits its data, and return the numbers of rows and variables.
 
-    A batch, penalty, activation, problem or option that cannot be used is an `ArgumentError`.
+    An unsuitable batch, penalty, activation, problem or option raises an `ArgumentError`.
     """
     rows, features = loaded.X.shape
     n = rows - int(panel.held_out * rows)
@@ -75,7 +76,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
         used = {name for method in family for name in settings_of(method, preset)}
         for name in panel.options.keys() - used:
             raise ArgumentError(
-                f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: leave it out, or "
+                f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: remove it, or "
                 "choose another preset."
             )
     if not panel.network:
@@ -89,7 +90,7 @@ def describe(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, i
 
 
 def image_shape(features: int) -> tuple[int, int]:
-    """Channels and side of a square image of so many numbers: colour where a third of them is a square."""
+    """Return channels and side of a square image: three channels if a third of the features is a square number."""
     colour = math.isqrt(features // 3)
     return (3, colour) if 3 * colour**2 == features else (1, math.isqrt(features))
 
@@ -104,7 +105,7 @@ def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
 
 
 def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
-    sanc.errors.one_of("problem", panel.problem, _KINDS)
+    sanc.errors.one_of("problem", panel.problem, _SUM_NAMES)
     if panel.problem == "logistic":
         return sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=panel.strength)
     if panel.problem == "svm":
@@ -115,13 +116,13 @@ def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
 def execute(
     spec: RunSpec, out: Path, data_dir: Path | None = None, tick: Tick | None = None, checkpoint_every: float = 5.0
 ) -> Path:
-    """Make a run, or what is left of it, and return its directory.
+    """Make or resume a run, and return its directory.
 
-    `tick` is told of progress after every iteration, `checkpoint_every` are seconds. A directory that another process
-    has is a `BusyError`, one that holds a run of another configuration an `ArgumentError`.
+    `tick` is called after every iteration. `checkpoint_every` is in seconds. A directory that another process has
+    locked raises a `BusyError`; one with a run of another configuration raises an `ArgumentError`.
     """
     folder = out / "runs" / spec.path
-    with claim(folder):
+    with reserved(folder):
         if finished(folder):
             return folder
         loaded = load_data(spec.panel.data, data_dir, "float32" if spec.panel.network else "float64")
@@ -140,7 +141,7 @@ def _line(record: sanc.Record) -> dict[str, Any]:
 
 
 def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
-    """Run a finite sum, through `sanc.minimize`."""
+    """Minimise a finite sum with `sanc.minimize`."""
     problem = _problem(spec.panel, loaded)
     config = configuration(spec, problem.n, problem.dim, loaded.note)
     journal = Journal(folder, config, every)
@@ -153,14 +154,14 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
 
     def watch(intermediate_result: Any) -> bool:
         record, loss = intermediate_result.record, None
-        if tested:  # on all rows, so the loss is known; without a trial it is the one before
+        if tested:  # on all rows, so that fun is the loss; without a trial it is unchanged
             loss = journal.loss if math.isnan(intermediate_result.fun) else float(intermediate_result.fun)
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
         tick(journal.share, journal.loss, str(record.branch), record.sigma)
         state = intermediate_result.state
         if journal.spent >= journal.budget:
             return True
-        journal.offer(lambda: {"state": _converted(state, np.ndarray, torch.from_numpy)})
+        journal.save_if_due(lambda: {"state": _converted(state, np.ndarray, torch.from_numpy)})
         return False
 
     batch, saved = config["batch_size"], journal.saved
@@ -175,17 +176,20 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     journal.finish(status, result.fun)
 
 
-def _converted(content: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Change everything of one kind in what is nested: files hold tensors, which load without trust, runs arrays."""
+def _converted(content: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """Convert every object of one type in nested containers.
+
+    Checkpoints hold tensors, which torch loads without executing code; the state of `sanc.minimize` holds arrays.
+    """
     if isinstance(content, Mapping):
-        return {key: _converted(value, kind, change) for key, value in content.items()}
+        return {key: _converted(value, kind, convert) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return type(content)(_converted(value, kind, change) for value in content)
-    return change(content) if isinstance(content, kind) else content
+        return type(content)(_converted(value, kind, convert) for value in content)
+    return convert(content) if isinstance(content, kind) else content
 
 
 def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
-    """Run a network, through the optimisers."""
+    """Train a network with the optimisers."""
     panel = spec.panel
     rows = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else np.array(loaded.X)
     x, y = (torch.from_numpy(part).to(spec.device) for part in (rows, np.array(loaded.y)))
@@ -204,7 +208,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
     sizes = (batch, 1, 1) if first_order else (batch,) * 3
     samples = sanc.ThreeSamples(torch.utils.data.TensorDataset(x, y), sizes, seed=spec.seed)
     parts = {"model": model, "optimizer": optimiser, "samples": samples}
-    whole = partial(models.training_loss, model, x, y, panel.strength)
+    measure = partial(models.training_loss, model, x, y, panel.strength)
 
     def loss_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(a), b)
@@ -215,15 +219,15 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
             optimiser.zero_grad()
             torch.autograd.backward(loss_of(*g))
             optimiser.step()
-            done = samples.draws * batch
-            return {"iteration": samples.draws - 1, "branch": str(sanc.Branch.GRADIENT), "value": 0, "gradient": done,
-                    "product": 0, "paper_calls": done}  # fmt: skip
-        judge = {} if spec.on_samples else {"objective": sanc.Batch(loss_of, *f)}
-        optimiser.step(sanc.Batch(loss_of, *g), hessian=sanc.Batch(loss_of, *b), **judge)
+            calls = samples.draws * batch
+            return {"iteration": samples.draws - 1, "branch": str(sanc.Branch.GRADIENT), "value": 0, "gradient": calls,
+                    "product": 0, "paper_calls": calls}  # fmt: skip
+        objective = {} if spec.on_samples else {"objective": sanc.Batch(loss_of, *f)}
+        optimiser.step(sanc.Batch(loss_of, *g), hessian=sanc.Batch(loss_of, *b), **objective)
         return _line(optimiser.record)
 
     if journal.saved is None:
-        journal.start(whole())
+        journal.start(measure())
     else:
         for name, part in parts.items():
             part.load_state_dict(journal.saved[name])
@@ -231,12 +235,12 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
     while journal.spent < journal.budget:
         clock = time.perf_counter()
         line = step()
-        journal.step(line | {"seconds": journal.seconds + time.perf_counter() - clock}, None, whole)
+        journal.step(line | {"seconds": journal.seconds + time.perf_counter() - clock}, None, measure)
         tick(journal.share, journal.loss, line["branch"], line.get("sigma", math.nan))
         if not math.isfinite(journal.loss):
             status = "not finite"
             break
-        journal.offer(lambda: {name: part.state_dict() for name, part in parts.items()})
+        journal.save_if_due(lambda: {name: part.state_dict() for name, part in parts.items()})
     more = {"accuracy": models.accuracy(model, test_x, test_y)} if held else {}
     journal.finish(status, journal.loss, **more)
 

@@ -1,4 +1,4 @@
-"""A study: check what is asked for, make the runs, draw them, and say where the result is."""
+"""Check panels and options, make the runs, and write figures, tables and the report."""
 
 from __future__ import annotations
 
@@ -16,53 +16,58 @@ from rich.table import Table
 
 import sanc
 from sanc.errors import one_of
-from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces, user_files
 from sanc.lab.curves import results
-from sanc.lab.directory import compare, finished, write_json
+from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel
 
-_OF_A_PANEL = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
+_PANEL_KEYS = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
                "held_out", "activation", "widths", "preset")  # fmt: skip
-"""What all runs of a panel have in common, so that they can stand in one table."""
+"""Keys of the configuration that must be equal in all runs of a panel, so that one table can compare them."""
 
 PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
+"""The problems of the command ``sanc run``."""
+
+_NETWORK_SECONDS, _LARGE_SECONDS, _SUM_SECONDS = 60.0, 8.0, 1.5
+"""Seconds of a run on a network, on covtype or higgs, and on another finite sum, as measured on two cores."""
 
 
-def own_panel(given: dict[str, Any]) -> Panel:
-    """Check what a person asked for and make a panel of it."""
+def user_panel(given: dict[str, Any]) -> Panel:
+    """Check the options of a user and return a panel with them."""
     for key, kind in (("problem", str), ("data", str), ("methods", list), ("options", dict)):
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
     data = given["data"]
-    if own_files.is_file(data):
+    if user_files.is_file(data):
         data = str(Path(data).expanduser().resolve())
     else:
         one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
     problem = one_of("problem", given["problem"], PROBLEMS)
     methods, options = experiments.check_methods(given["methods"]), given["options"]
-    known = {method: experiments.settings_of(method) for method in sanc.METHODS}
+    settings = {method: experiments.settings_of(method) for method in sanc.METHODS}
     for key in options:
-        one_of("option", key, set().union(*known.values()))
-        if not any(key in known[method] for method in methods):
-            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
+        one_of("option", key, set().union(*settings.values()))
+        if not any(key in settings[method] for method in methods):
+            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: remove it.")
     network, activation = problem in ("mlp", "cnn"), given["activation"]
     if network and "sampling" in options:
-        raise sanc.ArgumentError(f"option 'sampling' has no effect on {problem}: leave it out.")
+        raise sanc.ArgumentError(f"option 'sampling' has no effect on {problem}: remove it.")
     if activation is not None and not network:
-        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: leave it out.")
-    called = re.sub(r"[^A-Za-z0-9._-]", "-", Path(data).name)
-    usual = {"name": f"own-{problem}-{called}"} | ({"batch": 128, "strength": 0.01} if network else {"strength": 1.0})
-    chosen: dict[str, Any] = usual | {key: value for key, value in given.items() if value is not None}
+        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: remove it.")
+    file_name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(data).name)
+    defaults: dict[str, Any] = {"name": f"own-{problem}-{file_name}"}
+    defaults |= {"batch": 128, "strength": 0.01} if network else {"strength": 1.0}  # as in the paper
+    chosen = defaults | {key: value for key, value in given.items() if value is not None}
     name = str(chosen["name"])
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-        raise sanc.ArgumentError(f"--name {name!r} cannot be used: letters, digits, '.', '_' and '-' make a name.")
-    asked = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
-    return Panel(name, "own", *asked, calls=given["budget"], strength=chosen["strength"])
+        raise sanc.ArgumentError(f"--name {name!r} cannot be used: use letters, digits, '.', '_' and '-' only.")
+    fields = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
+    return Panel(name, "own", *fields, calls=given["budget"], strength=chosen["strength"])
 
 
 @dataclass(frozen=True)
 class Study:
-    """Panels, and how they are to be run."""
+    """Panels, and the options of their runs."""
 
     panels: list[Panel]
     runs: int
@@ -75,45 +80,45 @@ class Study:
     scheduler: str | None
     console: Console
 
-    def go(self) -> int:
-        """Say what will happen, do it, draw it, and say where the result is; return the exit code."""
+    def run(self) -> int:
+        """Announce and make the runs, write the report, print its path, and return the exit code."""
         one_of("--preset", self.preset, experiments.LAB_PRESETS)
         one_of("--device", self.device.partition(":")[0], ("cpu", "cuda"))
         if self.device != "cpu" and not torch.cuda.is_available():
-            raise sanc.ArgumentError(f"--device {self.device!r} is not there: torch sees no CUDA device; use cpu.")
+            raise sanc.ArgumentError(f"--device {self.device!r} is not available: torch finds no CUDA device; use cpu.")
         self.out.mkdir(parents=True, exist_ok=True)
         present = self._present()
-        wanted = experiments.specs(present, self.runs, self.preset, self.device)
-        if not wanted:
+        specs = experiments.specs(present, self.runs, self.preset, self.device)
+        if not specs:
             self.console.print("[bold red]No panel has its data.[/] See [bold]sanc datasets[/].")
             return 1
-        self._announce(present, wanted)
+        self._announce(present, specs)
         clock = time.perf_counter()
         outcome = cluster.run_all(
-            wanted, self.out, data_dir=self.data_dir, workers=self.workers, console=self.console,
+            specs, self.out, data_dir=self.data_dir, workers=self.workers, console=self.console,
             checkpoint_every=self.checkpoint_every, scheduler=self.scheduler,
         )  # fmt: skip
         took = f"{time.perf_counter() - clock:.0f} s"
-        words = f"{outcome.finished} runs finished in {took}, {outcome.known} were finished before"
-        words += f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else ""
-        words += f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else ""
-        self.console.print(f"{words}.", soft_wrap=True)
-        for name, text in outcome.failed.items():
-            self.console.print(f"  {name}: {text}", soft_wrap=True, markup=False)
-        if outcome.finished or outcome.known:
+        text = f"{outcome.finished} runs finished in {took}, {outcome.finished_before} were finished before"
+        text += f", {outcome.elsewhere} are being made by another process" if outcome.elsewhere else ""
+        text += f", [bold red]{len(outcome.failed)} failed[/]" if outcome.failed else ""
+        self.console.print(f"{text}.", soft_wrap=True)
+        for name, error in outcome.failed.items():
+            self.console.print(f"  {name}: {error}", soft_wrap=True, markup=False)
+        if outcome.finished or outcome.finished_before:
             report(self.out, self.console, {panel.name: dict.fromkeys(panel.methods, self.runs) for panel in present})
-        missing = self._missing(wanted)
-        if missing:
-            names = ", ".join(spec.path for spec in missing[:5]) + (" …" if len(missing) > 5 else "")
-            words = f"{len(missing)} runs are not finished ({names}): the same command goes on with them."
-            self.console.print(words, soft_wrap=True)
-        return int(bool(missing))
+        unfinished = self._unfinished(specs)
+        if unfinished:
+            names = ", ".join(spec.path for spec in unfinished[:5]) + (" …" if len(unfinished) > 5 else "")
+            text = f"{len(unfinished)} runs are not finished ({names}): the same command resumes them."
+            self.console.print(text, soft_wrap=True)
+        return int(bool(unfinished))
 
-    def _missing(self, wanted: list[experiments.RunSpec]) -> list[experiments.RunSpec]:
-        return [spec for spec in wanted if not finished(self.out / "runs" / spec.path)]
+    def _unfinished(self, specs: list[experiments.RunSpec]) -> list[experiments.RunSpec]:
+        return [spec for spec in specs if not finished(self.out / "runs" / spec.path)]
 
     def _present(self) -> list[Panel]:
-        """Load every data set, check that its panels can run, and note those whose data cannot be had."""
+        """Load the data sets, check their panels, and record the panels whose data cannot be loaded."""
         skipped = traces.skipped(self.out)
         load = cache(partial(runs.load_data, data_dir=self.data_dir))
         present = []
@@ -122,61 +127,65 @@ class Study:
                 with self.console.status(f"Reading {panel.data} …"):
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64")
             except sanc.SancError as problem:
-                if own_files.is_file(panel.data):
+                if user_files.is_file(panel.data):
                     raise
                 skipped[panel.name] = str(problem)
-                self.console.print(f"[yellow]Without {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
+                self.console.print(f"[yellow]Skipping {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
-            n, dim = runs.describe(panel, loaded, self.preset)
+            n, dim = runs.check_panel(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):
                 config = runs.configuration(spec, n, dim, loaded.note)
-                compare(self.out / "runs" / spec.path, config)
+                require_same_config(self.out / "runs" / spec.path, config)
             for other in (self.out / "runs" / panel.name).glob("*/*/config.json"):
-                compare(other.parent, config, _OF_A_PANEL)
+                require_same_config(other.parent, config, _PANEL_KEYS)
         write_json(self.out / "skipped.json", skipped)
         return present
 
-    def _announce(self, panels: list[Panel], wanted: list[experiments.RunSpec]) -> None:
-        left = self._missing(wanted)
-        # Measured on two cores: a logistic run takes a second or so, covtype several, a network a minute or more.
-        seconds = [60.0 if s.panel.network else 8.0 if s.panel.data in ("covtype", "higgs") else 1.5 for s in left]
-        minutes = max(1, round(sum(seconds) / self.workers / 60))
+    def _announce(self, panels: list[Panel], specs: list[experiments.RunSpec]) -> None:
+        unfinished = self._unfinished(specs)
+        seconds = sum(_estimated_seconds(spec.panel) for spec in unfinished)
+        minutes = max(1, round(seconds / self.workers / 60))
         names = ", ".join(panel.name for panel in panels)
         where = f"on {self.scheduler}" if self.scheduler else f"with {self.workers} worker{'s' * (self.workers > 1)}"
-        guess = f": about {minutes} min, if this machine is like ours" if left else ""
+        estimate = f": about {minutes} min, as estimated from runs on two cores" if unfinished else ""
         panel = f"{len(panels)} panel{'s' * (len(panels) > 1)} ({names})"
-        words = f"{len(wanted)} run{'s' * (len(wanted) > 1)} in {panel}, {len(left)} still to make {where}{guess}."
-        self.console.print(f"{words} Results go to [bold]{escape(str(self.out))}[/].", soft_wrap=True)
+        text = f"{len(specs)} run{'s' * (len(specs) > 1)} in {panel}, {len(unfinished)} to make {where}{estimate}."
+        self.console.print(f"{text} Results go to [bold]{escape(str(self.out))}[/].", soft_wrap=True)
+
+
+def _estimated_seconds(panel: Panel) -> float:
+    if panel.network:
+        return _NETWORK_SECONDS
+    return _LARGE_SECONDS if panel.data in ("covtype", "higgs") else _SUM_SECONDS
 
 
 def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None = None) -> None:
-    """Judge the claims, draw the figures, and write the summary and the page of an output directory."""
+    """Check the claims, draw the figures, and write the summary and the page of an output directory."""
     from sanc.lab import figures
     from sanc.lab import report as page
 
-    made = traces.read(out)
-    if not made:
+    found_runs = traces.read(out)
+    if not found_runs:
         raise sanc.ArgumentError(f"directory = {str(out)!r} holds no runs: pass the --out of an earlier command.")
-    found = claims.evaluate(made)
-    write_json(out / "claims.json", {"claims": [vars(claim) for claim in found]})
-    figures.save_all(out, made)
-    summary.write(out, made, found)
-    path = page.write(out, made, found, plan)
-    if found:
+    checked = claims.evaluate(found_runs)
+    write_json(out / "claims.json", {"claims": [vars(claim) for claim in checked]})
+    figures.save_all(out, found_runs)
+    summary.write(out, found_runs, checked)
+    path = page.write(out, found_runs, checked, plan)
+    if checked:
         table = Table("panel", "claim", "measured", "holds", title="The paper's claims", title_justify="left")
-        for claim in found:
+        for claim in checked:
             verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "?"}[claim.holds]
             table.add_row(claim.panel, claim.statement, claim.measured, verdict)
         console.print(table)
-    for name, own in ({} if found else traces.by_panel(made)).items():
+    for name, group in ({} if checked else traces.by_panel(found_runs)).items():
         table = Table("method", "runs", "final loss", "evaluations", "seconds", title=name, title_justify="left")
-        for result in results(own):
+        for result in results(group):
             final, spent = " ".join(filter(None, result.final)), result.ends
             cells = result.counted, final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
             table.add_row(result.method.upper(), *cells)
         console.print(table)
-    places_shown = {"Report": path, "Pictures": out / "figures", "Tables": out / "summary.md"}
-    words = (f"{name}: [bold]{escape(str(place))}[/]" for name, place in places_shown.items())
-    console.print("   ".join(words), soft_wrap=True)
+    written = {"Report": path, "Figures": out / "figures", "Tables": out / "summary.md"}
+    console.print("   ".join(f"{name}: [bold]{escape(str(to))}[/]" for name, to in written.items()), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The results of an output directory as Markdown: final losses, settings, claims, and what they ran on."""
+"""Write the results of an output directory as Markdown: final losses, settings, claims and environment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sanc.lab.traces import RunTrace, by_panel, skipped
 
 
 def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
-    """Write ``OUT/summary.md`` and return where it is."""
+    """Write ``OUT/summary.md`` and return its path."""
     lines = ["# Summary", ""]
-    for name, own in by_panel(runs).items():
-        lines += [*_panel(name, own), ""]
+    for name, group in by_panel(runs).items():
+        lines += [*_panel(name, group), ""]
     if missing := skipped(out):
         lines += ["## Missing", "", *(f"- {name}: {reason}" for name, reason in sorted(missing.items())), ""]
     if claims:
