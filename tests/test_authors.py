@@ -1,7 +1,7 @@
-"""The whole family on logistic regression: the reference figures of the authors' program, and a generated data set.
+"""The family on logistic regression: reference losses of the authors' program, and a generated data set.
 
-The reference figures are one run each of the authors' program on w1a, with batch ⌊n/20⌋ = 123: the training loss after
-so many paper_calls. They need the file w1a(.bz2) in the folder that SANC_DATA names; everything else runs anywhere.
+The reference losses are from one run each of the authors' program on w1a, with batch ⌊n/20⌋ = 123: the training loss at
+the paper_calls in `MARKS`. They need the file w1a(.bz2) in the folder SANC_DATA; the other tests need no files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def w1a():
     files = [Path(folder) / name for name in ("w1a.bz2", "w1a", "w1a.txt")] if folder else []
     file = next((file for file in files if file.exists()), None)
     if file is None:
-        pytest.skip("SANC_DATA names no folder that holds w1a, w1a.txt or w1a.bz2")
+        pytest.skip("SANC_DATA is not a folder with w1a, w1a.txt or w1a.bz2")
     from sklearn.datasets import load_svmlight_file
 
     X, y = load_svmlight_file(str(file), n_features=300)
@@ -47,7 +47,7 @@ def w1a():
 
 
 def losses(problem, method, sigma0, seed, preset="authors"):
-    """Training loss on all rows at each mark."""
+    """Return the training loss on all rows at each mark."""
     start = np.ones(problem.dim)
     trace = [(0, problem.value(start))]
 
@@ -63,8 +63,8 @@ def losses(problem, method, sigma0, seed, preset="authors"):
 
 
 @pytest.mark.parametrize(("method", "sigma0"), REFERENCE)
-def test_reference_figures(method, sigma0):
-    """One run of theirs lies within three deviations of the mean of ten of ours at every mark, to their digits."""
+def test_losses_agree_with_the_authors_program(method, sigma0):
+    """Its loss is within three deviations of the mean of ten runs at every mark, up to its printed digits."""
     problem = w1a()
     assert problem.value(np.ones(300)) == pytest.approx(161.271, abs=5e-4)
     ours = np.array([losses(problem, method, sigma0, seed) for seed in range(10)])
@@ -82,7 +82,7 @@ def generated():
 
 
 def test_on_generated_data_the_family_ranks_as_in_the_paper(generated):
-    """σ0 = 1: the cubic methods reach the floor first, CR later, NCD and SGD last; SANC and SCR coincide."""
+    """σ0 = 1: SANC and SCR coincide and converge first, then CR, NCD and SGD."""
     finals = {
         method: losses(generated, method, sigma0, seed=0)
         for method, sigma0 in (("sanc", 1.0), ("scr", 1.0), ("cr", 5.0), ("ncd", 1.0), ("sgd", 1.0))
@@ -95,15 +95,15 @@ def test_on_generated_data_the_family_ranks_as_in_the_paper(generated):
         assert finals[method][-1] == pytest.approx(best, rel=0.02)
 
 
-def test_with_a_small_sigma_sanc_moves_while_scr_waits(generated):
-    """Figure 1: σ0 = 0.001 makes the first steps fail; SANC takes d instead, SCR stays at the start."""
+def test_with_a_small_sigma_sanc_moves_while_scr_stays(generated):
+    """Figure 1: with σ0 = 0.001 the first steps are rejected. SANC moves along d, SCR stays at the start."""
     start = generated.value(np.ones(60))
     sanc_at, scr_at = losses(generated, "sanc", 1e-3, 0), losses(generated, "scr", 1e-3, 0)
     assert scr_at[0] == start and sanc_at[0] < start
 
 
-def test_sgd_is_torchs_sgd(generated):
-    """The member without curvature against torch.optim on the same samples."""
+def test_sgd_equals_torch_optim_sgd(generated):
+    """The method without curvature is compared with torch.optim on the same samples."""
     w = torch.nn.Parameter(torch.ones(60, dtype=torch.float64))
     opt = torch.optim.SGD([w], lr=0.01)
     for t in range(20):
@@ -126,14 +126,14 @@ def test_sgd_is_torchs_sgd(generated):
     assert ours.x == pytest.approx(w.detach().numpy(), abs=1e-12)
 
 
-def test_cr_takes_every_step_with_its_fixed_sigma(generated):
+def test_cr_accepts_every_step_with_its_fixed_sigma(generated):
     res = sanc.minimize(generated, np.ones(60), method="cr", preset="paper", batch_size=100, max_iter=20, certify=False)
     assert {r.branch for r in res.history} == {Branch.UNCONDITIONAL}
     assert {r.sigma for r in res.history} == {5.0}
 
 
-def test_crm_never_ends_worse_than_its_cubic_point(generated):
-    """Momentum is kept only where it lowers f below the cubic point's."""
+def test_crm_uses_momentum_only_if_it_lowers_f(generated):
+    """The momentum step is used only if f there is below f at the cubic step."""
     res = sanc.minimize(generated, np.ones(60), method="crm", preset="paper", max_iter=30, certify=False)
     used = [r for r in res.history if r.note == "momentum"]
     assert used and {r.branch for r in res.history} == {Branch.UNCONDITIONAL}
@@ -143,7 +143,7 @@ def test_crm_never_ends_worse_than_its_cubic_point(generated):
     assert res.history[5].value <= plain.history[5].value
 
 
-def test_ncd_takes_d_in_every_iteration(generated):
+def test_ncd_moves_along_d_in_every_iteration(generated):
     res = sanc.minimize(
         generated, np.ones(60), method="ncd", preset="paper", batch_size=100, max_iter=20, certify=False
     )
@@ -153,12 +153,12 @@ def test_ncd_takes_d_in_every_iteration(generated):
         assert r.step_norm == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_authors_go_through_the_rows_in_their_order():
-    """A shuffle buffer of one batch: every row once an epoch, never more than a batch ahead of its place."""
+def test_the_buffered_order_is_that_of_a_shuffle_buffer():
+    """A shuffle buffer of one batch emits every row once per epoch, less than a batch ahead of its position."""
     order = buffered_order(1000, 50, np.random.default_rng(0))
     assert np.array_equal(np.sort(order), np.arange(1000))
     assert np.all(order <= np.arange(1000) + 49) and not np.array_equal(order, np.arange(1000))
-    # a reference that follows the definition row by row
+    # a reference implementation, row by row
     rng = np.random.default_rng(0)
     draws = rng.random(1000)
     buffer, rest, reference = list(range(50)), iter(range(50, 1000)), []
@@ -174,7 +174,7 @@ def test_the_authors_go_through_the_rows_in_their_order():
     assert order.tolist() == reference
 
 
-def test_buffered_samples_make_epochs():
+def test_buffered_samples_cover_distinct_rows_in_each_epoch():
     class Indices(Logistic):
         seen: ClassVar[list] = []
 
@@ -192,8 +192,8 @@ def test_buffered_samples_make_epochs():
     assert max(gradients[0]) < 20 and np.median(gradients[9]) > 80
 
 
-def test_the_authors_fall_back_on_the_hessian_sample(generated):
-    """Their −g/L1 uses the gradient of S_B; the paper's uses that of S_g."""
+def test_the_authors_gradient_step_uses_the_hessian_sample(generated):
+    """The step −g/L1 uses the gradient on S_B in the authors' program, and that on S_g in the paper."""
     moves = {}
     for preset in ("paper", "authors"):
         res = sanc.minimize(
