@@ -121,7 +121,7 @@ def wide_problem():
 def readings(monkeypatch):
     """Count of products X @ w and Xᵀ @ r of logistic regression."""
     seen = Counter()
-    for name in ("_times", "_pull"):
+    for name in ("_times", "_transposed_times"):
         plain = getattr(Logistic, name)
 
         def call(self, block, v, name=name, plain=plain):
