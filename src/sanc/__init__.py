@@ -1,6 +1,7 @@
 """Second-order optimisation that does not stop at saddle points.
 
-`SANC` and its family as `torch.optim.Optimizer`, `minimize` for functions and finite sums, `certificate` for points.
+`SANC` and its family are `torch.optim.Optimizer`s. `minimize` minimises functions and finite sums, and `certificate`
+checks whether a point is a second-order point.
 """
 
 from importlib import import_module
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sanc._version import __version__
 
-if TYPE_CHECKING:  # for readers and type checkers; at run time `__getattr__` imports these when they are first used
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name at its first use
     from sanc import errors, problems, theory
     from sanc.autograd.batches import Batch, ThreeSamples
     from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
@@ -121,26 +122,29 @@ _HOMES = {
     "sanc.presets": ("METHODS", "PRESETS", "method_for"),
     "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),
 }
-"""Modules and the public names that live there."""
+"""Modules and the public names that they define."""
 
-_RENAMED = {
+_REPLACED_NAMES = {
     "Settings": "sanc.Method, a composition of pieces with their settings",
     "MinibatchSettings": "sanc.Minibatch",
     "settings_for": "sanc.method_for",
 }
-"""Public names of earlier versions, and what replaced each."""
+"""Public names of earlier versions, and the replacement of each."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is first used now: torch takes a second, which ``sanc --help`` does not have."""
+    """Import a public name at its first use.
+
+    Importing torch takes a second, and ``sanc --help`` does not need it.
+    """
     if name in ("errors", "problems", "theory"):
         return import_module(f"sanc.{name}")
     for home, names in _HOMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(home), name)
             return value
-    if name in _RENAMED:
-        raise AttributeError(f"sanc.{name} is now {_RENAMED[name]}")
+    if name in _REPLACED_NAMES:
+        raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
     raise AttributeError(f"module 'sanc' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Errors that name the argument, its value and the remedy."""
+"""Errors whose messages name the argument, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+_WIDTH_OF_VALUE = 60
+"""Characters of a value in a message, so that the message fits two lines of a terminal."""
+_SIMILARITY = 0.82
+"""Ratio of `difflib.SequenceMatcher` from which a name counts as misspelt: one wrong letter in six or more."""
+
 
 class SancError(Exception):
-    """Base of every error that this package raises by itself."""
+    """Base class of the errors that this package raises."""
 
 
 class ArgumentError(SancError, ValueError):
@@ -26,7 +31,7 @@ class NonFiniteStartError(SancError, ValueError):
 
 
 class RanksError(SancError, RuntimeError):
-    """The ranks of a process group do not do the same any more, or one of them does not answer."""
+    """The ranks of a process group have diverged, or one of them does not respond."""
 
 
 class SecondDerivativeError(SancError, RuntimeError):
@@ -44,51 +49,55 @@ class SecondDerivativeError(SancError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return a value as one line of at most 60 characters, for a message."""
+    """Return a value as one short line, for a message."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return text if len(text) <= _WIDTH_OF_VALUE else f"{text[: _WIDTH_OF_VALUE - 1]}…"
 
 
-def nearest(name: str, known: Iterable[str], far: str | None = None) -> str:
-    """End a sentence on an unknown `name`: with one of `known` that it is near to or begins, else `far` or all."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return the remedy for an unknown `name`, as the end of a message.
+
+    It proposes one of `known` that is spelt almost alike, or that begins with `name`. If there is none, it is
+    `otherwise`, or the list of `known`.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.82)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILARITY)
     if not close and len(name) > 3:
         close = [other for other in names if other.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return far or f"choose from {', '.join(names)}."
+    return otherwise or f"choose from {', '.join(names)}."
 
 
 def one_of(what: str, value: object, known: Collection[str]) -> str:
-    """Return a value that is known, or say which is nearest."""
+    """Return `value` if it is one of `known`; otherwise raise an error that proposes the nearest one."""
     if not isinstance(value, str) or value not in known:
         raise ArgumentError(f"{what} = {shown(value)} is not known: {nearest(str(value), known)}")
     return value
 
 
 def require(holds: bool, name: str, value: object, remedy: str) -> None:
-    """Name the argument, its value and the remedy in an error, unless this holds."""
+    """Raise an error that names the argument, its value and the remedy, unless `holds`."""
     if not holds:
         raise ArgumentError(f"{name} = {shown(value)} cannot be used: {remedy}.")
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Whether this is a number of the kind, and not NaN; True and False are none."""
+    """Return whether `value` is a number of this kind and not NaN; booleans do not count."""
     return isinstance(value, kind) and not isinstance(value, bool) and value == value
 
 
 def require_number(name: str, value: Any) -> None:
-    """Accept None or a positive number."""
+    """Require None or a positive number."""
     require(value is None or (is_number(value) and value > 0), name, value, "pass a positive number")
 
 
 def require_not_negative(name: str, value: Any) -> None:
-    """Accept a finite number that is at least 0."""
+    """Require a finite number that is at least 0."""
     require(is_number(value) and 0 <= value < math.inf, name, value, "pass a finite number ≥ 0")
 
 
 def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> None:
-    """Accept an integer that is at least `least`, and None where that has a meaning."""
+    """Require an integer that is at least `least`; None is accepted too, unless `none` is False."""
     fits = none if value is None else is_number(value, Integral) and value >= least
     require(fits, name, value, f"pass an integer ≥ {least}")

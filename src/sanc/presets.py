@@ -1,7 +1,7 @@
 """The family and the presets by name, and how options change them.
 
-A preset is a `Method`: a composition of pieces with their settings. A member of the family takes pieces of a preset and
-replaces some. An option sets the piece, or the setting of a piece, that has its name.
+A preset is a `Method`: a composition of pieces with their settings. A member of the family replaces some pieces of a
+preset. An option replaces the piece, or the setting of a piece, that has its name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRESETS: Mapping[str, Method] = {
         minibatch=Minibatch(),
     ),
 }
-"""The presets by name: the paper to the letter, and the default, with nothing to tune."""
+"""The presets by name: the method of the paper without changes, and the default, which has no constants to tune."""
 
 
 def _fixed(preset: Method, name: str, **pieces: Any) -> Method:
@@ -40,6 +40,7 @@ def _fixed(preset: Method, name: str, **pieces: Any) -> Method:
 
 
 def _curvature_only(preset: Method) -> Method:
+    """Return negative curvature descent: the Krylov space of the preset, without cubic steps."""
     model = preset.model
     if isinstance(model, CubicModel):
         names = [item.name for item in fields(KrylovModel)]
@@ -48,6 +49,7 @@ def _curvature_only(preset: Method) -> Method:
 
 
 def _gradient_only(preset: Method) -> Method:
+    """Return gradient descent, with a checked step if the preset checks its escape steps."""
     step = GradientStep(checked=bool(getattr(preset.escape, "checked", False)))
     return _fixed(preset, "sgd", model=NoModel(), acceptance=AcceptAll(), escape=step)
 
@@ -61,23 +63,23 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
     "ncd": _curvature_only,
     "sgd": _gradient_only,
 }
-"""The family: how each member is composed from a preset."""
+"""Members of the family by name, each with the function that composes it from a preset."""
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
-"""Settings of a member that a preset by name does not have."""
+"""Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
 
-_RENAMED = {
+_REPLACED_OPTIONS = {
     "renew": "refresh, of the metric",
     "reorthogonalise": 'krylov_stop: "forcing" reorthogonalises',
     "estimate_constants": "escape: sanc.CheckedEscape() estimates them, sanc.PaperEscape(L1=…, L2=…) does not",
     "escape_check": "escape: sanc.CheckedEscape() checks its step, sanc.PaperEscape() does not",
-    "sign": "escape: sanc.CheckedEscape() steps downhill, sanc.PaperEscape() tosses a coin",
+    "sign": "escape: sanc.CheckedEscape() steps downhill, sanc.PaperEscape() chooses the sign at random",
     "curvature_guard": "escape, and sanc.lab.authors.AuthorsEscape() has it",
     "otherwise": "escape, and sanc.lab.authors.AuthorsEscape() has it",
     "gradient_tolerance_power": "escape, and sanc.lab.authors.AuthorsEscape() has it",
     "fallback_sample": "escape, and sanc.lab.authors.AuthorsEscape() has it",
 }
-"""Options of earlier versions, and the option that replaced each."""
+"""Options of earlier versions, and the replacement of each."""
 
 
 def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Any) -> Method:
@@ -86,9 +88,9 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: A
     Parameters
     ----------
     name : {"sanc", "scr", "arc", "cr", "crm", "ncd", "sgd"}
-        The member.
+        The member of the family.
     preset : {"robust", "paper"} or Method
-        What it is composed from.
+        The method whose pieces it is composed from.
     **options
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and settings of pieces, by name.
 
@@ -104,7 +106,10 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: A
 
 
 def compose(name: object, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
-    """Preset, then the member's own pieces and defaults, then the options; `also` are names the caller takes itself."""
+    """Return a member of the family: the pieces of the preset, those of the member, then its defaults and the options.
+
+    `also` holds the names of the caller's other arguments, which the error for an unknown option may propose.
+    """
     lower = name.lower() if isinstance(name, str) else ""
     member = lower if lower in METHODS else one_of("method", name, METHODS)
     defaults: Mapping[str, Any] = {}
@@ -122,10 +127,10 @@ def compose(name: object, preset: object, options: Mapping[str, Any], also: Iter
 
 
 def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
-    """Return a method with other pieces and settings; `also` are names the caller takes itself."""
+    """Return a method with the options applied; `also` holds names that an error may propose beside the options."""
     for name, value in options.items():
-        if name in _RENAMED:
-            raise ArgumentError(f"{name} = {shown(value)} cannot be used: the option is now {_RENAMED[name]}.")
+        if name in _REPLACED_OPTIONS:
+            raise ArgumentError(f"{name} = {shown(value)} cannot be used: the option is now {_REPLACED_OPTIONS[name]}.")
     given = dict(options)
     if isinstance(given.get("metric"), str):
         given["metric"] = METRICS[one_of("metric", given["metric"], METRICS)]()
@@ -136,10 +141,11 @@ def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str]
 
 
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
-"""Options that are pieces. They are set first, so that options beside them are settings of these."""
+"""Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
 
 
 def _changed_method(method: Method, options: Mapping[str, Any], also: Iterable[str]) -> Method:
+    """Return the method with options applied, which all must be pieces or settings of it."""
     for name in _names(Minibatch()) & options.keys() if method.minibatch is None else ():
         if method.name in METHODS and method.name not in ("sanc", "scr"):
             raise ArgumentError(
@@ -153,7 +159,7 @@ def _changed_method(method: Method, options: Mapping[str, Any], also: Iterable[s
 
 
 def _changed(piece: Any, options: Mapping[str, Any]) -> Any:
-    """Return the piece with these values in all settings of their names, in it and in its pieces."""
+    """Return the piece with these options applied to its settings, and to those of the pieces inside it."""
     changes = {}
     for item in fields(piece):
         held = getattr(piece, item.name)
@@ -165,6 +171,7 @@ def _changed(piece: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _names(piece: Any) -> set[str]:
+    """Return the names of the settings of a piece, and of the pieces inside it."""
     return {name for name, _ in settings_of(piece)}
 
 
@@ -181,5 +188,5 @@ def _unknown(method: Method, name: str, value: object, also: Iterable[str]) -> A
                     f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {mine} as "
                     f"its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
                 )
-    far = "leave it out, or look for its name in help(sanc.Method) and help(sanc.Minibatch)."
-    return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, far)}")
+    remedy = "leave it out, or find the option in help(sanc.Method) and help(sanc.Minibatch)."
+    return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, remedy)}")
