@@ -1,4 +1,4 @@
-"""Train a model in one of the three styles; for the tests that compare them."""
+"""Training in one of the three styles of closures, for the tests that compare them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def flat(model):
 
 
 def drive(style, model, opt, data):
-    """Train with one of the three styles."""
+    """Make one step for each batch, in the given style."""
     for a, b in data:
 
         def loss(a=a, b=b):

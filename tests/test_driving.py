@@ -1,4 +1,4 @@
-"""Three ways to drive an optimiser: closures that return the loss, closures that call backward(), and no closure."""
+"""The three styles of steps: closures that return the loss, closures that call backward(), and no closures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(style, steps=80, kind="plain", **options):
 
 @pytest.mark.parametrize("style", ["backward", "gradients"])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01}, {"metric": "diagonal"}, {"averaging": 0.0}], ids=str)
-def test_averaged_steps_are_the_same_however_they_are_driven(style, options):
+def test_averaged_steps_are_the_same_in_all_styles(style, options):
     model, opt = run("loss", curvature=False, **options)
     other, twin = run(style, curvature=False, **options)
     assert torch.allclose(flat(model), flat(other), rtol=0, atol=1e-10)
@@ -54,8 +54,8 @@ def test_averaged_steps_are_the_same_however_they_are_driven(style, options):
 
 
 @pytest.mark.parametrize("kind", ["plain", "dropout", "norm"])
-def test_a_conventional_closure_is_judged_with_differences_of_gradients(kind):
-    """Judged steps on one batch: the loss is that of exact products, nearly; randomness and buffers are held still."""
+def test_products_of_a_closure_with_backward_are_differences_of_gradients(kind):
+    """On one batch, second-order steps reach nearly the loss of exact products; masks and buffers are held fixed."""
     ends = []
     for style in ("loss", "backward"):
         model = network(kind)
@@ -70,7 +70,7 @@ def test_a_conventional_closure_is_judged_with_differences_of_gradients(kind):
         assert int(model[1].num_batches_tracked) == 12
 
 
-def test_gradients_may_be_clipped_in_a_conventional_closure():
+def test_gradients_may_be_clipped_in_a_closure():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     for a, b in batches(3):
@@ -104,10 +104,10 @@ def test_train_and_eval_move_between_the_two_points():
     model, opt = run("loss")
     held = flat(model)
     opt.train()
-    assert torch.equal(held, flat(model))  # with closures nothing has to be moved
+    assert torch.equal(held, flat(model))  # with closures nothing is moved
 
 
-def test_a_gradient_that_is_not_finite_is_left_out():
+def test_a_gradient_that_is_not_finite_is_skipped():
     model, opt = run("gradients", steps=30)
     opt.train()
     held = flat(model)
@@ -144,9 +144,10 @@ def test_a_run_resumes_bit_for_bit(style, evaluating):
 
 
 @pytest.mark.parametrize(("first", "second", "words"), [
-    ("loss", "backward", "called backward.*do one of the two"), ("loss", "gradients", "closure is missing: the steps"),
-    ("backward", "loss", "did not call backward"), ("backward", "gradients", "closure is missing: the steps"),
-    ("gradients", "loss", "closure cannot be used: the steps before had none"),
+    ("loss", "backward", "called backward.*do one of the two"),
+    ("loss", "gradients", "closure is missing: earlier steps"),
+    ("backward", "loss", "did not call backward"), ("backward", "gradients", "closure is missing: earlier steps"),
+    ("gradients", "loss", "closure cannot be used: earlier steps had none"),
 ])  # fmt: skip
 def test_styles_cannot_be_mixed(first, second, words):
     model = network()
@@ -155,7 +156,7 @@ def test_styles_cannot_be_mixed(first, second, words):
     with pytest.raises(sanc.ArgumentError, match=words):
         drive(second, model, opt, batches(1))
     opt.zero_grad()
-    drive(first, model, opt, batches(3))  # and nothing is lost
+    drive(first, model, opt, batches(3))  # the failed step changed nothing
     assert opt._iterates.state.iteration == 6
 
 
@@ -163,7 +164,7 @@ def test_styles_cannot_be_mixed(first, second, words):
     (sanc.SANC, {"preset": "paper"}), (sanc.SANC, {"preset": AUTHORS}), (sanc.ARC, {}), (sanc.CR, {}),
     (sanc.SANC, {"minibatch": None}),
 ])  # fmt: skip
-def test_methods_that_need_a_model_ask_for_a_closure(cls, options):
+def test_methods_without_an_averaged_phase_need_a_closure(cls, options):
     model = network()
     opt = cls(model.parameters(), seed=0, **options)
     for p in model.parameters():
@@ -172,15 +173,15 @@ def test_methods_that_need_a_model_ask_for_a_closure(cls, options):
         opt.step()
 
 
-def test_without_gradients_there_is_nothing_to_do():
+def test_a_step_without_closure_and_gradients_is_an_error():
     opt = sanc.SANC(network().parameters(), seed=0)
     with pytest.raises(sanc.ArgumentError, match=r"no parameter has a gradient: call loss.backward\(\)"):
         opt.step()
     assert opt.style == ""
 
 
-def test_a_closure_that_does_nothing_stands_for_none():
-    """Frameworks pass one where the user passed none; what it does to the gradients beside counts."""
+def test_an_empty_closure_counts_as_none():
+    """Frameworks pass one if the user passed none; changes that it makes to the gradients are kept."""
     ends = []
     for closure in (None, lambda: None):
         model = network()
@@ -194,12 +195,12 @@ def test_a_closure_that_does_nothing_stands_for_none():
     assert torch.equal(*ends) and opt.style == "gradients"
     opt.step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3) and None)
     assert opt.record.grad_norm <= 1.01e-3
-    with pytest.raises(sanc.ArgumentError, match="the steps before had none"):
+    with pytest.raises(sanc.ArgumentError, match="earlier steps had none"):
         opt.step(lambda: model(a).mean())
 
 
-def test_a_closure_that_clears_gradients_drops_those_from_before():
-    """As LBFGS wants it; for instance in a GAN, where the other network's passes leave gradients behind."""
+def test_a_closure_may_clear_gradients_from_before_the_step():
+    """As for LBFGS; for example in a GAN, where the backward pass of the other network leaves gradients."""
     model, other = network(), network()
     opt, twin = (sanc.SANC(net.parameters(), seed=0) for net in (model, other))
     for data in batches(3):
@@ -211,7 +212,7 @@ def test_a_closure_that_clears_gradients_drops_those_from_before():
     assert torch.equal(flat(model), flat(other)) and twin.style == "backward"
 
 
-def test_gradients_of_an_earlier_loop_are_left_alone():
+def test_gradients_of_an_earlier_loop_do_not_change():
     model = network()
     first = torch.optim.Adam(model.parameters())
     (model(batches(1)[0][0])).sum().backward()
@@ -224,8 +225,8 @@ def test_gradients_of_an_earlier_loop_are_left_alone():
 
 @pytest.mark.parametrize("style", ["loss", "backward", "batch"])
 @pytest.mark.parametrize("first", [True, False])
-def test_gradients_that_a_closure_would_lose_are_refused(style, first):
-    """Those that were clipped, or accumulated over batches, before a step that evaluates its closure anew."""
+def test_gradients_that_a_closure_would_not_use_are_an_error(style, first):
+    """Gradients may have been clipped, or accumulated over batches, before the step evaluates its closure again."""
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     (a, b), (c, d) = batches(2)
@@ -248,7 +249,7 @@ def test_gradients_that_a_closure_would_lose_are_refused(style, first):
     with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*clip_grad_norm_\(\) inside the closure"):
         opt.step(closure)
     assert torch.equal(at, flat(model)) and all(map(torch.equal, held, (p.grad for p in model.parameters())))
-    opt.zero_grad(set_to_none=False)  # gradients of zero lose nothing
+    opt.zero_grad(set_to_none=False)  # zero gradients are accepted
     opt.step(closure)
 
 
@@ -256,7 +257,7 @@ def test_gradients_that_a_closure_would_lose_are_refused(style, first):
 
 
 def test_scaled_gradients_without_a_closure():
-    """A GradScaler divides them again before the step, and leaves steps out where they are not finite."""
+    """A GradScaler divides them by its scale before the step, and skips steps if they are not finite."""
     ends = []
     for scaled in (False, True):
         model = network().float()
@@ -275,8 +276,8 @@ def test_scaled_gradients_without_a_closure():
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_scaled_gradients_in_a_closure_are_refused(check):
-    """The loss that is returned is not the one that was differentiated."""
+def test_scaled_gradients_in_a_closure_are_an_error(check):
+    """The returned loss is not the loss that was differentiated."""
     model, scaler = network().float(), torch.amp.GradScaler("cpu")
     opt = sanc.SANC(model.parameters(), seed=0, check=check)
     a, b = (t.float() for t in batches(1)[0])
@@ -300,7 +301,7 @@ def test_scaled_gradients_in_a_closure_are_refused(check):
 
 @pytest.mark.parametrize(("scale", "clip"), [(2.0**16, None), (2.0**16, 0.1), (2.0**127, None)])
 def test_a_closure_may_scale_gradients_and_divide_them_again(scale, clip):
-    """The steps are those without a scaler; one whose gradients overflow at first finds its scale before them."""
+    """The steps are those without a scaler; a scale that overflows is lowered before the first step."""
     ends = []
     for scaled in (False, True):
         model = network().float()
@@ -327,8 +328,8 @@ def test_a_closure_may_scale_gradients_and_divide_them_again(scale, clip):
 
 
 @pytest.mark.parametrize("how", ["a part of the loss", "clipped to 1000", "clipped to 1", "clipped to 0.01"])
-def test_gradients_of_another_length_in_a_closure_are_refused(how):
-    """Nothing divides them by what the loss was multiplied with."""
+def test_gradients_of_another_norm_in_a_closure_are_an_error(how):
+    """The gradients are not divided by the factor on the loss."""
     model = network().float()
     opt = sanc.SANC(model.parameters(), seed=0)
     a, b = (t.float() for t in batches(1)[0])
@@ -347,7 +348,7 @@ def test_gradients_of_another_length_in_a_closure_are_refused(how):
         opt.step(closure)
 
 
-def test_a_loss_that_is_not_a_number_is_told_soon():
+def test_a_loss_of_nan_is_an_error_after_few_calls():
     model = network().float()
     opt, calls = sanc.SANC(model.parameters(), seed=0), []
 
@@ -364,8 +365,8 @@ def test_a_loss_that_is_not_a_number_is_told_soon():
 
 
 @pytest.mark.parametrize("how", ["parts", "weighted", "near zero", "function"])
-def test_what_a_closure_differentiates_may_be_put_together(how):
-    """Only a loss of another value is refused: not one near zero in low precision, nor one in parts."""
+def test_a_closure_may_differentiate_its_loss_in_parts(how):
+    """Only a loss of another value is an error: not one near zero in low precision, nor one in parts."""
     model = network().float()
     opt = sanc.SANC(model.parameters(), seed=0)
     a, b = (t.float() for t in batches(1)[0])
@@ -374,7 +375,7 @@ def test_what_a_closure_differentiates_may_be_put_together(how):
         opt.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=how == "near zero"):
             loss = (model(a) - b).square().mean()
-            if how == "near zero":  # as of a critic, which rounding makes any small number
+            if how == "near zero":  # as of a critic, whose value is mostly roundoff
                 loss = 100.0 * (loss - loss.detach())
         if how == "parts":
             halves = loss / 2, loss / 2
@@ -392,11 +393,11 @@ def test_what_a_closure_differentiates_may_be_put_together(how):
     assert opt.style == "backward"
 
 
-# ---------------------------------------------------------------------------------------------- parameters off the loss
+# ---------------------------------------------------------------------------------------------- unused parameters
 
 
 class Branches(nn.Module):
-    """A network of which the loss uses one half."""
+    """A network whose loss depends on some of its layers only."""
 
     def __init__(self):
         super().__init__()
@@ -409,19 +410,19 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.parametrize("named", [True, False])
-def test_parameters_that_the_loss_does_not_reach_are_named_once(style, named):
+def test_a_warning_names_parameters_that_the_loss_does_not_reach_once(style, named):
     model = Branches()
     opt = sanc.SANC(model.named_parameters() if named else [{"params": model.parameters()}], seed=0)
     with pytest.warns(UserWarning, match="does not reach") as seen:
         drive(style, model, opt, batches(3))
-    assert len(seen) == 1 and seen[0].filename.endswith("driving.py")  # where the tests call step()
+    assert len(seen) == 1 and seen[0].filename.endswith("driving.py")  # the file that calls step()
     text = str(seen[0].message)
     places = ["'spare.weight'", "'spare.bias'"] if named else ["2", "3"]
     assert f"params[{places[0]}] of shape (1, 4), params[{places[1]}] of shape (1,): check" in text
     assert "used" not in text and "fixed" not in text
 
 
-def test_frozen_parameters_are_not_named(recwarn):
+def test_no_warning_names_frozen_parameters(recwarn):
     model = Branches()
     model.spare.requires_grad_(False)
     opt = sanc.SANC(model.parameters(), seed=0)
@@ -432,7 +433,7 @@ def test_frozen_parameters_are_not_named(recwarn):
     assert not [w for w in recwarn if "reach" in str(w.message)]
 
 
-def test_a_closure_that_forgets_to_return_the_loss_is_told_so():
+def test_a_closure_that_returns_no_loss_is_an_error():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     model(torch.ones(3, 4).double()).sum().backward()
@@ -446,7 +447,7 @@ def test_a_closure_that_forgets_to_return_the_loss_is_told_so():
 
 
 def test_a_step_of_zeros_changes_nothing():
-    """torch.distributed.checkpoint makes one where it finds no states, at a rate of zero."""
+    """torch.distributed.checkpoint makes such a step if it finds no states, with lr = 0."""
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     for p in model.parameters():
@@ -456,7 +457,7 @@ def test_a_step_of_zeros_changes_nothing():
     assert opt.style == "" and opt.record is None
 
 
-def test_a_state_without_its_vectors_is_refused():
+def test_a_state_without_its_vectors_is_an_error():
     model, opt = run("gradients", steps=5)
     state = opt.state_dict()
     state["state"] = {}
@@ -465,8 +466,8 @@ def test_a_state_without_its_vectors_is_refused():
 
 
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
-def test_autocast_around_a_step_is_for_the_closure_alone(style):
-    """Averaged steps, whose metric multiplies matrices, are the same with autocast around the loss only."""
+def test_autocast_around_a_step_holds_in_the_closure_alone(style):
+    """Averaged steps, whose metric multiplies matrices, are the same as with autocast around the loss only."""
     ends = []
     for around in (True, False):
         model = network().float()
@@ -484,7 +485,7 @@ def test_autocast_around_a_step_is_for_the_closure_alone(style):
     assert torch.allclose(*ends, rtol=0, atol=1e-6)
 
 
-def test_groups_may_carry_what_frameworks_write():
+def test_groups_may_have_entries_of_frameworks():
     model = network()
     groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
     opt = sanc.SANC(groups, seed=0)
@@ -496,16 +497,16 @@ def test_groups_may_carry_what_frameworks_write():
         sanc.SANC([{"params": model.parameters(), "betas": (0.9, 0.99)}])
 
 
-def test_exact_products_cannot_be_had_from_a_conventional_closure():
+def test_exact_products_need_a_closure_without_backward():
     model = network()
     opt = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
     with pytest.raises(sanc.ArgumentError, match="hvp = 'double-backward' cannot be used"):
         drive("backward", model, opt, batches(1))
-    drive("loss", model, opt, batches(2))  # the failed step decided nothing
+    drive("loss", model, opt, batches(2))  # the failed step did not fix the style
     assert opt.style == "loss"
 
 
-def test_the_style_is_shown():
+def test_repr_and_record_show_the_style():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     assert "not driven yet" in repr(opt)
@@ -535,7 +536,7 @@ def test_schedulers_attach():
     assert opt.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
     z = before + opt._iterates.state.offset
     drive("loss", model, opt, batches(1))
-    assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z stands still
+    assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z does not move
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
@@ -544,8 +545,8 @@ def test_schedulers_attach():
     lambda opt: SWALR(opt, swa_lr=0.5, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.95),
     lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
 ], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
-def test_what_schedulers_say_is_a_factor_on_the_length_of_steps(schedule, style):
-    """The rates are those that another optimiser of lr = 1 gets, and a step is as if they had been set by hand."""
+def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
+    """The rates are those of another optimiser with lr = 1, and steps are the same as with rates set by hand."""
     model, other = network(), network()
     opt, twin = (sanc.SANC(net.parameters(), seed=0, curvature=False) for net in (model, other))
     reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -561,10 +562,10 @@ def test_what_schedulers_say_is_a_factor_on_the_length_of_steps(schedule, style)
     assert torch.equal(flat(model), flat(other))
     plain, _ = run(style, 40, curvature=False)
     opt.eval()
-    assert not torch.allclose(flat(plain), flat(model))  # and it matters
+    assert not torch.allclose(flat(plain), flat(model))  # the rates have an effect
 
 
-def test_groups_have_factors_of_their_own():
+def test_each_group_has_its_factor():
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
     opt = sanc.SANC(groups, seed=0, curvature=False)
@@ -591,7 +592,7 @@ def test_a_loss_of_another_model_is_an_error(style):
 
 
 def reentrant(model, x):
-    """Run all layers but the last in a checkpoint that cuts the graph to their weights where x needs no gradient."""
+    """Run all layers but the last in a reentrant checkpoint, which cuts the graph to their weights."""
     return model[-1](checkpoint(model[:-1], x, use_reentrant=True))
 
 
@@ -610,7 +611,7 @@ def test_reentrant_checkpoints_need_ordinary_backward_passes(style):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("needs", [True, False])
 def test_a_reentrant_checkpoint_cuts_the_graph_of_a_returned_loss(needs):
-    """What it hides is named, and where it hides everything that is optimised the first step is refused."""
+    """A warning names the hidden parameters; if all are hidden, the first step is an error."""
     model = network()
     (x, y), *_ = batches(1)
     x.requires_grad_(needs)
@@ -623,25 +624,25 @@ def test_a_reentrant_checkpoint_cuts_the_graph_of_a_returned_loss(needs):
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.filterwarnings("ignore:the loss of the first step does not reach")  # the last bias
 def test_torch_func_inside_a_loss(style):
-    """A slope with respect to the input, as physics-informed networks use it: by `torch.func` and by `autograd`."""
+    """A derivative with respect to the input, as in physics-informed networks: by `torch.func` and by `autograd`."""
     ends = []
     for by_func in (True, False):
         model = network()
         opt = sanc.SANC(model.parameters(), seed=0)
 
-        def slope(x, model=model, by_func=by_func):
+        def derivative(x, model=model, by_func=by_func):
             if by_func:
                 return torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x).sum(1, keepdim=True)
             with torch.enable_grad():
                 x = x.clone().requires_grad_()
                 return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
 
-        drive(style, slope, opt, batches(8))
+        drive(style, derivative, opt, batches(8))
         ends.append(flat(model))
     assert torch.allclose(*ends, rtol=0, atol=1e-10 if style != "backward" else 1e-5)
 
 
-def test_a_record_has_numbers_for_a_logger():
+def test_as_dict_of_a_record_has_numbers_only():
     _, opt = run("loss", steps=3)
     numbers = opt.record.as_dict()
     assert all(type(value) in (int, float) for value in numbers.values())
@@ -651,8 +652,8 @@ def test_a_record_has_numbers_for_a_logger():
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
-def test_a_pickled_optimiser_goes_on_as_it_would_have(style):
-    """Parts of the metric that share memory do so afterwards, too: the bases are renewed several times here."""
+def test_a_pickled_optimiser_continues_as_the_original(style):
+    """Parts of the metric that share memory still share it; the bases are refreshed several times here."""
     given = batches(60)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
@@ -663,7 +664,7 @@ def test_a_pickled_optimiser_goes_on_as_it_would_have(style):
     assert torch.equal(flat(model), flat(twin))
 
 
-def test_what_is_frozen_between_steps_stays_at_the_average():
+def test_parameters_frozen_between_steps_stay_at_the_average():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     drive("gradients", model, opt, batches(40))

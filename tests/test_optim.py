@@ -1,4 +1,4 @@
-"""The PyTorch front door: a true optimiser, resumable, and careful with everything that is not its own."""
+"""The optimisers as `torch.optim.Optimizer`: steps, resuming, parameter groups, faults and bad input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flat(model):
 
 
 def closures(cls, model, x, y):
-    """Three different samples, or one for ARC, which is exact."""
+    """Return closures on three different samples, or on one for ARC, which is exact."""
     kinds = {"closure": loss_of(model, x[:20], y[:20])}
     if cls is not sanc.ARC:
         kinds["hessian"] = loss_of(model, x[20:40], y[20:40])
@@ -51,7 +51,7 @@ def closures(cls, model, x, y):
 
 @pytest.mark.parametrize("cls", FAMILY)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_member_trains(cls, preset):
+def test_every_member_lowers_the_loss(cls, preset):
     model, x, y = make()
     opt = cls(model.parameters(), seed=1, **composed(cls, preset, L1=2.0, L2=2.0))
     closure = loss_of(model, x, y)
@@ -63,8 +63,8 @@ def test_every_member_trains(cls, preset):
 
 
 @pytest.mark.parametrize("sigma", [0.1, 30.0])
-def test_one_step_of_the_paper_is_the_step_worked_out_densely(sigma):
-    """SPEC 2 with dense linear algebra: Krylov space, global cubic minimiser, ratio, σ."""
+def test_a_step_of_the_paper_equals_one_by_dense_linear_algebra(sigma):
+    """Krylov space, global minimiser of the cubic model, ratio ρ and σ."""
     model, x, y = make()
     params = list(model.parameters())
     d = sum(p.numel() for p in params)
@@ -103,7 +103,7 @@ def test_one_step_of_the_paper_is_the_step_worked_out_densely(sigma):
     assert record.value == pytest.approx(float(value(w, f_rows)), rel=1e-12)
     moved = (flat(model) - w).numpy()
     assert record.step_norm == pytest.approx(np.linalg.norm(moved), rel=1e-4)
-    if sigma == 0.1:  # rejected: ‖g‖ outweighs λ1, so the escape is −g/L1
+    if sigma == 0.1:  # rejected, and ‖g‖ is large beside |λ1|, so the escape step is −g/L1
         assert rho < 0.2 and record.branch is Branch.GRADIENT
         assert moved == pytest.approx(-g / 10.0, abs=1e-12)
         assert opt._iterates.state.sigma == 2 * sigma
@@ -141,7 +141,7 @@ def test_calls_are_counted_by_component():
 @pytest.mark.parametrize("cls", FAMILY)
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 def test_resuming_is_bit_identical(cls, preset, tmp_path):
-    """With dropout and curvature coins, in a model whose weights alone would not determine the run."""
+    """With dropout and random signs of curvature steps, so that the weights alone do not determine the run."""
 
     def build():
         torch.manual_seed(3)
@@ -150,14 +150,14 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
 
     data = torch.utils.data.TensorDataset(*make()[1:])
 
-    amortised = preset == "robust" and cls in (sanc.SANC, sanc.SCR)
-    steps = 40 if amortised else 6  # saved and resumed in the phase with averages, metric and an old Krylov space
+    on_samples = preset == "robust" and cls in (sanc.SANC, sanc.SCR)
+    steps = 40 if on_samples else 6  # 40 steps reach the averaged phase
 
     def train(model, opt, samples):
         for _ in range(steps):
             g, b, f = samples.draw()
             others = {} if cls is sanc.ARC else {"hessian": loss_of(model, *b), "objective": loss_of(model, *f)}
-            if amortised:
+            if on_samples:
                 del others["objective"]
             opt.step(loss_of(model, *g), **others)
 
@@ -168,7 +168,7 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
     torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "samples": samples.state_dict()}, buffer)
     train(model, opt, samples)
 
-    torch.manual_seed(987)  # nothing of the global state may matter
+    torch.manual_seed(987)  # global random states must not matter
     torch.randn(100), random.random(), np.random.rand()
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
@@ -185,13 +185,13 @@ def test_resuming_is_bit_identical(cls, preset, tmp_path):
         assert ours[name] == theirs[name] or (ours[name] != ours[name] and theirs[name] != theirs[name]), name
 
 
-def test_weight_decay_beyond_the_type_is_named():
+def test_weight_decay_that_overflows_is_an_error():
     p = nn.Parameter(torch.ones(3))
     with pytest.raises(sanc.ArgumentError, match=r"weight_decay = 1e\+39 cannot be used with torch.float32"):
         sanc.SANC([p], weight_decay=1e39)
 
 
-def test_loading_a_foreign_state_changes_nothing():
+def test_loading_the_state_of_another_optimiser_changes_nothing():
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     opt.step(loss_of(model, x, y))
@@ -208,8 +208,8 @@ def test_loading_a_foreign_state_changes_nothing():
 # ---------------------------------------------------------------------------------------------- parameters and groups
 
 
-def test_groups_decay_and_freeze():
-    """Weight decay is exact in f, g and Hv: the same run as with the penalty written into the loss."""
+def test_groups_have_weight_decay_or_are_frozen():
+    """Weight decay is exact in f, g and Hv: the run equals one with the penalty in the loss."""
     runs = []
     for penalised in (False, True):
         model, x, y = make()
@@ -245,7 +245,7 @@ def test_groups_decay_and_freeze():
         assert ours.ritz_value == pytest.approx(reference.ritz_value, rel=1e-5)
 
 
-def test_frozen_and_unused_parameters_are_left_alone():
+def test_frozen_and_unused_parameters_do_not_change():
     model, x, y = make()
     spare = nn.Parameter(torch.ones(4, dtype=torch.float64))
     model[0].weight.requires_grad_(False)
@@ -257,12 +257,12 @@ def test_frozen_and_unused_parameters_are_left_alone():
         opt.step(loss_of(model, x, y))
     assert torch.equal(still, model[0].weight)
     assert torch.equal(spare, torch.ones(4, dtype=torch.float64))
-    model[0].weight.requires_grad_(True)  # thawed in mid-run
+    model[0].weight.requires_grad_(True)  # optimised from here on
     opt.step(loss_of(model, x, y))
     assert not torch.equal(still, model[0].weight)
 
 
-def test_a_group_added_later_takes_part():
+def test_a_group_added_later_is_optimised():
     model, x, y = make()
     opt = sanc.SANC(model[2].parameters(), preset="paper", seed=0)
     before = model[0].weight.detach().clone()
@@ -275,7 +275,7 @@ def test_a_group_added_later_takes_part():
 
 def test_grad_is_neither_read_nor_written():
     model, x, y = make()
-    loss_of(model, x, y)().backward()  # before the optimiser: gradients after it would be lost, which is refused
+    loss_of(model, x, y)().backward()  # before the optimiser is constructed; later gradients would be an error
     opt = sanc.SANC(model.parameters(), seed=0)
     grads = [p.grad for p in model.parameters()]
     copies = [g.clone() for g in grads]
@@ -287,7 +287,7 @@ def test_grad_is_neither_read_nor_written():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_types(dtype):
+def test_parameters_keep_their_type(dtype):
     model, x, y = make(dtype)
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     start = float(opt.step(loss_of(model, x, y)))
@@ -312,7 +312,7 @@ def test_bf16_autocast_in_the_closure():
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-# ---------------------------------------------------------------------------------------------- the nevers
+# ---------------------------------------------------------------------------------------------- faults
 
 
 def snapshot(model, opt):
@@ -327,13 +327,13 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
     good = loss_of(model, x, y)
 
     def cliff():
-        """Finite at the start only: every step goes over the edge."""
+        """Return a loss that is finite at the start only."""
         value = good()
         return value if torch.equal(flat(model), w) else value * float("nan")
 
     opt = cls(model.parameters(), seed=0, check=False, **composed(cls, preset, L1=1.0, L2=1.0))
-    tested = getattr(opt._iterates, "second_order", opt._iterates)
-    sigma = 0.0  # the first one is found in the first step
+    second_order = getattr(opt._iterates, "second_order", opt._iterates)
+    sigma = 0.0  # the first step sets the first σ
     for k in range(3):
         if opt._iterates.averages:  # forms ρ on the gradient sample
             opt.step(cliff, hessian=good)
@@ -341,24 +341,24 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
             opt.step(good, objective=cliff)
         assert torch.equal(flat(model), w), k
         assert opt.record.branch is Branch.STAYED
-        lost = "below the working precision" in opt.record.note or sigma > 1e20  # nothing is learnt from such a step
-        assert tested.state.sigma > sigma or lost
-        sigma = tested.state.sigma
-        assert "finite" in opt.record.note or "lower" in opt.record.note or lost
+        vanished = "below the working precision" in opt.record.note or sigma > 1e20  # such a step shows nothing about f
+        assert second_order.state.sigma > sigma or vanished
+        sigma = second_order.state.sigma
+        assert "finite" in opt.record.note or "lower" in opt.record.note or vanished
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient", "objective"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_rejected_later_and_an_error_at_the_start(poison, bad):
+def test_values_that_are_not_finite_are_an_error_at_the_start_and_rejected_later(poison, bad):
     model, x, y = make()
     good = loss_of(model, x, y)
 
     def loss():
         return good() * bad
 
-    def gradient():  # finite value, infinite slope: sqrt at zero
+    def gradient():  # finite value, infinite derivative: √ at zero
         zero = model[0].weight.sum() - model[0].weight.sum().detach()
-        return good() + torch.sqrt(zero if bad == float("inf") else zero**2)  # slope ∞·1, or ∞·0
+        return good() + torch.sqrt(zero if bad == float("inf") else zero**2)  # derivative ∞·1, or ∞·0
 
     bad_closures = {
         "loss": {"closure": loss},
@@ -381,9 +381,9 @@ def test_what_is_not_finite_is_rejected_later_and_an_error_at_the_start(poison, 
     assert opt.record.branch is Branch.STAYED and "not finite" in opt.record.note
 
 
-def test_a_product_that_is_not_finite_is_no_cubic_step():
+def test_after_a_product_that_is_not_finite_there_is_no_cubic_step():
     class Poisoned(torch.autograd.Function):
-        """x in value and gradient, NaN in the second derivative."""
+        """The identity, with a second derivative of NaN."""
 
         @staticmethod
         def forward(ctx, x):
@@ -418,7 +418,7 @@ def test_a_product_that_is_not_finite_is_no_cubic_step():
         assert "Hessian product" in opt.record.note and torch.isfinite(flat(model)).all()
         if cls is sanc.SCR:
             assert torch.equal(w, flat(model)) and opt.record.branch is Branch.STAYED
-        else:  # no Ritz pair, so the escape step is the gradient's
+        else:  # there is no Ritz pair, so the escape step is along the gradient
             assert opt.record.branch is Branch.GRADIENT
             g = torch.cat([p.reshape(-1) for p in torch.autograd.grad(good(), list(model.parameters()))])
             assert torch.isfinite(g).all()
@@ -429,7 +429,7 @@ def test_a_product_that_is_not_finite_is_no_cubic_step():
 def test_a_rejected_step_leaves_every_parameter_bit_identical(preset):
     model, x, y = make(torch.float32)
     with torch.no_grad():
-        model[2].bias[0] = -0.0  # a sign that adding and subtracting would lose
+        model[2].bias[0] = -0.0  # adding and subtracting a step would change the sign
     w = [p.detach().clone() for p in model.parameters()]
     good = loss_of(model, x, y)
 
@@ -448,7 +448,7 @@ def test_a_rejected_step_leaves_every_parameter_bit_identical(preset):
             assert torch.equal(p.detach().view(torch.int32), q.view(torch.int32))
 
 
-def test_an_exception_in_a_closure_leaves_everything_as_it_was():
+def test_an_exception_in_a_closure_changes_nothing():
     model, x, y = make()
     good = loss_of(model, x, y)
     opt = sanc.SANC(model.parameters(), preset="robust", minibatch=None, seed=0)
@@ -461,7 +461,7 @@ def test_an_exception_in_a_closure_leaves_everything_as_it_was():
             calls.append(1)
             if len(calls) > fail_at:
                 raise KeyboardInterrupt
-            return good() + len(calls) * 1e6  # rejected, so the escape is reached too
+            return good() + len(calls) * 1e6  # rejected, so that the escape rule is called too
 
         with pytest.raises(KeyboardInterrupt):
             opt.step(good, objective=failing)
@@ -485,7 +485,7 @@ def test_a_zero_gradient_at_a_strict_saddle_is_escaped(cls, preset):
     assert closure().item() == pytest.approx(-0.25, abs=1e-3)  # at p = (±1, 0, …)
 
 
-def test_at_a_second_order_point_nothing_moves():
+def test_at_a_second_order_point_the_parameters_stay():
     p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     opt = sanc.SANC([p], preset="paper", seed=0)
     opt.step(lambda: (p**2).sum())
@@ -496,7 +496,7 @@ def test_at_a_second_order_point_nothing_moves():
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_steps_leak_no_memory(hvp, count):
-    """A tensor that stayed alive would be counted; graphs of 500 steps would be hundreds of megabytes."""
+    """Tensors that stay alive are counted; graphs of 500 steps would need hundreds of megabytes."""
     resource = pytest.importorskip("resource", reason="the peak memory of a process is read with resource, on Unix")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 3))
@@ -520,8 +520,8 @@ def test_steps_leak_no_memory(hvp, count):
 
 
 @pytest.mark.slow
-def test_sigma_recovers_from_anything():
-    """A converged loss rejects for ever and a thousand NaN batches do too: neither may end the run for good."""
+def test_sigma_recovers_after_many_rejections():
+    """A converged loss, or a thousand batches of NaN, reject every step; afterwards the run converges again."""
     w = nn.Parameter(torch.ones(3))
     opt = sanc.ARC([w], preset="paper", seed=0)
     for _ in range(1500):
@@ -538,7 +538,7 @@ def test_sigma_recovers_from_anything():
     assert torch.allclose(w.detach(), torch.full((3,), 5.0), atol=1e-2)
 
 
-def test_a_point_that_is_not_finite_is_refused_even_where_the_loss_is():
+def test_a_point_that_is_not_finite_is_rejected_even_if_its_loss_is_finite():
     for cls, options in ((sanc.CR, {"sigma0": 1e-45}), (sanc.NCD, {"L1": 1e-40})):
         w = nn.Parameter(torch.full((2,), 0.5))
         opt = cls([w], preset="paper", seed=0, **options)
@@ -549,7 +549,7 @@ def test_a_point_that_is_not_finite_is_refused_even_where_the_loss_is():
 
 
 @pytest.mark.parametrize("how", ["nan batch", "exception"])
-def test_a_refused_step_does_not_move_the_buffers(how):
+def test_a_rejected_step_does_not_change_the_buffers(how):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
     _, x, y = make()
@@ -565,8 +565,8 @@ def test_a_refused_step_does_not_move_the_buffers(how):
         assert torch.equal(value, before[name]), name
 
 
-def test_autocast_around_the_step_is_autocast_inside_the_closure():
-    """Torch caches the casts of parameters; a trial point must not be evaluated with those of the old one."""
+def test_autocast_around_the_step_holds_inside_the_closure():
+    """Torch caches the casts of parameters; a trial point must not be evaluated with the casts at x."""
     rhos = []
     for outside in (False, True):
         model, x, y = make(torch.float32)
@@ -582,8 +582,8 @@ def test_autocast_around_the_step_is_autocast_inside_the_closure():
     assert rhos[0] == pytest.approx(rhos[1], rel=1e-6) and rhos[0][0] != 0.0
 
 
-def test_a_loss_that_differentiates_inside():
-    """A physics-informed loss: u'' = −u on a grid, and an objective that calls backward is still named."""
+def test_a_loss_with_derivatives_of_the_network():
+    """A physics-informed loss: u'' = −u on a grid. An objective that calls backward is still an error."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     t = torch.linspace(0, 2, 20, dtype=torch.float64)[:, None]
@@ -610,7 +610,7 @@ def test_a_loss_that_differentiates_inside():
         opt.step(loss, objective=backward)
 
 
-def test_copies_and_pickles_go_on_alike():
+def test_copies_and_pickles_continue_alike():
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     opt.step(loss_of(model, x, y))
@@ -649,7 +649,7 @@ def test_sparse_embeddings():
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse", "finite-difference"])
-def test_micro_batches_change_nothing_but_memory(hvp):
+def test_micro_batches_do_not_change_the_steps(hvp):
     finals = []
     for microbatch in (None, 7):
         model, x, y = make()
@@ -665,7 +665,7 @@ def test_micro_batches_change_nothing_but_memory(hvp):
     assert finals[0][1].calls == finals[1][1].calls
 
 
-def test_micro_batches_never_see_more_rows_than_asked():
+def test_micro_batches_have_at_most_the_given_number_of_rows():
     model, x, y = make()
     rows = []
 
@@ -713,7 +713,7 @@ def test_micro_batches_never_see_more_rows_than_asked():
         ({"sigma_ceiling": 1e-9, "sigma_floor": 1.0}, ["sigma_ceiling = 1e-09"]),
     ],
 )
-def test_bad_options_are_named(options, words):
+def test_errors_name_bad_options(options, words):
     model, _, _ = make()
     with pytest.raises(sanc.SancError) as caught:
         sanc.SANC(model.parameters(), **options)
@@ -735,14 +735,14 @@ def test_bad_options_are_named(options, words):
         ([{"params": [nn.Parameter(torch.ones(2))], "frozen": 1}], ["frozen = 1"]),
     ],
 )
-def test_bad_parameters_are_named(params, words):
+def test_errors_name_bad_parameters(params, words):
     with pytest.raises(sanc.SancError) as caught:
         sanc.SANC(params)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_bad_closures_are_named_before_anything_changes():
+def test_errors_name_bad_closures_and_nothing_changes():
     model, x, y = make()
     good = loss_of(model, x, y)
     draws = iter(range(10**6))
@@ -779,7 +779,7 @@ def test_bad_closures_are_named_before_anything_changes():
         assert all(p.grad is None for p in model.parameters())
 
 
-def test_misuse_between_features_is_named():
+def test_errors_name_options_that_exclude_each_other():
     model, x, y = make()
     good = loss_of(model, x, y)
     with pytest.raises(sanc.SancError, match=r"microbatch = 8 cannot cut: pass sanc\.Batch"):
@@ -793,7 +793,7 @@ def test_misuse_between_features_is_named():
 
 @pytest.mark.parametrize("factor", [1.0, 300.0, 600.0])
 def test_products_in_half_precision_do_not_overflow(factor):
-    """Vectors of the Krylov space are never longer than 1, however long products are."""
+    """The basis vectors of the Krylov space have norm 1, whatever the norm of products."""
     torch.manual_seed(0)
     model, x, y = nn.Linear(16, 1), torch.randn(64, 16) * torch.logspace(0, -1, 16), torch.randn(64, 1)
 
@@ -807,9 +807,9 @@ def test_products_in_half_precision_do_not_overflow(factor):
     assert opt.record.branch is Branch.VERY_SUCCESSFUL and opt.record.krylov_dim == 5
 
 
-@pytest.mark.parametrize("whose", ["its own", "all optimisers'"])
+@pytest.mark.parametrize("whose", ["this optimiser", "all optimisers"])
 def test_hooks_of_a_step_run_around_it(whose):
-    """Also those that are registered after the first step, and no longer when they are removed."""
+    """Hooks may be registered after the first step, and do not run after they are removed."""
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     loss, seen = loss_of(model, x, y), []
@@ -822,7 +822,7 @@ def test_hooks_of_a_step_run_around_it(whose):
     def post(who, args, kwargs):
         seen.append(("after", who, args[1], torch.equal(flat(model), before)))
 
-    if whose == "its own":
+    if whose == "this optimiser":
         handles = [opt.register_step_pre_hook(pre), opt.register_step_post_hook(post)]
     else:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -860,7 +860,7 @@ def test_a_pre_hook_may_change_the_arguments():
     assert torch.equal(flat(model), flat(twin))
 
 
-def test_the_profiler_sees_a_step_by_name():
+def test_the_profiler_lists_a_step_by_name():
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     opt.step(loss_of(model, x, y))
@@ -870,7 +870,7 @@ def test_the_profiler_sees_a_step_by_name():
     assert names.count("Optimizer.step#SANC.step") == 1
 
 
-def test_hooks_of_parameters_see_ordinary_tensors():
+def test_hooks_of_parameters_are_called_with_ordinary_tensors():
     model, x = nn.Linear(4, 1), torch.randn(8, 4)
     seen = []
     model.weight.register_hook(lambda g: seen.append(g.is_inference()))
@@ -881,8 +881,8 @@ def test_hooks_of_parameters_see_ordinary_tensors():
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.ARC, sanc.CR, sanc.NCD])
-def test_a_state_saved_after_a_broken_batch_is_loaded(cls):
-    """The gradient that was not finite is not remembered: the run goes on from the state as it does without."""
+def test_a_state_saved_after_a_batch_of_nan_is_loaded(cls):
+    """The gradient that was not finite is not saved: the run continues as without saving and loading."""
     ends = []
     for saves in (True, False):
         model, x, y = make()
@@ -900,7 +900,7 @@ def test_a_state_saved_after_a_broken_batch_is_loaded(cls):
 
 
 @pytest.mark.parametrize("name, value", [("lr", math.nan), ("lr", -1.0), ("weight_decay", "a"), ("frozen", "no")])
-def test_what_a_scheduler_writes_into_a_group_is_checked(name, value):
+def test_values_that_a_scheduler_writes_into_a_group_are_checked(name, value):
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), seed=0)
     opt.step(loss_of(model, x, y))
@@ -933,14 +933,14 @@ def test_a_parameter_may_change_its_shape():
     assert first[-1] < first[0]
 
 
-def test_parameters_that_cannot_move_are_named():
+def test_errors_name_parameters_that_cannot_be_optimised():
     with pytest.raises(sanc.ArgumentError, match="nothing to optimise: all are frozen, empty"):
         sanc.SANC([nn.Parameter(torch.zeros(0))])
     with pytest.raises(sanc.ArgumentTypeError, match=r"params\[0\] has entries that share memory"):
         sanc.SANC([nn.Parameter(torch.zeros(1).expand(4))])
 
 
-def test_the_default_device_is_of_no_importance():
+def test_the_default_device_does_not_matter():
     ends = []
     for device in ("cpu", "meta"):
         model, x, y = make()

@@ -1,4 +1,4 @@
-"""Accelerate: a prepared optimiser takes gradients or closures, sums gradients up, and is saved with the model."""
+"""Accelerate: a prepared optimiser with gradients or closures, accumulated gradients, and saved states."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def epoch(accelerator, net, opt, rows, schedule, style="gradients"):
             if style == "gradients":
                 accelerator.backward((net(x) - y).square().mean())
                 opt.step()
-                opt.zero_grad()  # at the end, where it waits for the last of the accumulated batches
+                opt.zero_grad()  # accelerate clears them after the last accumulated batch only
             else:
                 opt.step(lambda x=x, y=y: (net(x) - y).square().mean())
             schedule.step()
@@ -85,7 +85,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     assert torch.allclose(*ends, rtol=0, atol=1e-4)
 
 
-def test_closures_whose_steps_would_be_skipped_are_refused():
+def test_closures_are_an_error_while_gradients_are_accumulated():
     with pytest.raises(sanc.ArgumentError, match=r"accumulates over 4 batches.*accelerator.backward\(loss\)"):
         epoch(*setting(4), style="loss")
     setting()

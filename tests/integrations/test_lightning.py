@@ -1,4 +1,4 @@
-"""Lightning: automatic optimisation passes closures that call backward(), manual optimisation does what one writes."""
+"""Lightning: automatic optimisation with closures that call backward(), and manual optimisation with and without."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Automatic(lightning.LightningModule):
 
     def on_train_batch_end(self, outputs, batch, index):
         record = self.optimizers().record
-        if record is not None:  # there has been a step
+        if record is not None:  # None before the first step
             self.values.append(record.value)
 
     def configure_optimizers(self):
@@ -44,7 +44,7 @@ class Manual(Automatic):
 
 
 class Gradients(Automatic):
-    """Without a closure: the parameters are moved to the average for validation, and before they are saved."""
+    """Without closures: the parameters are moved to the average before validation and saving."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def loss(model):
     x, y = data().dataset.tensors
     with torch.no_grad():
         value = float((model.net(x) - y).square().mean())
-    model.train()  # which Lightning leaves as it is
+    model.train()  # Lightning does not change the mode
     return value
 
 
@@ -113,7 +113,7 @@ def test_fit_lowers_the_loss_and_resumes(kind, tmp_path):
     assert first.values + second.values == pytest.approx(whole.values, nan_ok=True)
 
 
-def test_what_monitors_read(tmp_path):
+def test_monitors_log_lr_by_the_name_of_the_group(tmp_path):
     from lightning.pytorch.callbacks import LearningRateMonitor
     from lightning.pytorch.loggers import CSVLogger
 
@@ -133,8 +133,8 @@ def test_mixed_precision(kind, style, tmp_path):
     assert model.net[0].weight.dtype == torch.float32
 
 
-def test_accumulated_batches_are_refused(tmp_path):
-    """A closure is judged on its own batch: what Lightning summed up before it would be left out."""
+def test_accumulated_batches_are_an_error(tmp_path):
+    """A step with a closure uses its batch alone, and not the gradients that Lightning accumulated before."""
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
     with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*step without a closure"):
         fit.fit(made(Automatic), data())

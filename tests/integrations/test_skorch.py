@@ -1,4 +1,4 @@
-"""Skorch passes closures that call backward(), and the learning rate by name."""
+"""Skorch: closures that call backward(), and lr passed by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_resumes_from_saved_parameters(tmp_path):
 
 
 def test_lr_is_a_factor():
-    """Half the rate in twice the scale is the same."""
+    """Half the rate with twice the scale makes the same steps."""
     X, y = data()
     ends = []
     for lr in (1.0, 0.5):

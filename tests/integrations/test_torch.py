@@ -1,4 +1,4 @@
-"""Parts of torch around an optimiser: compiled models, distributed checkpoints and TensorBoard."""
+"""Compiled models, distributed checkpoints and TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batches(count):
 
 
 def whole(model):
-    """Loss on many rows, in the mode of evaluation."""
+    """Return the loss on many rows, in evaluation mode."""
     model.eval()
     with torch.no_grad():
         values = [float((model(a) - b).square().mean()) for a, b in batches(40)]
@@ -37,8 +37,8 @@ def whole(model):
 
 
 @pytest.mark.parametrize(("style", "backend"), [("loss", "eager"), ("backward", "eager"), ("gradients", "aot_eager")])
-@pytest.mark.filterwarnings("ignore:Using .torch.compile")  # with hooks, by which buffers are held still
-def test_a_compiled_model_is_trained_like_a_plain_one(style, backend):
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")  # with the hooks that hold buffers fixed
+def test_a_compiled_model_is_trained_as_without_compilation(style, backend):
     ends = []
     for compiled in (False, True):
         torch._dynamo.reset()
@@ -55,7 +55,7 @@ def test_a_compiled_model_is_trained_like_a_plain_one(style, backend):
 
 
 class Network(nn.Module):
-    """As a class of its own: torch does not compile what `nn.Sequential` itself runs."""
+    """A network that torch compiles as a whole, unlike `nn.Sequential`."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ class Network(nn.Module):
 
 
 def compiled_by(how, net, backend):
-    """Return what to call in place of a network; `module.compile` leaves its name as it is."""
+    """Return a compiled network; `module.compile` compiles it in place."""
     if how == "torch.compile":
         return torch.compile(net, backend=backend)
     if how == "a function":
@@ -81,7 +81,7 @@ def compiled_by(how, net, backend):
 @pytest.mark.parametrize("style", ["loss", "backward"])
 @pytest.mark.filterwarnings("ignore:Using .torch.compile")
 def test_a_model_is_compiled_a_few_times_only(how, style):
-    """The hook that holds buffers still is one and the same, so that torch does not compile anew in each evaluation."""
+    """All evaluations use the same hook to hold buffers fixed, so that torch does not compile again."""
     torch._dynamo.reset()
     made = []
 
@@ -101,7 +101,7 @@ def test_a_model_is_compiled_a_few_times_only(how, style):
 
 
 @pytest.mark.filterwarnings("ignore:Using .torch.compile")
-def test_what_cannot_be_differentiated_twice_is_said_once():
+def test_a_missing_second_derivative_is_an_error_or_warned_of_once():
     torch._dynamo.reset()
     model = torch.compile(network(), backend="aot_eager")
     exact = sanc.SANC(model.parameters(), hvp="double-backward", seed=0)
@@ -127,7 +127,7 @@ def test_a_state_by_names_resumes(style, options):
     opt.zero_grad()
     held = flat(model)
     state = dcp.get_optimizer_state_dict(model, opt, options=how)
-    assert torch.equal(held, flat(model)) and opt._iterates.state.iteration == 30  # nothing has been moved
+    assert torch.equal(held, flat(model)) and opt._iterates.state.iteration == 30  # nothing was moved
     assert "0.weight" in state["state"]
     other.load_state_dict(model.state_dict())
     dcp.set_optimizer_state_dict(other, twin, state, options=how)
@@ -140,8 +140,8 @@ def test_a_state_by_names_resumes(style, options):
 
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized")
-def test_what_cannot_be_filled_into_a_fresh_optimiser_is_refused_with_the_remedy(style, tmp_path):
-    """`load` fills a state dict that is there, and that of an optimiser without a step has no vectors."""
+def test_vectors_cannot_be_loaded_into_a_fresh_optimiser_and_the_error_names_the_remedy(style, tmp_path):
+    """`load` fills existing entries of a state dict, and before the first step there are no vectors."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -152,7 +152,9 @@ def test_what_cannot_be_filled_into_a_fresh_optimiser_is_refused_with_the_remedy
     checkpoint.save({"optimizer": dcp.get_optimizer_state_dict(model, opt)}, checkpoint_id=tmp_path / "saved")
     state = {"optimizer": dcp.get_optimizer_state_dict(other, twin)}
     checkpoint.load(state, checkpoint_id=tmp_path / "saved")
-    with pytest.raises(sanc.ArgumentError, match=r"sanc.load_checkpoint; what was saved already, .*dcp_to_torch_save"):
+    with pytest.raises(
+        sanc.ArgumentError, match=r"sanc.load_checkpoint. To use an existing checkpoint, .*dcp_to_torch_save"
+    ):
         dcp.set_optimizer_state_dict(other, twin, state["optimizer"])
     assert twin.style == "" and twin.param_groups[0]["lr"] == 1.0
     dcp_to_torch_save(tmp_path / "saved", tmp_path / "file.pt")
@@ -166,7 +168,7 @@ def test_what_cannot_be_filled_into_a_fresh_optimiser_is_refused_with_the_remedy
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized")
-def test_a_state_without_vectors_is_filled_into_a_fresh_optimiser(steps, tmp_path):
+def test_a_state_without_vectors_is_loaded_into_a_fresh_optimiser(steps, tmp_path):
     from torch.distributed import checkpoint
 
     model, other, data = network(), network(), batches(6)
@@ -182,7 +184,7 @@ def test_a_state_without_vectors_is_filled_into_a_fresh_optimiser(steps, tmp_pat
     assert torch.equal(flat(model), flat(other))
 
 
-def test_asking_for_a_state_decides_no_style():
+def test_saving_a_state_does_not_fix_the_style():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     dcp.get_optimizer_state_dict(model, opt)
@@ -194,7 +196,7 @@ def test_asking_for_a_state_decides_no_style():
 # ---------------------------------------------------------------------------------------------- TensorBoard
 
 
-def test_numbers_of_the_record_go_to_tensorboard(tmp_path):
+def test_numbers_of_the_record_are_logged_to_tensorboard(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

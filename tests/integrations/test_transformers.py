@@ -1,4 +1,4 @@
-"""The Trainer of transformers steps without closures, and calls train() and eval() of the optimiser itself."""
+"""The Trainer of transformers: steps without closures; the Trainer calls train() and eval() of the optimiser."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_gradients_may_be_accumulated(tmp_path):
     assert unwrapped(train)._iterates.state.iteration == 4
 
 
-def test_the_class_may_be_given_instead_and_lr_is_a_factor(tmp_path):
-    """Half the rate in twice the scale is the same."""
+def test_the_class_may_be_passed_and_lr_is_a_factor(tmp_path):
+    """Half the rate with twice the scale makes the same steps."""
     args, ends = trainer(tmp_path, epochs=2).args, []
     for lr in (1.0, 0.5):
         options = {"seed": 0, "distance": 0.0, "scale": 0.004 / lr, "lr": lr}
@@ -99,7 +99,7 @@ def test_the_class_may_be_given_instead_and_lr_is_a_factor(tmp_path):
     assert torch.allclose(*ends, rtol=0, atol=1e-6)
 
 
-def test_a_schedule_of_the_trainer_moves_the_factor(tmp_path):
+def test_a_schedule_of_the_trainer_changes_the_factor(tmp_path):
     train = trainer(tmp_path, epochs=2)
     train.args.lr_scheduler_type = "linear"
     train.train()

@@ -1,4 +1,4 @@
-"""What a resumed run of an optimiser needs, as plain numbers and tensors, and the checks of what is loaded."""
+"""The saved state of an optimiser, as plain numbers and tensors, and the checks of a state before it is restored."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from sanc.errors import ArgumentError, one_of, shown
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
 
-_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
+_ENGINE_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
+"""Entries of a saved state beside the vectors."""
 
 
 def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]]) -> None:
-    """Write the vectors of the iteration to the parameters they belong to."""
-    if driver.known is None:
+    """Write the vectors of the iteration to the states of their parameters."""
+    if driver.last_leaves is None:
         return
     for name, vector in driver.iterates.vectors().items():
-        for p, part in zip(driver.known.tensors, driver.known.pack(vector), strict=True):
+        for p, part in zip(driver.last_leaves.tensors, driver.last_leaves.pack(vector), strict=True):
             states[p][name] = part
-    for p, tensors in zip(driver.known.tensors, driver.iterates.tensors(), strict=False):
+    for p, tensors in zip(driver.last_leaves.tensors, driver.iterates.tensors(), strict=False):
         states[p]["metric"] = dict(tensors)
 
 
 def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
-    """Return all but the vectors, which so many parameters have."""
+    """Return the saved state without the vectors; `vectors` is the number of parameters that have some."""
     leaves = driver.oracle.leaves.tensors
     return {
         "method": driver.method.name,
@@ -45,16 +46,16 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
         "style": driver.oracle.style,
         "at_average": driver.at_average,
         "vectors": vectors,
-        # The only tensor before the first step: torch.distributed.checkpoint learns the device from one.
+        # torch.distributed.checkpoint takes the device from a tensor, and before the first step there is no other.
         "sizes": torch.tensor([leaf.numel() for leaf in leaves], device=leaves[0].device),
     }
 
 
 def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
-    """Return `engine` if this optimiser can continue from it."""
+    """Return `engine` if this optimiser can restore it; otherwise raise an error."""
     if not isinstance(engine, dict):
         raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-    if not engine.keys() >= _ENTRIES:
+    if not engine.keys() >= _ENGINE_ENTRIES:
         raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned, as a whole.")
     where = "state_dict['engine']"
     if not isinstance(engine["method"], str) or engine["method"] != driver.method.name:
@@ -66,8 +67,7 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
     if differ := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
         raise ArgumentError(
             f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differ)))}, so they are of "
-            "another iteration or version: construct it with the same preset and the same minibatch as in the run "
-            "that was saved."
+            "another iteration or version: construct it with the same preset and minibatch as the saved run."
         )
     require_fields(f"{where}['meter']", engine["meter"], Meter)
     if engine["style"] not in list(STYLES):
@@ -87,8 +87,10 @@ def saved_settings(method: Method) -> dict[str, Any]:
     return {name: held if isinstance(held, plain) else repr(held) for name, held in method.options().items()}
 
 
-def checked_groups(saved: Any, own: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return saved groups, without our entry, where they fit those of this optimiser."""
+def checked_groups(
+    saved: Any, current: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the saved groups, without 'engine', if they fit those of this optimiser."""
     if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) for group in saved):
         raise refuse("state_dict['param_groups']", saved, "a list of groups")
     groups = [{name: value for name, value in group.items() if name != "engine"} for group in saved]
@@ -97,32 +99,32 @@ def checked_groups(saved: Any, own: Sequence[Mapping[str, Any]], defaults: Mappi
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
             raise refuse("'params' in state_dict['param_groups']", numbers, "a list of numbers")
-    sizes, wanted = ([len(group["params"]) for group in some] for some in (groups, own))
-    if sizes != wanted:
+    sizes, expected = ([len(group["params"]) for group in some] for some in (groups, current))
+    if sizes != expected:
         raise ArgumentError(
-            f"state_dict['param_groups'] are of {sizes} parameters and this optimiser's of {wanted}: construct it with "
-            "the same."
+            f"state_dict['param_groups'] have {sizes} parameters and those of this optimiser {expected}: construct it "
+            "with the same groups."
         )
     return groups
 
 
 def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Return the saved vectors by the numbers of parameters, where those are the ones that had some."""
+    """Return the saved vectors by parameter number, if all parameters that had vectors still have them."""
     require_mapping("state_dict['state']", state)
     for number, entry in state.items():
         require_mapping(f"state_dict['state'][{number!r}]", entry)
-    if strange := set(state) - {number for group in groups for number in group["params"]}:
-        raise refuse("state_dict['state']", sorted(map(str, strange)), "entries of the parameters alone")
+    if unknown := set(state) - {number for group in groups for number in group["params"]}:
+        raise refuse("state_dict['state']", sorted(map(str, unknown)), "entries of the parameters alone")
     found = sum(map(bool, state.values()))
     if engine["vectors"] != found:
-        emptied = (
-            " torch.distributed.checkpoint.load fills only what is there, and an optimiser that has made no step has "
-            "no vectors: use sanc.save_checkpoint and sanc.load_checkpoint; what was saved already, "
-            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save turns into a file for torch.load."
+        remedy = (
+            " torch.distributed.checkpoint.load fills only existing entries, and an optimiser that has made no step "
+            "has no vectors: use sanc.save_checkpoint and sanc.load_checkpoint. To use an existing checkpoint, convert "
+            "it with torch.distributed.checkpoint.format_utils.dcp_to_torch_save and load it with torch.load."
         )
         raise ArgumentError(
             f"state_dict['state'] has {found} parameters instead of {engine['vectors']!r}: pass what state_dict() "
-            f"returned, as a whole.{'' if found else emptied}"
+            f"returned, as a whole.{'' if found else remedy}"
         )
     return state  # type: ignore[no-any-return]
 
@@ -130,9 +132,9 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
 def checked_vectors(
     driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
 ) -> tuple[Leaves | None, dict[str, Any], list[Any]]:
-    """Return the leaves of the vectors, the vectors, and the tensors of the metric; `states` are by parameter."""
+    """Return the leaves that have vectors, the vectors, and the tensors of the metric; `states` is by parameter."""
     saved = [p for p in parameters if states.get(p)]
-    known = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
+    leaves = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
     entries = [dict(states[p]) for p in saved]
     tensors = [entry.pop("metric", {}) for entry in entries]
     for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
@@ -140,33 +142,35 @@ def checked_vectors(
             raise refuse(f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}")
         for name, part in entry.items():
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
-    vectors = {} if known is None else {n: known.flatten([entry[n] for entry in entries]) for n in entries[0]}
+    vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}
     shapes = [tuple(p.shape) for p in saved]
     driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
-    return known, vectors, tensors
+    return leaves, vectors, tensors
 
 
 def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
-    """Say what differs from the run that was saved."""
+    """Warn of settings that differ from those of the saved run."""
     for name, value in engine["settings"].items():
-        mine = saved_settings(driver.method).get(name)
-        if mine != value:
-            text = f"the state was saved with {name} = {value!r} and this optimiser has {mine!r}"
-            warnings.warn(f"{text}: the run goes on, but not as the saved one would have.", stacklevel=4)
+        current = saved_settings(driver.method).get(name)
+        if current != value:
+            text = f"the state was saved with {name} = {value!r} and this optimiser has {current!r}"
+            warnings.warn(
+                f"{text}: the run continues, with steps that differ from those of the saved run.", stacklevel=4
+            )
     if driver.hvp != "auto" and engine["hvp"] not in ("auto", driver.hvp):
         text = f"the state was saved with hvp = {engine['hvp']!r} and this optimiser has {driver.hvp!r}"
-        warnings.warn(f"{text}: the run goes on, but not to the last bit as the saved one.", stacklevel=4)
+        warnings.warn(f"{text}: the run continues, with steps that differ in the last bits.", stacklevel=4)
 
 
 def restore(
-    driver: Driver, engine: Mapping[str, Any], known: Leaves | None, vectors: Mapping[str, Any], tensors: Sequence[Any]
+    driver: Driver, engine: Mapping[str, Any], leaves: Leaves | None, vectors: Mapping[str, Any], tensors: Sequence[Any]
 ) -> None:
-    """Go on from a state that was checked."""
+    """Restore a state that was checked."""
     if driver.hvp == "auto":
         driver.oracle.hvp = engine["hvp"]
     if driver.capture is not None:
         driver.capture.forget()
-    driver.known = known
+    driver.last_leaves = leaves
     driver.iterates.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]

@@ -1,7 +1,7 @@
-"""What drives an optimiser: closures that return the loss, closures that call backward(), or gradients alone.
+"""Steps of an optimiser in three styles: closures that return the loss, closures that call backward(), and gradients.
 
-The first step decides, and later ones have to do as it did. Whether closures call ``backward()`` is seen by the oracle,
-which runs them.
+The first step fixes the style for all later ones. The oracle calls the closures and detects whether they call
+``backward()``.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ STYLES = {
     "backward": "driven by closures that call backward()",
     "gradients": "driven by gradients, without closures",
 }
+"""The styles, and how `repr` describes each."""
 
 
 class Driver:
-    """Makes the steps of an optimiser, in the style that the first of them shows.
+    """Makes the steps of an optimiser, in the style of the first step.
 
     Attributes
     ----------
     mode : OneProcess
-        Where the work is done: here, or on several ranks.
+        One process, or a group of ranks.
     iterates : Iterates
         The iteration, with its state.
     oracle : AutogradOracle
-        What evaluates closures; it lives as long as the optimiser.
-    known : Leaves or None
-        The leaves of the last step: what the vectors of the state belong to.
+        Evaluates the closures; it is kept from step to step.
+    last_leaves : Leaves or None
+        The leaves of the last step, which the vectors of the state belong to.
     at_average : bool
-        Whether the parameters hold the average, or the point where gradients are taken.
+        Whether the parameters hold the average, or the point at which gradients are taken.
     """
 
     def __init__(
@@ -73,28 +74,28 @@ class Driver:
         mode: OneProcess,
     ) -> None:
         self.method, self.mode = method, mode
-        self.hvp = hvp  # as it was asked for
+        self.hvp = hvp  # as the caller passed it; the oracle may use another mode
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
         self.record: Record | None = None
-        self.known: Leaves | None = None
+        self.last_leaves: Leaves | None = None
         self.at_average = True
-        self.unreached: list[Tensor] = []  # by the loss of the first step, until somebody said so
-        self._clears = False  # whether the closure is known to clear gradients itself
-        left = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
-        self._left = weakref.WeakValueDictionary(left)  # gradients that somebody left here before
+        self.unreached: list[Tensor] = []  # parameters without a gradient in the first step, until the warning
+        self._clears_grads = False  # whether the closure was seen to clear gradients itself
+        earlier = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
+        self._earlier_grads = weakref.WeakValueDictionary(earlier)  # from before this optimiser was constructed
         self.oracle = self._new_oracle(leaves, hvp, "")
         self.iterates: Iterates
         if method.on_samples:
-            self.iterates = averaging = MinibatchIteration(method, seed)
-            averaging.create_metric = mode.metric
+            self.iterates = on_samples = MinibatchIteration(method, seed)
+            on_samples.create_metric = mode.metric
         else:
             self.iterates = Iteration(method, seed)
         self.capture = Capture(method) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
         oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.style
-        return self.__dict__ | {"oracle": oracle, "_left": {}}
+        return self.__dict__ | {"oracle": oracle, "_earlier_grads": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -106,54 +107,57 @@ class Driver:
         return oracle
 
     @property
-    def by_gradients(self) -> bool:
+    def without_closures(self) -> bool:
         """Whether steps have no closure."""
         return self.oracle.style == "gradients"
 
     # ------------------------------------------------------------------ steps with closures
 
-    def step(self, given: tuple[Any, Any, Any], leaves: Leaves, everyone: Sequence[Tensor]) -> Tensor:
-        """Make an iteration on the samples of gradient, Hessian and objective; `everyone` is all parameters."""
-        if self.by_gradients:
+    def step(self, given: tuple[Any, Any, Any], leaves: Leaves, parameters: Sequence[Tensor]) -> Tensor:
+        """Make an iteration on the samples of gradient, Hessian and objective, and return the loss.
+
+        `parameters` are those of all groups, also the frozen ones.
+        """
+        if self.without_closures:
             raise ArgumentError(
-                "closure cannot be used: the steps before had none. Construct another optimiser to change that."
+                "closure cannot be used: earlier steps had none. Construct another optimiser to step with closures."
             )
         if self.oracle.bound:
-            raise ArgumentError("closure calls step() of the optimiser that called it: let it only compute the loss.")
+            raise ArgumentError("closure calls step() of the optimiser that called it: only compute the loss in it.")
         samples = self._samples(given)
         first = self.iterates.state.iteration == 0
-        self._refuse_what_would_be_lost(given[0], leaves)
+        self._check_unused_gradients(given[0], leaves)
         self.iterates.rates = leaves.rates
-        with _grads(everyone, [None] * len(everyone)), torch.enable_grad():
+        with _grads(parameters, [None] * len(parameters)), torch.enable_grad():
             captured = None
             if self.capture is not None and self.oracle.style != "backward":
                 captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
-            if captured is not None:  # whose loss draws no random numbers
+            if captured is not None:  # its loss draws no random numbers
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
-            with own_randomness(leaves.device), HOOK:  # one for all evaluations
+            with own_randomness(leaves.device), HOOK:  # one hook for all evaluations
                 loss = self._iterate(self._eager(leaves, samples))
         if first:
             pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
             self.unreached = [leaf for leaf, reached in pairs if not reached]
         return loss
 
-    def _refuse_what_would_be_lost(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
-        """Refuse gradients that were accumulated or clipped before a step that evaluates its closure anew.
+    def _check_unused_gradients(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
+        """Raise an error if gradients were accumulated or clipped before the step, which would not use them.
 
-        Those that were there before the optimiser are of another loop; and a closure that clears gradients itself, as
-        LBFGS wants it, means them to be dropped.
+        Gradients from before the optimiser was constructed belong to another loop and are accepted. A closure that
+        clears gradients itself, as `torch.optim.LBFGS` needs it, does not use them either.
         """
         accelerate = sys.modules.get("accelerate.state")
         batches = 1 if accelerate is None else accelerate.GradientState().num_steps
         if batches > 1:
             raise ArgumentError(
                 f"closure cannot be used while accelerate accumulates over {batches} batches: it skips the steps in "
-                "between, and their closures with them. Call accelerator.backward(loss) and step() without a closure, "
+                "between together with their closures. Call accelerator.backward(loss) and step() without a closure, "
                 "or set gradient_accumulation_steps = 1."
             )
-        held = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._left.get(id(p))]
-        if self._clears or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
+        held = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._earlier_grads.get(id(p))]
+        if self._clears_grads or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
             return
         if not isinstance(closure, Batch):
             marks = [torch.full_like(leaf, math.nan) for leaf in held]
@@ -161,16 +165,16 @@ class Driver:
                 with interruptible(), callers_precision():
                     closure()
                 left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
-                self._clears = not any(bool(grad.isnan().any()) for grad in left)
-        if not self._clears:
+                self._clears_grads = not any(bool(grad.isnan().any()) for grad in left)
+        if not self._clears_grads:
             raise ArgumentError(
-                "parameters hold gradients from before the step, which a step with a closure does not use: where they "
-                "are left over, call zero_grad() first; where they were accumulated, step without a closure; to clip "
-                "them, call zero_grad(), backward() and clip_grad_norm_() inside the closure."
+                "parameters hold gradients from before the step, which a step with a closure does not use. If they are "
+                "left over, call zero_grad() first; if they were accumulated, step without a closure; to clip them, "
+                "call zero_grad(), backward() and clip_grad_norm_() inside the closure."
             )
 
     def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
-        """Return what the oracle evaluates; the gradient's sample where another was not given."""
+        """Return the samples of gradient, Hessian and objective; by default the gradient sample."""
         samples: list[Sample] = []
         for role, (name, closure) in enumerate(zip(("closure", "hessian", "objective"), given, strict=True)):
             if closure is None and role > 0:
@@ -180,7 +184,7 @@ class Driver:
                 check_callable(name, closure)
             seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
-                terms = closure.terms() if self.mode.path else None  # how batches of several ranks weigh
+                terms = closure.terms() if self.mode.path else None  # the weight of the batch among those of all ranks
                 samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
@@ -192,7 +196,7 @@ class Driver:
         return samples
 
     def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
-        """Return the oracle of this optimiser, ready for a step on these samples."""
+        """Return the oracle of this optimiser, bound to these samples."""
         if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
             self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.style)
         self.oracle.meter = self.meter
@@ -200,24 +204,24 @@ class Driver:
         return self.oracle
 
     def _iterate(self, oracle: AutogradOracle) -> Tensor:
-        """Make one iteration; where anything goes wrong nothing has changed."""
+        """Make one iteration and return the loss; after an exception nothing has changed."""
         x = point = oracle.start()
-        iterates, known = self.iterates, self.known
-        meter, state, driven = replace(self.meter), iterates.state, (self.oracle.style, self.oracle.hvp)
+        iterates, last_leaves = self.iterates, self.last_leaves
+        meter, state, style_and_hvp = replace(self.meter), iterates.state, (self.oracle.style, self.oracle.hvp)
         try:
             first = state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
                 self._probe(oracle, x, first=first)
-            if known is None or not known.matches(oracle.leaves):
+            if last_leaves is None or not last_leaves.matches(oracle.leaves):
                 iterates.reset()
-            self.known = oracle.leaves
+            self.last_leaves = oracle.leaves
             point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
             if iterates.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
-            iterates.state, self.known, self.meter = state, known, meter
-            self.oracle.style, self.oracle.hvp = driven
+            iterates.state, self.last_leaves, self.meter = state, last_leaves, meter
+            self.oracle.style, self.oracle.hvp = style_and_hvp
             raise
         finally:
             oracle.load(point)
@@ -228,13 +232,14 @@ class Driver:
         return loss
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
-        """Complain of what would only show later; nothing of it is counted."""
+        """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""
         oracle.meter = Meter()
         try:
             if self.check:
                 check_closure(oracle, x, first=first)
             if first and self.iterates.averages and not self.iterates.state.averaged:
-                operator = oracle.hessian(x)  # what has no second derivative shows here, not halfway through a step
+                # An operator without a second derivative raises here, not halfway through a step.
+                operator = oracle.hessian(x)
                 operator(torch.ones_like(x))
                 operator.release()
         finally:
@@ -242,12 +247,12 @@ class Driver:
 
     # ------------------------------------------------------------------ steps without a closure
 
-    def stands_for_none(self, closure: Callable[[], Tensor | None], everyone: Sequence[Tensor]) -> bool:
-        """Call a closure beside gradients, where it may be one that does nothing: Lightning makes such.
+    def is_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
+        """Call a closure if gradients are there already, and return whether it computes no loss.
 
-        What it runs beside, such as hooks that clip, has then been done to the gradients.
+        Lightning passes such closures. They may run hooks that change the gradients, for example to clip them.
         """
-        given = [p for p in everyone if p.grad is not None]
+        given = [p for p in parameters if p.grad is not None]
         if (
             self.oracle.style not in ("", "gradients")
             or not given
@@ -255,17 +260,17 @@ class Driver:
             or not callable(closure)
         ):
             return False
-        if self.by_gradients:
+        if self.without_closures:
             with interruptible(), callers_precision():
                 return closure() is None
         kept = [cast(Tensor, p.grad) for p in given]
-        copies = [grad.clone() for grad in kept]  # it may turn out to be a real one
+        copies = [grad.clone() for grad in kept]  # a closure that computes a loss may change them
         _put(given, copies)
         with own_randomness(given[0].device), self.oracle.still(), interruptible(), callers_precision():
-            nothing = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
-        if not nothing:
+            empty = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
+        if not empty:
             _put(given, kept)
-        return nothing
+        return empty
 
     @torch.no_grad()
     def step_on_gradients(self, leaves: Leaves) -> None:
@@ -279,25 +284,25 @@ class Driver:
             )
         if self.oracle.style not in ("", "gradients"):
             raise ArgumentError(
-                "closure is missing: the steps before had one. Pass it again, or construct another optimiser to go on "
-                "without."
+                "closure is missing: earlier steps had one. Pass it again, or construct another optimiser to step "
+                "without closures."
             )
         if all(leaf.grad is None for leaf in leaves.tensors):
             raise ArgumentError(
                 "closure is missing and no parameter has a gradient: call loss.backward() before step()."
             )
-        if self.by_gradients and self.at_average:
+        if self.without_closures and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
-        if self.known is None or not self.known.matches(leaves):
-            if self.known is not None and self.known.intact:
-                self.move(at_average=True)  # whatever is frozen from now on stays there
+        if self.last_leaves is None or not self.last_leaves.matches(leaves):
+            if self.last_leaves is not None and self.last_leaves.intact:
+                self.move(at_average=True)  # parameters that are frozen from now on stay at the average
             iterates.reset()
         first = iterates.state.iteration == 0
         y = leaves.read()
         iterates.rates = leaves.rates
         point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
-        self.at_average, self.known = False, leaves
+        self.at_average, self.last_leaves = False, leaves
         self.oracle.style = "gradients"
         self.record = replace(record, style="gradients")
         if first:
@@ -306,19 +311,20 @@ class Driver:
     @uninterrupted
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
-        """Move the parameters to the average, or to where gradients are taken, where steps have no closure."""
+        """Move the parameters to the average, or to the point of gradients; with closures nothing is moved."""
         iterates = self.iterates
-        if not self.by_gradients or at_average is self.at_average:
+        if not self.without_closures or at_average is self.at_average:
             return
-        assert self.known is not None
-        here = self.known.read()
-        self.known.write(iterates.average(here) if at_average else iterates.gradient_point(here))  # type: ignore[arg-type]
+        assert self.last_leaves is not None
+        here = self.last_leaves.read()
+        there = iterates.average(here) if at_average else iterates.gradient_point(here)
+        self.last_leaves.write(there)  # type: ignore[arg-type]
         self.at_average = at_average
 
 
 @contextmanager
 def _grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """Put others in the place of ``.grad``, and give it back."""
+    """Replace ``.grad`` of these parameters for a while."""
     kept = [p.grad for p in parameters]
     try:
         _put(parameters, grads)

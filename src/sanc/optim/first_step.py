@@ -1,4 +1,4 @@
-"""What a closure is tried for before the first step, since it would only show later, or not at all."""
+"""Checks of a closure before the first step, for errors that would show later or not at all."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from sanc.autograd.randomness import InEvaluation, derive
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_TOLERANCE = 1e-3
-"""Relative difference of two losses that should be the same; rounding makes less."""
-_SIMILAR = 0.02
-"""The same for losses that may have been added up in low precision."""
+_SAME_LOSS = 1e-3
+"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
+_SAME_LOSS_ABSOLUTE = 1e-6
+"""The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
+_SAME_IN_LOW_PRECISION = 0.02
+"""Relative difference for losses and gradients in bfloat16: five times its rounding error, 2⁻⁸ = 0.004."""
 
 
 def check_callable(name: str, closure: object) -> None:
-    """Reject what cannot be called without arguments."""
+    """Raise an error if `closure` cannot be called without arguments."""
     if not callable(closure):
         raise ArgumentTypeError(
             f"{name} = {shown(closure)} cannot be called: pass a function of no arguments that returns the mean loss."
         )
     try:
         signature = inspect.signature(closure.forward if isinstance(closure, nn.Module) else closure)
-    except ValueError:  # some functions of C have none
+    except ValueError:  # some functions written in C have no signature
         return
     needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in _OPTIONAL]
     if needed:
@@ -46,10 +48,10 @@ def check_callable(name: str, closure: object) -> None:
 
 
 def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
-    """Evaluate the loss and, before the first step, try whether it is one that can be optimised.
+    """Evaluate the loss and, before the first step, check that it can be optimised.
 
-    The evaluation runs as the loss is written, not as it may be compiled, so that modules are seen which compiled code
-    hides; a new oracle needs that also where a run is resumed.
+    The evaluation runs without compilation, because compiled code hides its modules from the oracle. A new oracle
+    needs this evaluation also after a run was resumed.
     """
     with torch.compiler.set_stance("force_eager"):
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
@@ -62,11 +64,11 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
 
 
 def _differ(a: float, b: float) -> bool:
-    return not abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)) + 1e-6
+    return not abs(a - b) <= _SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
 
 
 def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
-    """Complain of a closure that changes between two calls, such as one that draws a new batch each time."""
+    """Raise an error if two calls of the closure differ, for example because each call draws a new batch."""
     again = oracle.evaluate(x, oracle.samples[0])
     if math.isfinite(value) and _differ(value, again):
         raise ArgumentError(
@@ -76,10 +78,10 @@ def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
 
 
 def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
-    """Complain of micro-batches where the loss of two halves together is not the mean of their losses.
+    """Raise an error if the loss of two halves of a micro-batch together is not the weighted mean of their losses.
 
-    All neighbours are compared, so that every row is seen to weigh as much as its micro-batch says. Where the loss
-    draws random numbers, or modules train buffers on each batch, the modules are in evaluation mode meanwhile.
+    All neighbours are compared, so that the weight of every row is checked. If the loss draws random numbers, or
+    modules train buffers on each batch, the modules are in evaluation mode during the check.
     """
     sample = oracle.samples[0]
     parts = [part for _, part in sample.parts if isinstance(part, Batch)]
@@ -95,14 +97,14 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
     with InEvaluation() if oracle.trains_buffers or is_random() else nullcontext():
         try:
             unclear = is_random()
-        except Exception:  # there are models that return something else in evaluation mode
+        except Exception:  # some models return something else in evaluation mode
             unclear = True
         if unclear:
             if parts[0].weight is None:
                 raise ArgumentError(
-                    "the loss draws random numbers also while modules are in evaluation mode, or does not work then: "
-                    "it cannot be seen whether microbatch would change it. Pass weight= to sanc.Batch, such as "
-                    "weight=lambda *tensors: len(tensors[0]) where the loss is the mean over rows."
+                    "the loss draws random numbers even if modules are in evaluation mode, or fails in that mode: it "
+                    "cannot be checked whether microbatch would change it. Pass weight= to sanc.Batch, such as "
+                    "weight=lambda *tensors: len(tensors[0]) if the loss is the mean over rows."
                 )
             return
         halves = [half for part in parts for _, half in part.parts((len(part) + 1) // 2)]
@@ -111,45 +113,45 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
             whole, cut = value([(1.0, both)]), value(both.parts(len(one)))
             if _differ(whole, cut):
                 raise ArgumentError(
-                    f"the loss of {len(both)} rows is {whole!r} and the mean of its halves {cut!r}: cut like this, "
-                    "microbatch would change the loss. Return the mean over rows; where the mean is over something "
-                    "else (tokens that are not ignored), pass weight= to sanc.Batch; where rows depend on each other, "
-                    "leave microbatch out. check=False turns this test off."
+                    f"the loss of {len(both)} rows is {whole!r} and the mean of its halves {cut!r}, so microbatch "
+                    "would change the loss. Return the mean over rows; if the mean is over something else (tokens that "
+                    "are not ignored), pass weight= to sanc.Batch; if rows depend on each other, leave microbatch "
+                    "out. check=False turns this test off."
                 )
 
 
 class _Roots(TorchFunctionMode):
-    """Adds up what ``backward()`` is called on, and follows the length of the gradient after the last call."""
+    """Records the values that ``backward()`` is called on, and the norms of the gradient since the last call."""
 
     def __init__(self, leaves: Leaves) -> None:
         super().__init__()
         self.leaves = leaves
         self.values: list[float] = []
-        self.lengths: list[float] = []
+        self.norms: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.values and func.__name__ not in ("__get__", "__set__"):
-            self.look([leaf.grad for leaf in self.leaves.tensors])
+            self.record([leaf.grad for leaf in self.leaves.tensors])
         result = func(*args, **kwargs)
         if func is Tensor.backward:
             root, weight = args[0].detach(), kwargs.get("gradient")
             self.values.append(float(root if weight is None else (root * weight).sum()))
-            self.lengths.clear()
-            self.look([leaf.grad for leaf in self.leaves.tensors])
+            self.norms.clear()
+            self.record([leaf.grad for leaf in self.leaves.tensors])
         return result
 
-    def look(self, grads: Grads) -> None:
-        """Note how long the gradient is."""
-        self.lengths.append(float(torch.linalg.vector_norm(self.leaves.flatten(grads), dtype=torch.float64)))
+    def record(self, grads: Grads) -> None:
+        """Append the norm of the gradient."""
+        self.norms.append(float(torch.linalg.vector_norm(self.leaves.flatten(grads), dtype=torch.float64)))
 
 
 def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
-    """Complain of a closure that calls backward() on another loss than it returns, such as a scaled one.
+    """Raise an error if the closure calls backward() on another loss than it returns, such as a scaled one.
 
-    One that divides the gradients again is right, whatever it does with them then: at some moment they have the length
-    of those of the loss. A scale that it lowers, because gradients overflow, is left to find its place before the first
-    step.
+    A closure that divides the gradients by the scale again is accepted, whatever it does with them afterwards. At some
+    moment their norm is then that of the gradient of the returned loss. If gradients overflow, the closure is called
+    again, so that a GradScaler can lower its scale before the first step.
     """
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
     for _ in range(oracle.tries):
@@ -159,14 +161,15 @@ def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
         found, value = sum(roots.values), float(loss.detach())
         if not (roots.values and math.isfinite(value)):
             return
-        if math.isfinite(found) and abs(found - value) <= _SIMILAR * max(abs(found), abs(value)):
+        if math.isfinite(found) and abs(found - value) <= _SAME_IN_LOW_PRECISION * max(abs(found), abs(value)):
             return
-        roots.look(grads)
-        scaled, *others = roots.lengths
+        roots.record(grads)
+        scaled, *others = roots.norms
         if math.isfinite(others[-1]):
             break
-    wanted = scaled * abs(value / found) if found else math.inf
-    if math.isfinite(others[-1]) and not any(abs(length - wanted) <= _SIMILAR * wanted for length in others):
+    expected = scaled * abs(value / found) if found else math.inf
+    allowed = _SAME_IN_LOW_PRECISION * expected
+    if math.isfinite(others[-1]) and not any(abs(norm - expected) <= allowed for norm in others):
         raise ArgumentError(
             f"closure called backward() on {found!r} and returned {value!r}: call it on the loss that is returned. "
             "With a GradScaler call scaler.unscale_(opt) and scaler.update() after it, inside the closure, or step "

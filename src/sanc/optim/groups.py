@@ -1,4 +1,4 @@
-"""Parameter groups of an optimiser: what they may hold, which parameters take part, and what these are called."""
+"""Parameter groups of an optimiser: their entries, the parameters to optimise, and how messages name a parameter."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, re
 
 Groups = Sequence[Mapping[str, Any]]
 
-_OF_OTHERS = {"name", "param_names", "initial_lr"}
-"""What torch, its schedulers and loggers of learning rates write into groups, or read there."""
+_FOREIGN_ENTRIES = {"name", "param_names", "initial_lr"}
+"""Entries that torch, its schedulers and loggers of learning rates write into groups, or read from them."""
 
 
 def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Reject a group with an entry that is not known, or a value that cannot be used."""
+    """Raise an error if a group has an unknown entry, or a value that cannot be used."""
     known = {"params", "lr", "weight_decay", "frozen"}
     for name, value in group.items():
-        if name not in known | _OF_OTHERS:
+        if name not in known | _FOREIGN_ENTRIES:
             raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
-    check_numbers(dict(defaults) | dict(group))
+    _check_values(dict(defaults) | dict(group))
 
 
-def check_numbers(group: Mapping[str, Any]) -> None:
-    """Reject a group with a value that cannot be used; schedulers write there, too."""
+def _check_values(group: Mapping[str, Any]) -> None:
+    """Raise an error if a value of a group cannot be used; schedulers may have written it."""
     for name in ("weight_decay", "lr"):
         value = group[name]
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -38,9 +38,9 @@ def check_numbers(group: Mapping[str, Any]) -> None:
 
 
 def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
-    """Gather the parameters that take part now: not frozen, and asking for a gradient."""
+    """Return the parameters to optimise now: those that are not frozen and require a gradient."""
     for group in groups:
-        check_numbers(group)
+        _check_values(group)
     chosen = [
         (p, float(group["weight_decay"]), float(group["lr"]))
         for group in groups
@@ -54,9 +54,9 @@ def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
     leaves, decays, rates = zip(*chosen, strict=True)
     first = leaves[0]
     for p in leaves:
-        trouble = _trouble(p, first)
-        if trouble:
-            raise ArgumentTypeError(f"params[{called(groups, p)}] {trouble}.")
+        problem = _problem(p, first)
+        if problem:
+            raise ArgumentTypeError(f"params[{place_of(groups, p)}] {problem}.")
     if not any(p.numel() for p in leaves):
         raise ArgumentError(nothing)
     if max(decays) > torch.finfo(first.dtype).max:
@@ -64,12 +64,12 @@ def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
     return lay_out(leaves, decays, rates)
 
 
-def _trouble(p: Tensor, first: Tensor) -> str:
-    """Say why a parameter cannot be optimised beside the first one, and what to do; empty if it can."""
+def _problem(p: Tensor, first: Tensor) -> str:
+    """Return why a parameter cannot be optimised together with the first one, and the remedy; empty if it can."""
     if is_lazy(p):
         return "has no shape yet: run the model on one batch before the optimiser is constructed"
     if p.device.type == "meta":
-        return "is on the device 'meta' and holds no numbers: call model.to_empty(device=…) and initialise it first"
+        return "is on the device 'meta' and has no values: call model.to_empty(device=…) and initialise it first"
     if p.is_complex():
         return f"is of {p.dtype}: optimise the real tensor torch.view_as_real(…) of it, and make it complex in the loss"
     if p.dtype not in (torch.float32, torch.float64):
@@ -80,14 +80,14 @@ def _trouble(p: Tensor, first: Tensor) -> str:
         return "has entries that share memory, as after expand(): pass a parameter of a contiguous tensor"
     if p.dtype != first.dtype or p.device != first.device:
         return (
-            f"is of {p.dtype} on {p.device}, and the first one of {first.dtype} on {first.device}: put all that are "
-            "optimised on one device in one type"
+            f"is of {p.dtype} on {p.device}, and the first one of {first.dtype} on {first.device}: put all parameters "
+            "to optimise on one device in one type"
         )
     return ""
 
 
-def called(groups: Groups, parameter: Tensor) -> str:
-    """Return the name of a parameter: its own, where named parameters were given, or its place."""
+def place_of(groups: Groups, parameter: Tensor) -> str:
+    """Return how messages name a parameter: by its name, if named parameters were given, or by its index."""
     for number, group in enumerate(groups):
         for place, p in enumerate(group["params"]):
             if p is parameter:

@@ -30,7 +30,7 @@ from sanc.optim.checkpoints import (
     write_states,
 )
 from sanc.optim.driving import STYLES, Driver
-from sanc.optim.groups import called, check_group, gather
+from sanc.optim.groups import check_group, gather, place_of
 from sanc.presets import compose, with_options
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
@@ -38,47 +38,48 @@ from sanc.ranks.group import DEFAULT
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
 _SMALL_RATE = 0.5
-"""Below this `lr` was probably meant as a step size."""
+"""An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
 
 
 class CubicOptimizer(Optimizer):
-    """What the optimisers of the family share.
+    """Base class of the optimisers of the family.
 
     Parameters
     ----------
     params : iterable
         Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
-        ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters are
-        left alone).
+        ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters do
+        not change).
     preset : {"robust", "paper"} or Method
-        The set of rules and numbers to start from. "robust" has no constants to tune. In SANC and SCR it judges steps
-        as long as batches agree, and averages them in a learnt metric where they do not; the parameters then hold the
-        average between steps. ``minibatch=None`` takes every batch for the objective.
+        The method whose pieces the optimiser is composed from. "robust" has no constants to tune. With it, SANC and SCR
+        make second-order steps while batches agree, and then averaged steps in a learnt metric. In the averaged phase
+        the parameters hold the average between steps. With ``minibatch=None`` all steps are second-order steps, each on
+        its batch alone.
     lr : float
-        A factor on the length of averaged steps, in every group, for schedulers to move; steps that are judged do not
-        heed it. It is no step size: the method finds that itself.
+        A factor on the step size of averaged steps, in every group, which schedulers may change. Second-order steps
+        ignore it. It is not the step size itself, which the method determines.
     weight_decay : float
         Default weight decay of the groups.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
-        How Hessian products are made. "auto" differentiates the gradient once more, and where an operator of the loss
-        has no second derivative takes differences of gradients from then on, with a warning.
+        How Hessian products are computed. "auto" differentiates the gradient once more. If an operator of the loss has
+        no second derivative, it warns and uses differences of gradients from then on.
     microbatch : int, optional
-        Most rows of a `Batch` that are in memory at a time.
+        Largest number of rows of a `Batch` that are in memory at a time.
     capture : bool
         Record gradients, values and Krylov spaces as CUDA graphs and replay them, for samples given as `Batch`. The
-        loss function must be the same in every step, draw no random numbers and decide nothing on the host; where a
-        step cannot be recorded it is made as without, and a warning says why (as does `capture_reason`).
+        loss function must be the same in every step, draw no random numbers and decide nothing on the host. A step that
+        cannot be recorded runs without a graph, and a warning gives the reason, which `capture_reason` holds too.
     seed : int, optional
-        Seed of the optimiser and of the closures' randomness; by default it is drawn from torch's generator.
+        Seed of the optimiser and of the random numbers in closures; by default it is drawn from torch's generator.
     check : bool
-        Evaluate the loss twice at the first step and complain if it differs.
+        Evaluate the loss twice before the first step, and raise an error if the values differ.
     process_group : ProcessGroup, "default" or None
-        The ranks that train together, each with batches of its own: values, gradients and Hessian products are averaged
-        over them, and all take the same step. By default the group that torch.distributed was initialised with, if it
-        was; None: each rank trains for itself.
+        The ranks that train together, each on different batches. Values, gradients and Hessian products are averaged
+        over them, and all make the same step. By default the group that torch.distributed was initialised with, if
+        there is one. None: each rank trains independently.
     compare_every : int
-        Steps after which parameters and decisions are compared over the ranks, where a difference is an error; 0:
-        never.
+        Number of steps after which parameters and decisions are compared between the ranks; a difference is an error.
+        0: never.
     **options
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
         eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
@@ -88,14 +89,14 @@ class CubicOptimizer(Optimizer):
     record : Record or None
         What happened in the last step.
     hvp : str
-        How Hessian products are made.
+        How Hessian products are computed.
 
     Notes
     -----
-    Closures return the mean loss, and may call ``backward``; see `step`. While a step with a closure runs, the global
-    random states of torch, NumPy and Python are replaced by seeds of its own, so that dropout makes the same
-    draw at x and at x + s, and are put back afterwards; these states belong to the process, so steps in several threads
-    take turns. Module buffers (BatchNorm) move with the gradient only, once a step, or once a micro-batch.
+    Closures return the mean loss, and may call ``backward``; see `step`. A step with a closure seeds the global random
+    generators of torch, NumPy and Python, so that dropout draws the same mask at x and at x + s, and restores their
+    states afterwards. The generators belong to the process, so steps in several threads run one after the other. Module
+    buffers (BatchNorm) are updated with the gradient only, once a step, or once a micro-batch.
     """
 
     method: ClassVar[str]
@@ -119,11 +120,11 @@ class CubicOptimizer(Optimizer):
         if by_position:
             raise ArgumentTypeError(
                 f"{shown(by_position[0])} was given by position after params: pass settings by name. If it is a "
-                "learning rate leave it out: the length of steps is found, and lr = 1.0 is a factor on it."
+                "learning rate, leave it out: the method determines the step size, and lr = 1.0 is a factor on it."
             )
-        own = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
+        arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
-        method = compose(self.method, preset, options, own)
+        method = compose(self.method, preset, options, arguments)
         if getattr(method.model, "krylov_dim", KRYLOV_DIM) is None:
             if "krylov_dim" in options:
                 raise ArgumentError(
@@ -145,11 +146,11 @@ class CubicOptimizer(Optimizer):
         if not params:
             raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "frozen": False})
-        mode = find_mode(process_group, compare_every, self._everyone(), capture=capture)
+        mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
         if lr < _SMALL_RATE:
             warnings.warn(
-                f"lr = {lr!r} is a factor on the length that steps have by themselves, not a step size: leave it at 1, "
-                "unless a scheduler starts there.",
+                f"lr = {lr!r} is a factor on the step size that the method determines, not a step size: leave it at 1, "
+                "unless a scheduler starts at this value.",
                 stacklevel=3,
             )
         leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(None if seed is None else int(seed))
@@ -165,7 +166,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def style(self) -> str:
-        """What drives the steps: closures that return the "loss", that call "backward", or "gradients" alone."""
+        """The style of the steps: closures that return the "loss", that call "backward", or "gradients" alone."""
         return self._driver.oracle.style
 
     @property
@@ -179,7 +180,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def capture_reason(self) -> str:
-        """Why the last step was not replayed from a recording; empty where it was."""
+        """Why the last step was not replayed from a CUDA graph; empty if it was."""
         capture = self._driver.capture
         return "capture = False" if capture is None else capture.reason
 
@@ -190,7 +191,7 @@ class CubicOptimizer(Optimizer):
     # ------------------------------------------------------------------ parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, after its entries were checked."""
+        """Check the entries of a group and add it."""
         check_group(param_group, self.defaults)
         try:
             super().add_param_group(param_group)
@@ -199,7 +200,8 @@ class CubicOptimizer(Optimizer):
             remedy = "pass model.parameters(), or a list of leaf tensors, each of them once"
             raise kind(f"params cannot be used ({problem}): {remedy}.") from problem
 
-    def _everyone(self) -> list[Tensor]:
+    def _parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups, also the frozen ones."""
         return [p for group in self.param_groups for p in group["params"]]
 
     # ------------------------------------------------------------------ a step
@@ -217,23 +219,23 @@ class CubicOptimizer(Optimizer):
         Parameters
         ----------
         closure : callable or Batch, optional
-            Returns the mean loss on the gradient sample. It may call ``backward()`` on it, too, as for
-            `torch.optim.LBFGS`; Hessian products are then differences of gradients. Without it, which needs preset
-            "robust", the gradients in ``.grad`` are taken: see `train` and `eval`. The first step decides which of the
-            three it is.
+            Returns the mean loss on the gradient sample. It may also call ``backward()`` on it, as for
+            `torch.optim.LBFGS`; Hessian products are then differences of gradients. Without a closure the step uses the
+            gradients in ``.grad``, which needs preset "robust": see `train` and `eval`. The first step fixes which of
+            these three styles the optimiser uses.
         hessian : callable or Batch, optional
-            Returns the mean loss on the Hessian sample; by default the gradient sample.
-            Where steps are averaged it is called now and then only, when negative curvature is looked for.
+            Returns the mean loss on the Hessian sample; by default the gradient sample. In the averaged phase it is
+            called only for the occasional tests for negative curvature.
         objective : callable or Batch, optional
-            Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, where the
-            model that is judged comes from; on another sample ρ carries the noise of both. Preset "robust" always
-            judges on the gradient sample and takes none.
+            Returns the mean loss on the sample for the ratio ρ; by default the gradient sample, from which the model is
+            built. On another sample the noise of both samples enters ρ. Preset "robust" always computes ρ on the
+            gradient sample and accepts no objective.
 
         Returns
         -------
         Tensor or None
-            The loss of `closure` where the gradient was taken, without weight decay, the mean over the ranks: before
-            the step, or, where steps are averaged, a little beside the average.
+            The loss of `closure` without weight decay, averaged over the ranks. It is that of the point at which the
+            gradient was taken: the parameters before the step, or, in the averaged phase, a point near the average.
         """
         if self._driver.method.exact and (hessian is not None or objective is not None):
             raise ArgumentError(
@@ -242,20 +244,20 @@ class CubicOptimizer(Optimizer):
             )
         if objective is not None and self._iterates.averages:
             raise ArgumentError(
-                "objective cannot be used: steps are judged on the gradient sample. Leave it out, or construct the "
+                "objective cannot be used: the ratio test is on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
             )
-        driver, everyone, loss = self._driver, self._everyone(), None
-        with full_precision(everyone[0].device):
-            if closure is None or driver.stands_for_none(closure, everyone):
+        driver, parameters, loss = self._driver, self._parameters(), None
+        with full_precision(parameters[0].device):
+            if closure is None or driver.is_empty_closure(closure, parameters):
                 if hessian is not None or objective is not None:
-                    raise ArgumentError("closure is missing beside hessian or objective: pass it, too.")
+                    raise ArgumentError("closure is missing beside hessian or objective: pass it too.")
                 if self._is_empty_step():
                     return None
                 driver.step_on_gradients(self._leaves())
             else:
                 given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-                loss = driver.step(given, self._leaves(), everyone)
+                loss = driver.step(given, self._leaves(), parameters)
             driver.mode.stepped(self.param_groups, driver.iterates)
         self._warn_of_unreached()
         return loss
@@ -264,76 +266,79 @@ class CubicOptimizer(Optimizer):
         return gather(self.param_groups, self._driver.mode.leaves)
 
     def _warn_of_unreached(self) -> None:
-        """Name the parameters that the loss of the first step did not reach."""
-        missed, self._driver.unreached = self._driver.unreached, []
-        if not missed:
+        """Warn of parameters that the loss of the first step does not depend on."""
+        unreached, self._driver.unreached = self._driver.unreached, []
+        if not unreached:
             return
-        names = ", ".join(f"params[{called(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in missed[:8])
-        more = f" and {len(missed) - 8} more" if len(missed) > 8 else ""
+        names = ", ".join(f"params[{place_of(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in unreached[:8])
+        more = f" and {len(unreached) - 8} more" if len(unreached) > 8 else ""
         warnings.warn(
-            f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they are to "
-            "stay as they are, leave them out of params or set their requires_grad to False.",
+            f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they should "
+            "not change, leave them out of params or set their requires_grad to False.",
             stacklevel=5,
         )
 
     def _is_empty_step(self) -> bool:
-        """Whether every rate and every gradient is zero: torch.distributed.checkpoint steps so, to create states."""
+        """Return whether every rate and gradient is zero.
+
+        torch.distributed.checkpoint makes such steps to create states.
+        """
         if any(group["lr"] != 0.0 for group in self.param_groups):
             return False
-        grads = [p.grad for p in self._everyone() if p.grad is not None]
+        grads = [p.grad for p in self._parameters() if p.grad is not None]
         held = self._leaves().held
         return bool(grads) and not any(bool(held(grad).any()) for grad in grads)
 
     def train(self) -> None:
-        """Move the parameters to where gradients are taken; for loops without a closure, before a training epoch."""
+        """Move the parameters to the point of gradients; for loops without closures, before a training epoch."""
         self._driver.move(at_average=False)
 
     def eval(self) -> None:
-        """Move the parameters to the average; for loops without a closure, before evaluating or saving.
+        """Move the parameters to the average; for loops without closures, before evaluation or saving.
 
-        With closures the parameters are always at the average between steps, and neither is needed.
+        With closures the parameters are at the average after every step, and neither `train` nor `eval` is needed.
         """
         self._driver.move(at_average=True)
 
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a resumed run needs, as plain numbers and tensors.
+        """Return the state that a resumed run needs, as plain numbers and tensors.
 
-        The parameters themselves are the model's to save.
+        It does not include the parameters: save them with the model.
         """
         self.state.clear()
         write_states(self._driver, self.state)
         packed = super().state_dict()
-        self.state.clear()  # the iteration has them
+        self.state.clear()  # the iteration holds the vectors
         engine = engine_of(self._driver, vectors=sum(map(bool, packed["state"].values())))
-        packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint keeps states and groups only
+        packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint saves only states and groups
         return packed | {"engine": engine}
 
     @uninterrupted
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the next step is bit for bit the one the saved run would have made.
+        """Restore a saved state; the next step is bit for bit that of the saved run.
 
-        Everything in it is checked first: after an error the optimiser goes on as if nothing had been loaded.
+        All entries are checked first: after an error the optimiser is as before the call.
         """
         found = require_mapping("state_dict", state_dict).get("param_groups", ())
         inner = found[0].get("engine") if isinstance(found, list) and found and isinstance(found[0], dict) else None
         engine = checked_engine(self._driver, state_dict.get("engine", inner))
         groups = checked_groups(found, self.param_groups, self.defaults)
         state = checked_state(state_dict.get("state"), groups, engine)
-        kept = {name: self.__dict__[name] for name in ("state", "param_groups")}
+        before = {name: self.__dict__[name] for name in ("state", "param_groups")}
         try:
             super().load_state_dict({"state": state, "param_groups": groups})
-            loaded = checked_vectors(self._driver, engine, self._everyone(), self.state)
+            loaded = checked_vectors(self._driver, engine, self._parameters(), self.state)
             warn_of_changes(self._driver, engine)
         except BaseException as problem:
-            self.__dict__.update(kept)
+            self.__dict__.update(before)
             if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
                 raise
             text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
             raise ArgumentError(text) from problem
         restore(self._driver, engine, *loaded)
-        self.state.clear()  # the iteration has them
+        self.state.clear()  # the iteration holds the vectors
 
 
 class SANC(CubicOptimizer):
@@ -355,7 +360,7 @@ class ARC(CubicOptimizer):
 
 
 class CR(CubicOptimizer):
-    """Cubic regularisation with a fixed σ (Nesterov and Polyak 2006); every step is taken."""
+    """Cubic regularisation with a fixed σ (Nesterov and Polyak 2006); every step is accepted."""
 
     method = "cr"
 
@@ -367,10 +372,11 @@ class CRM(CubicOptimizer):
 
 
 class NCD(CubicOptimizer):
-    """Negative curvature descent (Liu et al. 2018): the curvature or the gradient step, whichever promises more."""
+    """Negative curvature descent (Liu et al. 2018): curvature or gradient step, by the larger predicted decrease."""
 
     method = "ncd"
 
 
+_, _, _shared = (CubicOptimizer.__doc__ or "").partition("\n")
 for _class in (SANC, SCR, ARC, CR, CRM, NCD):
-    _class.__doc__ = f"{_class.__doc__}\n\n    {(CubicOptimizer.__doc__ or '').split('share.', 1)[1].strip()}\n"
+    _class.__doc__ = f"{_class.__doc__}\n\n    {_shared.strip()}\n"
