@@ -32,13 +32,13 @@ def test_a_minimum_is_certified(rng):
     assert "a second-order point" in str(cert)
 
 
-def test_a_slope_is_not_stationary(rng):
+def test_a_point_with_a_gradient_is_not_stationary(rng):
     cert = sanc.certificate(quadratic(np.linspace(0.1, 3, 10), rng), np.ones(10))
     assert not cert.stationary and not cert.second_order and "not a stationary point" in str(cert)
     assert cert.grad_norm > 0.1
 
 
-def test_the_bound_holds_as_often_as_it_says():
+def test_the_bound_holds_with_the_stated_probability():
     """Spectra with a hidden small negative eigenvalue, few products, many random starts."""
     values = np.concatenate([[-0.05], np.linspace(0.5, 1.5, 399)])
     A = torch.from_numpy(np.diag(values))
@@ -75,7 +75,7 @@ def hidden(n, outlying, bulk, lowest, dtype):
     ],
 )
 def test_early_breakdown_certifies_no_saddle(n, outlying, bulk, lowest, dtype):
-    """What a few clusters hide of λ_min is larger than the rounding by 1/overlap; the confidence holds all the same."""
+    """Early breakdown hides the component along λ_min, amplified by 1/overlap; the confidence holds nevertheless."""
     f, x = hidden(n, outlying, bulk, lowest, dtype), torch.zeros(n, dtype=dtype)
     certs = [sanc.certificate(f, x, eps=1e-2, confidence=0.95, seed=seed) for seed in range(100)]
     assert sum(cert.second_order for cert in certs) <= 5
@@ -91,8 +91,8 @@ def test_a_minimum_of_few_clusters_is_certified(dtype):
     assert cert.second_order and cert.lower_bound <= 0.5 and cert.products < 20
 
 
-def test_the_error_of_differences_is_judged_along_every_vector():
-    """A quartic term hides the negative curvature from a difference along its own axis, and shows along others."""
+def test_the_error_of_differences_is_estimated_along_every_vector():
+    """A quartic term hides negative curvature from a difference along its axis, but not along other vectors."""
     false = 0
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def test_more_products_tighten_the_bound(rng):
 def test_too_few_products_are_undecided():
     weights = torch.linspace(0.0, 100.0, 500, dtype=torch.float64)
     cert = sanc.certificate(lambda x: (weights * x**2).sum(), np.zeros(500), max_products=2)
-    assert not cert.second_order and not cert.saddle and cert.error_bound > 200.0  # than the spectrum is wide
+    assert not cert.second_order and not cert.saddle and cert.error_bound > 200.0  # wider than the spectrum
     assert "undecided: allow more Hessian products" in str(cert)
 
 
@@ -144,8 +144,8 @@ def test_residual_bounds_the_distance_to_an_eigenvalue(rng):
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1e4])
-def test_rounding_is_not_negative_curvature(scale):
-    """A convex quadratic with a null space, in float32: λ_min is 0, and what is computed is rounding."""
+def test_roundoff_is_not_negative_curvature(scale):
+    """A convex quadratic with a null space, in float32: λ_min is 0, and negative computed values are roundoff."""
     torch.manual_seed(0)
     A = torch.randn(40, 60) * scale
     f = lambda x: 0.5 * (A @ x).square().sum()
@@ -154,7 +154,7 @@ def test_rounding_is_not_negative_curvature(scale):
     res = sanc.minimize(f, torch.zeros(60))
     assert res.success
     if scale == 1e4:
-        assert "rounding exceeds the tolerance" in str(cert)
+        assert "roundoff exceeds the tolerance" in str(cert)
 
 
 def test_products_by_differences_widen_the_bound():
@@ -163,8 +163,8 @@ def test_products_by_differences_widen_the_bound():
 
     exact = -(300.0**2)
     cert = sanc.certificate(lambda x: float(np.cos(300 * x).sum()), np.zeros(2), jac=jac)
-    assert abs(cert.lambda_min - exact) > 1e-3  # the difference is visibly off …
-    assert cert.lower_bound <= exact <= cert.lambda_min + cert.rounding  # … and the certificate knows
+    assert abs(cert.lambda_min - exact) > 1e-3  # the difference has a large error …
+    assert cert.lower_bound <= exact <= cert.lambda_min + cert.rounding  # … and the bound includes it
     torch_cert = sanc.certificate(lambda x: torch.cos(300 * x).sum(), np.zeros(2), hvp="finite-difference")
     assert torch_cert.lower_bound <= exact <= torch_cert.lambda_min + torch_cert.rounding
 
@@ -216,14 +216,14 @@ def test_curvature_that_is_not_finite_certifies_nothing():
         ({"x": [np.nan]}, "x holds NaN"),
     ],
 )
-def test_bad_input_is_named(given, word):
+def test_errors_name_the_argument_and_its_value(given, word):
     with pytest.raises(sanc.ArgumentError, match=word):
         sanc.certificate(**({"fun": lambda x: (x**2).sum(), "x": np.ones(2)} | given))
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])
-def test_differences_that_rounding_leaves_nothing_of_certify_nothing(scheme):
-    """Both differences of a saddle on top of 1e9 are exactly 0, which says nothing; λ_min is −2."""
+def test_differences_below_working_precision_certify_nothing(scheme):
+    """Both differences at a saddle with f = 1e9 are exactly 0, by rounding; λ_min is −2."""
     cert = sanc.certificate(lambda x: 1e9 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme)
     assert not cert.second_order and cert.lower_bound <= -2.0
     near = sanc.certificate(lambda x: 1.0 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme, eps=1e-3)
@@ -239,5 +239,5 @@ def test_bounds_of_differences_hold_beside_a_large_constant(offset, rng):
         assert cert.lower_bound <= np.linalg.eigvalsh(matrix)[0] + 1e-12
 
 
-def test_a_product_that_is_not_finite_is_said():
+def test_a_product_that_is_not_finite_is_reported():
     assert "not finite" in str(sanc.certificate(lambda x: (x.abs() ** 1.5).sum(), torch.zeros(2).double()))

@@ -1,4 +1,4 @@
-"""What SciPy's users expect of `minimize`: its names, differences, bounds that do not bind, nested points, printing."""
+"""The interface of SciPy in `minimize`: names, differences, bounds that do not bind, nested points, printing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_gtol():
     assert (loose.x == same.x).all() and np.linalg.norm(tight.jac) <= 1e-8
 
 
-def test_none_is_the_default():
+def test_an_option_of_none_is_the_default():
     res = sanc.minimize(**given(method=None, options={"maxiter": None, "gtol": None}))
     assert (res.x == sanc.minimize(**given()).x).all()
 
@@ -91,7 +91,7 @@ def test_gradients_by_differences(scheme, each, near):
     assert res.success and res.status is Status.SECOND_ORDER
     assert np.linalg.norm(rosen_der(res.x)) <= 3 * near
     assert res.jac == pytest.approx(rosen_der(res.x), abs=2e-5 if scheme == "2-point" else 1e-7)
-    assert res.nfev <= calls and res.njev > res.nit  # those of the certificate are not counted among them
+    assert res.nfev <= calls and res.njev > res.nit  # evaluations for the certificate are not counted
     assert res.nfev >= each * 4 * res.njev
 
 
@@ -114,7 +114,7 @@ def test_a_scheme_as_hess_means_differences_of_the_gradient():
     assert res.success and (res.x == sanc.minimize(rosen, X0, jac=rosen_der).x).all()
 
 
-def test_scipy_needs_no_gradient():
+def test_scipy_method_without_a_gradient():
     for jac in (None, "2-point", "3-point", "cs"):
         res = scipy.optimize.minimize(plain_rosen, X0, jac=jac, method=sanc.scipy_method, options={"maxiter": 100})
         assert res.success and res.x == pytest.approx(np.ones(4), abs=1e-4)
@@ -157,7 +157,7 @@ def test_trees_of_tensors(kind):
     assert type(res.x) is type(x0) and w.shape == (2, 2) and b.shape == ()
     assert torch.cat([w.reshape(-1), b.reshape(-1)]) == pytest.approx(same.x)
     assert parts(res.jac)[0].shape == (2, 2) and res.success
-    assert float(parts(x0)[1]) == 3.0  # the start is the caller's
+    assert float(parts(x0)[1]) == 3.0  # the start is not changed
     assert sanc.certificate(fun, res.x, eps=1e-3).second_order
 
 
@@ -177,14 +177,14 @@ def test_trees_of_arrays_with_derivatives():
     res = sanc.minimize(fun, x0, jac=jac, hessp=hessp)
     assert res.success and res.x["a"] == pytest.approx(np.ones(2)) and res.x["b"].shape == (2, 1)
     assert sanc.minimize(lambda p: (fun(p), jac(p)), x0, jac=True).success
-    turned = sanc.minimize(fun, x0, jac=lambda p: dict(reversed(jac(p).items())), hessp=hessp)
-    assert turned.nit == res.nit and np.array_equal(turned.x["b"], res.x["b"])  # the order of keys says nothing
+    reordered = sanc.minimize(fun, x0, jac=lambda p: dict(reversed(jac(p).items())), hessp=hessp)
+    assert reordered.nit == res.nit and np.array_equal(reordered.x["b"], res.x["b"])  # the order of keys is irrelevant
     assert sanc.minimize(fun, x0, jac="3-point").success
     whole = sanc.minimize(fun, x0, jac=jac, hess=lambda p: scipy.optimize.rosen_hess(np.append(p["a"], p["b"])))
     assert whole.success
 
 
-def test_a_callback_sees_the_tree():
+def test_a_callback_is_called_with_the_tree():
     seen = []
     sanc.minimize(lambda p: (p["a"] ** 2).sum(), {"a": torch.ones(3)}, callback=seen.append)
     assert seen and all(list(x) == ["a"] for x in seen)

@@ -1,4 +1,4 @@
-"""The function front door: SciPy's shape, every ending, and bad input."""
+"""`minimize`: ways to pass a function, endings, finite sums, resuming, cost and bad input."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_way_to_pass_a_function(way):
     assert all(isinstance(record, sanc.Record) for record in res.history)
 
 
-def test_counts_are_what_was_called():
+def test_counts_are_the_numbers_of_calls():
     counts = {"f": 0, "g": 0, "h": 0}
 
     def f(x):
@@ -88,13 +88,13 @@ def test_counts_are_what_was_called():
     assert res.nhev == counts["h"] - res.certificate.products
     calls = res.calls
     assert (calls.value, calls.gradient, calls.product) == (res.nfev, res.njev, res.nhev)
-    # a value and a gradient per point, never twice at the same one
+    # one value and one gradient at each point
     assert res.njev == 1 + sum(r.branch is not Branch.STAYED for r in res.history)
     assert res.nfev == 1 + sum(r.trials for r in res.history)
 
 
 def test_the_value_at_a_point_is_never_computed_twice(problem):
-    """However often SCR is rejected, f(x) is asked of all rows once for each x."""
+    """Even if SCR rejects many steps, f(x) is computed on all rows once for each x."""
     res = sanc.minimize(
         problem, np.ones(6), method="scr", preset="paper", batch_size=20, max_iter=120, certify=False, seed=1
     )
@@ -106,7 +106,7 @@ def test_a_rejected_step_is_solved_again_without_a_product():
     res = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, sigma0=1e-6)
     resolved = [r for r in res.history if r.trials > 1]
     assert resolved
-    assert res.nhev == sum(r.krylov_dim for r in res.history)  # trials cost none
+    assert res.nhev == sum(r.krylov_dim for r in res.history)  # trial steps need no products
 
 
 def test_paper_preset_evaluates_each_rejection_once():
@@ -226,15 +226,15 @@ def test_no_limit_on_iterations():
         ({"jac": lambda x: 2 * x, "hess": lambda x: np.eye(2) * (1 + 1j)}, "hess returned|cannot be"),
     ],
 )
-def test_answers_that_are_not_real_numbers(kind, given, word):
+def test_errors_name_functions_that_return_no_real_numbers(kind, given, word):
     with pytest.raises(sanc.SancError, match=word):
         sanc.minimize(lambda x: float((x**2).sum()), kind([1.0, 2.0]), **given)
     with pytest.raises(sanc.ArgumentTypeError, match="fun returned"):
         sanc.minimize(lambda x: (x**2).sum() + 1j, kind([1.0, 2.0]), jac=lambda x: 2 * x)
 
 
-def test_certificates_get_the_time_that_is_left(monkeypatch):
-    """Every product takes a second of a clock of its own."""
+def test_certificates_use_the_remaining_time(monkeypatch):
+    """Every product takes one second of a simulated clock."""
     seconds = 0.0
 
     def hessp(x, v):
@@ -279,8 +279,8 @@ def test_not_finite_at_the_start_is_an_ending():
         assert torch.equal(res.x, torch.tensor([-1.0, 1.0]))
 
 
-def test_a_function_with_an_edge_is_minimised_inside():
-    """log barrier: trial points beyond the edge are NaN and must be refused, not followed."""
+def test_a_function_is_minimised_inside_its_domain():
+    """A log barrier: f is NaN at trial points outside the domain, which must be rejected."""
 
     def f(x):
         return x.sum() - torch.log(x).sum() + torch.log(2 - x[0]) * -0.1
@@ -289,14 +289,14 @@ def test_a_function_with_an_edge_is_minimised_inside():
     assert res.success and float(res.x[1]) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_sgd_knows_that_it_stopped_at_a_saddle():
+def test_sgd_reports_that_it_stopped_at_a_saddle():
     res = sanc.minimize(lambda x: x[0] ** 2 - x[1] ** 2 + x[1] ** 4, torch.zeros(2).double(), method="sgd")
     assert res.status is Status.FIRST_ORDER and not res.success
     assert res.certificate.saddle and not res.certificate.second_order
 
 
-def test_the_paper_ends_where_no_step_is_left(problem):
-    """A5 with samples: g = 0 and s = 0 exactly."""
+def test_the_paper_ends_if_the_step_is_zero(problem):
+    """With samples: g = 0 and s = 0 exactly."""
 
     class Flat(Logistic):
         def value_and_gradient(self, w):
@@ -310,27 +310,27 @@ def test_the_paper_ends_where_no_step_is_left(problem):
     assert res.status is Status.AT_REST and res.nit == 1
 
 
-def test_rounding_is_an_ending():
-    """A gradient that cannot reach the tolerance in this precision ends the run, with a sentence."""
+def test_a_run_ends_if_roundoff_prevents_the_tolerance():
+    """The message explains that the gradient cannot reach the tolerance in this precision."""
     A, b = torch.randn(9, 3), 1e4 * torch.randn(9)
     res = sanc.minimize(lambda x: ((A @ x - b) ** 2).sum(), torch.zeros(3), tol=1e-9)
     assert res.status is Status.STALLED and not res.success and res.nit < 200
     assert torch.allclose(res.x, torch.linalg.lstsq(A, b).solution, rtol=1e-3)
 
 
-@pytest.mark.parametrize("level", [1.0, 0.0])  # from zero f can fall by ever less for ever
+@pytest.mark.parametrize("level", [1.0, 0.0])  # near f = 0 decreases stay above roundoff
 @pytest.mark.parametrize(("tol", "ending"), [(0.021, Status.UNCERTIFIED), (1e-3, Status.STALLED)])
-def test_where_a_step_across_a_valley_is_lost_in_rounding_one_along_it_is_made(tol, ending, level):
-    """One rounding error of x is 0.06 of gradient: 0.0205 cannot be lowered, the 0.005 along the other axis can."""
+def test_a_step_along_a_valley_is_made_if_one_across_it_vanishes_in_roundoff(tol, ending, level):
+    """One rounding error of x changes the gradient by 0.06: 0.0205 cannot be lowered, the other component can."""
     least, H = np.array([1 / 3, 0.0]), np.diag([1e15, 1.0])
-    slope = np.array([0.0205, 0.0])
+    linear = np.array([0.0205, 0.0])
 
     def fun(x):
         d = x - least
-        return level + 0.5 * d @ (H @ d) + slope @ d
+        return level + 0.5 * d @ (H @ d) + linear @ d
 
     res = sanc.minimize(
-        fun, np.array([1 / 3, 0.005]), jac=lambda x: H @ (x - least) + slope, hessp=lambda x, v: H @ v, tol=tol
+        fun, np.array([1 / 3, 0.005]), jac=lambda x: H @ (x - least) + linear, hessp=lambda x, v: H @ v, tol=tol
     )
     assert res.status is ending and res.nit < 20 and abs(res.x[1]) < 1e-3
     assert sum(record.branch is Branch.STAYED for record in res.history) <= 3
@@ -338,16 +338,16 @@ def test_where_a_step_across_a_valley_is_lost_in_rounding_one_along_it_is_made(t
 
 @pytest.mark.parametrize("method", ["sanc", "arc"])
 @pytest.mark.parametrize("sigma0", [1e-60, 1e20, 1e40, 1e200])
-def test_a_first_sigma_beyond_all_reason_costs_a_few_iterations(method, sigma0):
-    """Where its step vanishes in the rounding of x, that is no reason to call the run stalled."""
+def test_an_extreme_first_sigma_costs_a_few_iterations(method, sigma0):
+    """A step below the working precision of x, from a large σ, does not end the run as stalled."""
     given = {"jac": rosen_der, "hessp": rosen_hess_prod, "method": method}
     res = sanc.minimize(rosen, np.array([-1.2, 1.0]), sigma0=sigma0, **given)
     assert res.status is Status.SECOND_ORDER and res.nit < 60
     np.testing.assert_allclose(res.x, 1.0, atol=1e-6)
 
 
-def test_a_gradient_that_was_missing_on_the_way_is_not_the_cause_of_the_end():
-    """A step is taken back for it and the next one goes another way; what ends the run is rounding."""
+def test_a_gradient_of_nan_on_the_way_is_not_the_cause_of_the_ending():
+    """The step to it is undone and the next one differs; the run ends because of roundoff."""
     least, gap, ys = 1 / 3, [], []
 
     def fun(x):
@@ -371,8 +371,8 @@ def test_a_gradient_that_was_missing_on_the_way_is_not_the_cause_of_the_end():
     assert res.status is Status.STALLED and abs(res.x[1]) < 1e-3
 
 
-def test_sigma_falls_further_with_f_itself_than_with_samples():
-    """Of a quadratic with less and less curvature σ knows nothing, so that it falls as far as it may."""
+def test_sigma_falls_further_with_an_exact_objective_than_with_samples():
+    """On a quartic, whose curvature decreases, σ falls by its largest factor."""
     weights = torch.linspace(1.0, 9.0, 5, dtype=torch.float64)
     x = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
     exact = sanc.minimize(lambda x: weights @ x**4, x.detach(), sigma0=1e-3, max_iter=2).history
@@ -384,7 +384,7 @@ def test_sigma_falls_further_with_f_itself_than_with_samples():
     assert falls == pytest.approx([1e-6, 1e-3])
 
 
-def test_uncertified_when_products_are_rationed():
+def test_too_few_products_leave_a_point_uncertified():
     n = 300
     weights = torch.logspace(-3, 3, n, dtype=torch.float64)
     res = sanc.minimize(lambda x: (weights * x**2).sum(), torch.ones(n).double(), max_products=3)
@@ -395,7 +395,7 @@ def test_uncertified_when_products_are_rationed():
 # ---------------------------------------------------------------------------------------------- finite sums
 
 
-def test_samples_are_the_same_for_every_method_and_seed_decides(problem):
+def test_samples_depend_on_the_seed_and_not_on_the_method(problem):
     w0 = np.ones(6)
     first = {}
     for method in ("sanc", "scr", "cr", "ncd", "sgd"):
@@ -408,7 +408,7 @@ def test_samples_are_the_same_for_every_method_and_seed_decides(problem):
     assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2])
 
 
-def test_sample_sizes_are_what_was_asked(problem):
+def test_samples_have_the_given_sizes(problem):
     res = sanc.minimize(
         problem, np.ones(6), preset="paper", batch_size=30, hessian_batch_size=20, objective_batch_size=10,
         max_iter=1, certify=False,
@@ -418,7 +418,7 @@ def test_sample_sizes_are_what_was_asked(problem):
     assert calls.paper_calls == 30 + 5 * 20
 
 
-def test_full_batch_is_exact(problem):
+def test_all_components_are_the_exact_objective(problem):
     res = sanc.minimize(problem, np.ones(6))
     assert res.status is Status.SECOND_ORDER
     assert np.linalg.norm(problem.value_and_gradient(res.x)[1]) <= 1e-8
@@ -428,7 +428,7 @@ def test_full_batch_is_exact(problem):
     assert res.fun == pytest.approx(reference.fun, rel=1e-10)
 
 
-def test_draws_depend_on_nothing_but_seed_iteration_and_role():
+def test_draws_depend_on_seed_iteration_and_role_only():
     places = [(iteration, role) for iteration in range(40) for role in range(3)]
     one, other = Draws(50, 4, "uniform"), Draws(50, 4, "uniform")
     drawn = {place: one.rows(*place, 10).tolist() for place in places}
@@ -451,7 +451,7 @@ def test_growing_samples_of_scr(problem):
     assert set(np.diff([0] + [r.calls.gradient for r in constant.history])) == {10}
 
 
-def test_sparse_and_dense_take_the_same_path(problem):
+def test_sparse_and_dense_data_give_the_same_run(problem):
     sparse = Logistic(scipy.sparse.csr_matrix(problem.X), problem.y.astype(int), penalty="nonconvex", strength=0.05)
     runs = [sanc.minimize(p, np.ones(6), batch_size=40, max_iter=15, certify=False) for p in (problem, sparse)]
     assert runs[0].x == pytest.approx(runs[1].x, abs=1e-9)
@@ -469,8 +469,8 @@ def test_sparse_and_dense_take_the_same_path(problem):
         for how in ("sampled", "exact", "torch", "callable")
     ],
 )
-def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
-    """Stop anywhere, pickle the state, go on: the records are those of a run that was never stopped."""
+def test_an_interrupted_run_resumes_bit_for_bit(problem, method, how):
+    """Stop anywhere, pickle the state, resume: the records are those of a run without a stop."""
     given = {
         "sampled": dict(fun=problem, x0=np.ones(6), batch_size=20),
         "grown": dict(fun=problem, x0=np.ones(6), batch_size=20, grow_samples=True),
@@ -494,7 +494,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(problem, method, how):
         assert np.array_equal(np.asarray(rest.x), np.asarray(whole.x))
 
 
-def test_a_foreign_state_is_refused(problem):
+def test_a_state_of_another_run_is_an_error(problem):
     states = []
 
     def save(intermediate_result):
@@ -519,12 +519,12 @@ def test_a_regenerated_basis_makes_the_same_steps(problem):
     plain = sanc.minimize(problem, np.ones(6), **options)
     other = sanc.minimize(problem, np.ones(6), lanczos="regenerate", **options)
     assert plain.x == pytest.approx(other.x, abs=1e-8)
-    assert plain.calls.paper_calls == other.calls.paper_calls  # the second pass is not on the paper's axis
-    assert other.calls.product > plain.calls.product  # but it is counted
+    assert plain.calls.paper_calls == other.calls.paper_calls  # the paper does not count the second pass
+    assert other.calls.product > plain.calls.product  # the total does
 
 
 def test_early_stop_needs_both_tests():
-    """Where the model gradient is small at once but the Ritz pair is not, Lanczos goes on, and the other way round."""
+    """Lanczos continues while either the model gradient or the Ritz residual is above its tolerance."""
     weights = np.linspace(1.0, 50.0, 30)
 
     def run(eps, eps_g):
@@ -563,9 +563,9 @@ def test_early_stop_needs_both_tests():
         (dict(preset="robst"), ["did you mean 'robust'"]),
         (dict(sigm0=1.0), ["'sigm0'", "did you mean 'sigma0'"]),
         (dict(maxiters=3), ["'maxiters'", "did you mean"]),
-        (dict(maxiter=3, max_iter=4), ["'maxiter' stands beside 'max_iter'"]),
-        (dict(options={"gtol": 1e-6}, tol=1e-5), ["'gtol' stands in options"]),
-        (dict(options={"maxfev": 5}, maxfun=6), ["'maxfev' stands in options"]),
+        (dict(maxiter=3, max_iter=4), ["'maxiter' is given together with 'max_iter'"]),
+        (dict(options={"gtol": 1e-6}, tol=1e-5), ["'gtol' is given in options"]),
+        (dict(options={"maxfev": 5}, maxfun=6), ["'maxfev' is given in options"]),
         (dict(maxfev=0), ["max_nfev = 0"]),
         (dict(bounds=[(0, 1)] * 4), ["bounds", "without constraints"]),
         (dict(bounds=[(None, 1)] * 4), ["bounds", "without constraints"]),
@@ -585,8 +585,8 @@ def test_early_stop_needs_both_tests():
         (dict(fun=lambda p: 1.0, jac=lambda p: {"a": [1.0]}, x0={"a": 1.0}), ["jac returned a tree"]),
         (dict(fun=lambda p: 1.0, jac=lambda p: {"a": np.ones(2)}, x0={"a": np.ones(3)}), ["shape (2,) for x0['a']"]),
         (dict(options={"sigm0": 1.0}), ["did you mean 'sigma0'"]),
-        (dict(options={"sigma0": 1.0}, sigma0=2.0), ["'sigma0' stands in options"]),
-        (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' stands in options"]),
+        (dict(options={"sigma0": 1.0}, sigma0=2.0), ["'sigma0' is given in options"]),
+        (dict(options={"max_iter": 1}, max_iter=2), ["'max_iter' is given in options"]),
         (dict(eta1=0.5, eta2=0.4), ["eta2 = 0.4"]),
         (dict(krylov_dim=True), ["krylov_dim = True", "an integer"]),
         (dict(krylov_dim=2.5), ["krylov_dim = 2.5", "an integer"]),
@@ -600,7 +600,7 @@ def test_early_stop_needs_both_tests():
         (dict(tol="x"), ["tol = 'x'"]),
         (dict(max_calls="5"), ["max_calls = '5'"]),
         (dict(options=5), ["options = 5", "mapping"]),
-        (dict(options={"tol": 1e-6}, tol=1e-5), ["'tol' stands in options"]),
+        (dict(options={"tol": 1e-6}, tol=1e-5), ["'tol' is given in options"]),
         (dict(jac=rosen_der, fun=rosen, hess=lambda x: np.ones((3, 3))), ["hess returned", "(3, 3)", "(4, 4)"]),
         (dict(max_iter=-1), ["max_iter = -1"]),
         (dict(max_calls=0), ["max_calls = 0"]),
@@ -620,7 +620,7 @@ def test_early_stop_needs_both_tests():
         (dict(grow_samples=True), ["grow_samples = True", "scr"]),
     ],
 )
-def test_bad_input_is_named(given, words):
+def test_errors_name_the_argument_and_its_value(given, words):
     arguments = {"fun": rosen_torch, "x0": X0} | given
     with pytest.raises(sanc.SancError) as caught:
         sanc.minimize(**arguments)
@@ -628,7 +628,7 @@ def test_bad_input_is_named(given, words):
         assert word in str(caught.value)
 
 
-def test_bad_batches_are_named(problem):
+def test_errors_name_bad_batch_sizes(problem):
     for given, words in [
         (dict(batch_size=201), ["batch_size = 201", "200 components"]),
         (dict(batch_size=0), ["batch_size = 0"]),
@@ -651,21 +651,21 @@ def test_progress_lines(capsys, problem):
     assert "successful" in out[0] and "‖g‖" in out[0] and out[-1].startswith(Status.SECOND_ORDER.sentence)
 
 
-def test_a_sample_of_everything_is_exact(problem):
+def test_a_sample_of_all_components_is_the_exact_objective(problem):
     res = sanc.minimize(problem, np.ones(6), batch_size=problem.n, preset="robust")
     assert res.status is Status.SECOND_ORDER
 
 
 def test_a_callback_cannot_change_the_run(problem):
-    def meddle(x):
+    def overwrite(x):
         x[:] = 100.0
-        return x  # and only True stops
+        return x  # only True ends the run
 
-    res = sanc.minimize(problem, np.ones(6), callback=meddle)
+    res = sanc.minimize(problem, np.ones(6), callback=overwrite)
     assert res.success and np.abs(res.x).max() < 50
 
 
-def test_options_of_scipys_kind():
+def test_options_in_a_mapping_as_in_scipy():
     arc = sanc.minimize(rosen_torch, X0, options={"method": "arc", "tol": 1e-3})
     assert arc.success and not any(r.branch is Branch.GRADIENT for r in arc.history)
     res = sanc.minimize(rosen_torch, X0, options={"max_iter": 3, "sigma0": 7.0})
@@ -688,19 +688,19 @@ def test_a_torch_function_draws_nothing_from_the_global_generator():
     assert torch.equal(state, torch.get_rng_state())
 
 
-# ---------------------------------------------------------------------- what a run costs
+# ---------------------------------------------------------------------------------------------- cost of a run
 
 
-def test_the_data_is_read_once_for_each_question(rng, wide_problem, readings):
+def test_each_evaluation_multiplies_by_the_data_once(rng, wide_problem, readings):
     """Value, gradient and Hessian at one point share its margins."""
     problem = wide_problem(rng, 1.0)
     readings.clear()
     res = sanc.minimize(problem, np.ones(60), certify=False)
     products = res.nhev + res.certificate.products
     assert res.success
-    again = sum(record.trials > 1 for record in res.history)  # margins of a point before the last trial
-    assert 0 <= readings["_times"] - (products + res.nfev + 1) <= again  # the start's comes with its gradient
-    assert readings["_pull"] == products + res.njev
+    again = sum(record.trials > 1 for record in res.history)  # the margins at x are computed again
+    assert 0 <= readings["_times"] - (products + res.nfev + 1) <= again  # the first value comes with the gradient
+    assert readings["_transposed_times"] == products + res.njev
     plain = scipy.optimize.minimize(
         problem.value, res.x + 1e-3, jac=lambda w: problem.value_and_gradient(w)[1], method="BFGS", tol=1e-9
     )
@@ -708,13 +708,13 @@ def test_the_data_is_read_once_for_each_question(rng, wide_problem, readings):
 
 
 def cauchy(fun, x0):
-    """‖g‖/‖Hg/‖g‖‖ at the start: the unit of lengths."""
+    """Return the norm ‖g‖²/‖Hg‖ of the Cauchy step at the start, the unit of length."""
     g = torch.autograd.functional.jacobian(fun, x0)
     return float(g.norm() ** 2 / (torch.autograd.functional.hessian(fun, x0) @ g).norm())
 
 
 def test_no_step_is_much_longer_than_the_last(rng):
-    """Steps of positive curvature let σ fall; where the curvature is another, the last step says how far to go."""
+    """Steps of positive curvature lower σ; along other curvature the last step norm bounds the next one."""
 
     def fun(x):
         return (0.5 * x[0] ** 2 + torch.cos(x[1:] * 0.3).sum() * 10 + 1e-3 * (x**4).sum()) / 10
@@ -728,17 +728,17 @@ def test_no_step_is_much_longer_than_the_last(rng):
         assert res.success
         last = 0.0
         for record, before, after in zip(res.history, points[:-1], points[1:], strict=True):
-            length = float(torch.linalg.norm(after - before))
+            step_norm = float(torch.linalg.norm(after - before))
             longest = max(unit, 0.1 * float(torch.linalg.norm(before)), 3 * last)
-            if (last > 0 or record.ritz_value < 0) and length > 1.001 * longest:
-                assert record.trials > 1 and record.trial_value < record.value  # f was asked on the way
+            if (last > 0 or record.ritz_value < 0) and step_norm > 1.001 * longest:
+                assert record.trials > 1 and record.trial_value < record.value  # shorter steps were tried first
             seen += record.ritz_value < 0
-            last = length or last
+            last = step_norm or last
     assert seen > 20
 
 
-def test_a_step_that_was_cut_short_is_made_longer_where_f_falls_faster_than_promised():
-    """From far out on −log-like slopes one gradient is enough for a long way: each trial is three times as far."""
+def test_a_limited_step_is_lengthened_if_f_falls_by_more_than_predicted():
+    """Along negative curvature one gradient leads far: each trial step is up to three times as long as the last."""
     calls = []
 
     def fun(x):
@@ -753,15 +753,15 @@ def test_a_step_that_was_cut_short_is_made_longer_where_f_falls_faster_than_prom
     assert record.step_norm > 3 * 0.1 * max(cauchy(fun, x0), 0.1 * float(torch.linalg.norm(x0)))
     exact = float((res.x**2 / (1 + res.x**2)).sum())
     assert record.trial_value == pytest.approx(exact) and exact < record.value
-    lengths = sorted({round(float(torch.linalg.norm(x - x0)), 6) for x in calls} - {0.0})
-    assert all(b / a <= 3.001 for a, b in pairwise(lengths))
+    norms = sorted({round(float(torch.linalg.norm(x - x0)), 6) for x in calls} - {0.0})
+    assert all(b / a <= 3.001 for a, b in pairwise(norms))
     assert sanc.minimize(fun, x0, max_iter=1, certify=False, first_radius=None, sigma0=1.0).history[0].trials == 1
     assert sanc.minimize(fun, x0, max_iter=1, certify=False, preset="paper").history[0].trials == 1
 
 
 @pytest.mark.parametrize("tol", [1e-10, 1e-6, 1e-3])
-def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol):
-    """Lanczos ends at the first space that the rule is content with; all spaces and minima here are dense."""
+def test_the_model_is_minimised_as_far_as_the_tolerance_needs(rng, tol):
+    """Lanczos ends at the first space that satisfies the stopping rule, by dense linear algebra."""
     d = 40
     Q = np.linalg.qr(rng.standard_normal((d, d)))[0]
     A = Q @ np.diag(np.geomspace(0.05, 1.0, d)) @ Q.T
@@ -775,8 +775,8 @@ def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol)
         return
     g = A @ x
     size = np.linalg.norm(g)
-    length = max(size**2 / np.linalg.norm(A @ g), 0.1 * np.linalg.norm(x))
-    content = []
+    length_scale = max(size**2 / np.linalg.norm(A @ g), 0.1 * np.linalg.norm(x))
+    satisfied = []
     for j in range(1, res.history[0].krylov_dim + 1):
         K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(A, k) @ g for k in range(j)]))[0]
 
@@ -784,28 +784,28 @@ def test_the_model_is_minimised_as_far_as_the_gradient_asked_for_needs(rng, tol)
             s = K @ u
             return g @ s + 0.5 * s @ A @ s + sigma / 3 * np.linalg.norm(s) ** 3
 
-        def slope(u, K=K):
+        def model_gradient(u, K=K):
             s = K @ u
             return K.T @ (g + A @ s + sigma * np.linalg.norm(s) * s)
 
-        scale = 1e6  # so that the minimiser of SciPy sees numbers near 1
+        scale = 1e6  # SciPy needs numbers near 1
         best = scipy.optimize.minimize(
             lambda u, model=model: model(u / 1e3) * scale,
             np.zeros(j),
-            jac=lambda u, slope=slope: slope(u / 1e3) * scale / 1e3,
+            jac=lambda u, gradient=model_gradient: gradient(u / 1e3) * scale / 1e3,
             tol=1e-14,
         )
         s = K @ best.x / 1e3
-        left = np.linalg.norm(g + A @ s + sigma * np.linalg.norm(s) * s)
-        wanted = max(min(0.2, np.linalg.norm(s) / length) * size, 0.5 * tol)
-        content.append(left <= wanted * (1 + 1e-3))
+        residual = np.linalg.norm(g + A @ s + sigma * np.linalg.norm(s) * s)
+        allowed = max(min(0.2, np.linalg.norm(s) / length_scale) * size, 0.5 * tol)
+        satisfied.append(residual <= allowed * (1 + 1e-3))
     if res.history[0].krylov_dim <= 10:
-        assert content == [False] * (len(content) - 1) + [True]
+        assert satisfied == [False] * (len(satisfied) - 1) + [True]
     else:
-        assert content[-1]
+        assert satisfied[-1]
 
 
-def test_without_certificate_only_a_look_is_taken(rng, wide_problem):
+def test_without_certificate_few_products_test_for_negative_curvature(rng, wide_problem):
     problem = wide_problem(rng, 1e-3)
     whole, short = (sanc.minimize(problem, np.ones(60), certify=certify) for certify in (True, False))
     assert whole.status is Status.SECOND_ORDER and whole.certificate.products > 30
@@ -817,8 +817,8 @@ def test_without_certificate_only_a_look_is_taken(rng, wide_problem):
 
 
 @pytest.mark.parametrize("d", [3, 50, 400])
-def test_without_certificate_saddles_are_left(d):
-    """On the stable manifold of a saddle no gradient shows its curvature; at the saddle itself there is no gradient."""
+def test_without_certificate_saddles_are_escaped(d):
+    """On the stable manifold of a saddle no gradient has a component along its negative curvature."""
     scale = torch.linspace(0.5, 2.0, d, dtype=torch.float64)
 
     def fun(x):
@@ -833,7 +833,7 @@ def test_without_certificate_saddles_are_left(d):
 
 @pytest.mark.parametrize("lanczos", ["store", "regenerate"])
 def test_several_longer_steps_from_one_space(lanczos):
-    """With a σ that is far too large; where the basis is not kept, each trial needs a second pass at x."""
+    """The first σ is far too large. If the basis is not stored, each trial step needs a second pass at x."""
     A = torch.linspace(0.05, 50, 20, dtype=torch.float64)
 
     def f(x):
@@ -845,8 +845,8 @@ def test_several_longer_steps_from_one_space(lanczos):
 
 
 @pytest.mark.parametrize("broken", range(1, 14))
-def test_a_product_that_is_not_finite_in_a_second_pass_costs_a_step_only(broken):
-    """The fourth iteration makes five products, repeats four for its cubic step and four for its escape."""
+def test_a_product_that_is_not_finite_in_a_second_pass_costs_one_step(broken):
+    """The fourth iteration makes five products, repeats four for the cubic step and four for the escape step."""
     A = np.diag([3.0, -2.0, 1.0, -0.5, 4.0])
     made = []  # products of each iteration
 
@@ -868,7 +868,7 @@ def test_a_product_that_is_not_finite_in_a_second_pass_costs_a_step_only(broken)
 
 
 def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
-    """The scores of its point were made from others, and are those of the trials no longer."""
+    """The margins at its point were updated from earlier ones, and those of the trial points are gone."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((400, 60))
     y = (X @ rng.standard_normal(60) + rng.standard_normal(400) > 0).astype(int)
@@ -891,10 +891,10 @@ def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_callables_that_change_their_argument_do_not_reach_the_run(library):
-    def spoil(x, answer):
+def test_callables_that_change_their_argument_do_not_change_the_run(library):
+    def overwrite(x, returned):
         x[...] = 1e3
-        return answer
+        return returned
 
     x0 = np.array(X0) if library == "numpy" else torch.tensor(X0, dtype=torch.float64)
     as_array = np.asarray
@@ -903,17 +903,17 @@ def test_callables_that_change_their_argument_do_not_reach_the_run(library):
         jac=lambda x: rosen_der(as_array(x)),
         hessp=lambda x, v: rosen_hess_prod(as_array(x), as_array(v)),
     )
-    rude = dict(
-        fun=lambda x: spoil(x, rosen(as_array(x).copy())),
-        jac=lambda x: spoil(x, rosen_der(as_array(x).copy())),
-        hessp=lambda x, v: spoil(v, spoil(x, rosen_hess_prod(as_array(x).copy(), as_array(v).copy()))),
+    overwriting = dict(
+        fun=lambda x: overwrite(x, rosen(as_array(x).copy())),
+        jac=lambda x: overwrite(x, rosen_der(as_array(x).copy())),
+        hessp=lambda x, v: overwrite(v, overwrite(x, rosen_hess_prod(as_array(x).copy(), as_array(v).copy()))),
     )
-    ours, theirs = sanc.minimize(x0=x0, **rude), sanc.minimize(x0=x0, **plain)
+    ours, theirs = sanc.minimize(x0=x0, **overwriting), sanc.minimize(x0=x0, **plain)
     assert ours.success and np.array_equal(np.asarray(ours.x), np.asarray(theirs.x))
 
 
-def test_autocast_around_a_call_is_for_the_function_alone():
-    """What is done with its values and derivatives keeps the type of x; function and callback see autocast."""
+def test_autocast_around_a_call_holds_in_the_function_alone():
+    """The iteration computes in the type of x; autocast holds in the function and in the callback."""
     matrix = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
     matrix = matrix @ matrix.T / 30 + torch.eye(30)
     seen = []
@@ -934,10 +934,12 @@ def test_autocast_around_a_call_is_for_the_function_alone():
 
 
 @pytest.mark.parametrize(("scheme", "offset"), [("2-point", 1e10), ("2-point", 1e8), ("3-point", 1e11)])
-def test_a_gradient_lost_in_the_rounding_of_values_is_no_success(scheme, offset):
+def test_a_differenced_gradient_below_the_roundoff_of_values_is_no_success(scheme, offset):
     res = sanc.minimize(lambda x: offset + (x[0] ** 2 - 1) ** 2 + x[1] ** 2, [0.3, 0.4], jac=scheme)
     assert (
-        res.status is Status.STALLED and "rounding alone makes" in res.message and "subtract a constant" in res.message
+        res.status is Status.STALLED
+        and "roundoff in f alone causes" in res.message
+        and "subtract a constant" in res.message
     )
 
 
@@ -949,15 +951,15 @@ def test_the_complex_step_needs_a_function_of_complex_numbers(fun):
 
 
 @pytest.mark.parametrize("at", [[3.0, 2.0], [1e3, -4.0]])
-def test_a_gradient_that_was_never_filled_in_is_no_minimum(at):
+def test_a_gradient_of_zeros_that_is_inconsistent_with_f_is_no_minimum(at):
     res = sanc.minimize(rosen, at, jac=np.zeros_like)
-    assert res.status is Status.INCONSISTENT and res.nit == 0 and "does not fit the values" in res.message
+    assert res.status is Status.INCONSISTENT and res.nit == 0 and "inconsistent with f" in res.message
     for fun in (lambda x: float(np.sum(x**3)), lambda x: float(np.sum(x**4)) + 1e6, lambda x: 7.0):
         assert sanc.minimize(fun, np.zeros(2), jac=np.zeros_like).status is not Status.INCONSISTENT
 
 
 @pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)])
-def test_every_true_of_a_callback_ends_the_run(true):
+def test_true_of_numpy_or_torch_from_a_callback_ends_the_run(true):
     res = sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: true)
     assert res.status is Status.CALLBACK and res.nit == 1
     for other in (np.False_, torch.tensor(False), 1.0, np.ones(2), "yes"):
@@ -965,8 +967,8 @@ def test_every_true_of_a_callback_ends_the_run(true):
 
 
 @pytest.mark.parametrize("start", [[0.0, 0.0], [1e-10, 0.0]])
-def test_a_start_at_the_saddle_of_a_small_function_is_left(start):
-    """λ_min is −4e-20, and the tolerance of curvature is relative to what f is here."""
+def test_a_start_at_the_saddle_of_a_small_function_is_escaped(start):
+    """λ_min is −4e-20, and the tolerance on the curvature is relative to the size of f."""
 
     def fun(x):
         return 1e-20 * ((x[0] ** 2 - 1) ** 2 + x[0] * x[1] + x[1] ** 2)
@@ -1012,17 +1014,17 @@ def test_the_hessian_of_one_variable_may_be_a_number():
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_a_saved_state_is_a_copy(problem, sampled):
-    def spoil(intermediate_result):
+    def overwrite(intermediate_result):
         state = intermediate_result.state
         for vector in (state["x"], *state["vectors"].values()):
             vector.fill(7.0)
 
     given = {"batch_size": 20, "max_iter": 40} if sampled else {}
-    ends = [sanc.minimize(problem, np.ones(6), callback=callback, **given) for callback in (None, spoil)]
+    ends = [sanc.minimize(problem, np.ones(6), callback=callback, **given) for callback in (None, overwrite)]
     assert np.array_equal(ends[0].x, ends[1].x)
 
 
-def test_points_come_back_as_they_were_given(problem):
+def test_points_are_returned_in_the_form_of_the_start(problem):
     Pair = namedtuple("Pair", "a b")
     found = sanc.minimize(lambda p: float((p.a**2).sum() + (p.b - 1) ** 2), Pair(np.ones(2), 3.0), jac="3-point").x
     assert type(found) is Pair and np.allclose(found.a, 0, atol=1e-5) and found.b == pytest.approx(1, abs=1e-5)
@@ -1032,7 +1034,7 @@ def test_points_come_back_as_they_were_given(problem):
     assert isinstance(sanc.minimize(problem, torch.ones(6)).x, torch.Tensor)
 
 
-class OwnSum(sanc.problems.FiniteSum):
+class UserSum(sanc.problems.FiniteSum):
     """½‖w‖², with entries replaced."""
 
     n, dim, dtype = 4, 3, np.dtype(float)
@@ -1054,21 +1056,21 @@ class OwnSum(sanc.problems.FiniteSum):
 
 
 @pytest.mark.parametrize(("entries", "words"), [
-    ({"n": None}, r"OwnSum\.n = None"),
-    ({"dim": 2.5}, r"OwnSum\.dim = 2\.5"),
-    ({"dtype": np.dtype(int)}, r"OwnSum\.dtype"),
+    ({"n": None}, r"UserSum\.n = None"),
+    ({"dim": 2.5}, r"UserSum\.dim = 2\.5"),
+    ({"dtype": np.dtype(int)}, r"UserSum\.dtype"),
     ({"g": np.ones(2)}, r"value_and_gradient returned .* shape \(3,\)"),
     ({"g": [1.0, 2.0, 3.0]}, "value_and_gradient returned"),
     ({"product": np.eye(3)}, "hessian returned .* return a function of v"),
     ({"product": lambda v: v[:2]}, r"the function that hessian returned returned .* shape \(3,\)"),
 ])  # fmt: skip
-def test_mistakes_in_a_sum_of_ones_own_are_named(entries, words):
-    assert sanc.minimize(OwnSum(), np.ones(3)).success
+def test_errors_name_mistakes_in_a_user_defined_sum(entries, words):
+    assert sanc.minimize(UserSum(), np.ones(3)).success
     with pytest.raises(sanc.SancError, match=words):
-        sanc.minimize(OwnSum(**entries), np.ones(3))
+        sanc.minimize(UserSum(**entries), np.ones(3))
 
 
-def test_scipy_passes_on_what_it_was_given():
+def test_arguments_of_scipy_are_passed_on():
     given = {"fun": rosen, "x0": X0, "method": sanc.scipy_method}
     with pytest.raises(sanc.ArgumentError, match="jac is missing although hess"):
         scipy.optimize.minimize(**given, hess=rosen_hess)
@@ -1077,7 +1079,7 @@ def test_scipy_passes_on_what_it_was_given():
     assert scipy.optimize.minimize(**given, jac=rosen_der, hess=scipy.optimize.BFGS()).success
 
 
-def test_errors_of_second_derivatives_travel_between_processes():
+def test_errors_of_second_derivatives_can_be_pickled():
     error = pickle.loads(pickle.dumps(sanc.SecondDerivativeError("no second derivative", "flash")))
     assert (str(error), error.operator) == ("no second derivative", "flash")
 
@@ -1092,22 +1094,22 @@ def brown_and_dennis(x):
     (brown_and_dennis, [25.0, 5, -5, -1], 85822.2016),
     (lambda x: 1e5 + float(np.sum((x - np.arange(4)) ** 2)), np.zeros(4), 1e5),
 ])  # fmt: skip
-def test_differences_of_large_values_end_as_well_as_they_can_tell(fun, x0, value, scheme):
+def test_differences_of_large_values_reach_the_tolerance_of_roundoff(fun, x0, value, scheme):
     res = sanc.minimize(fun, x0, jac=scheme)
     assert res.success and res.fun == pytest.approx(value, rel=1e-8)
-    again = sanc.minimize(fun, res.x, jac=scheme)  # where no gradient says anything any more, but curvature does
+    again = sanc.minimize(fun, res.x, jac=scheme)  # here the gradient is roundoff, but the curvature is not
     assert again.success and again.fun == pytest.approx(value, rel=1e-8)
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point", "cs"])
 @pytest.mark.parametrize("fun", [lambda x: 1 + (x**2).sum(), lambda x: 1 + (x**4).sum(), lambda x: 1e5 + (x**2).sum()])
-def test_a_start_at_a_minimum_needs_no_gradient_to_be_seen(fun, scheme):
+def test_a_start_at_a_minimum_is_a_success_with_differences(fun, scheme):
     res = sanc.minimize(fun, np.zeros(3), jac=scheme)
     assert res.success and res.nit <= 1
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])
-def test_differences_lead_out_of_a_saddle_of_large_values(scheme):
+def test_differences_escape_a_saddle_of_large_values(scheme):
     """uuᵀ is fitted to a matrix from u = 0, where f = 2e7 and its gradient is 0."""
     matrix = np.outer(np.arange(1, 31), np.arange(1, 31)) * 1.0
     res = sanc.minimize(lambda u: 0.25 * float(np.sum((np.outer(u, u) - matrix) ** 2)), np.zeros(30), jac=scheme)
@@ -1115,7 +1117,7 @@ def test_differences_lead_out_of_a_saddle_of_large_values(scheme):
 
 
 @pytest.mark.parametrize("width", [1.0, 1e-3, 1e-6])
-def test_a_start_at_a_sharp_minimum_is_no_contradiction(width):
+def test_a_start_at_a_sharp_minimum_is_not_inconsistent(width):
     def fun(x):
         return float(width * np.sum(3 * np.logaddexp(0, x / width) + np.logaddexp(0, -x / width)))
 
@@ -1125,10 +1127,10 @@ def test_a_start_at_a_sharp_minimum_is_no_contradiction(width):
     at = np.full(3, -width * math.log(3))
     assert sanc.minimize(fun, at, jac=jac).status is Status.SECOND_ORDER
     positive = {"fun": lambda x: float(x[0] - width * math.log(x[0])), "jac": lambda x: 1 - width / x}
-    assert sanc.minimize(x0=[width], **positive).status is Status.SECOND_ORDER  # log is asked nowhere else
+    assert sanc.minimize(x0=[width], **positive).status is Status.SECOND_ORDER  # f is not evaluated outside its domain
 
 
-def test_a_mapping_of_ones_own_is_left_alone():
+def test_a_user_defined_mapping_does_not_change():
     class Named(MutableMapping):
         def __init__(self, **entries):
             self.entries = entries
@@ -1153,12 +1155,12 @@ def test_a_mapping_of_ones_own_is_left_alone():
     assert given["a"].tolist() == [3.0, 4.0]
 
 
-def test_what_scipy_writes_is_understood(capsys):
+def test_options_that_scipy_accepts_are_accepted(capsys):
     for hess in (scipy.optimize.BFGS(), "2-point"):
         assert scipy.optimize.minimize(rosen, X0, method=sanc.scipy_method, hess=hess).success
     assert sanc.minimize(rosen, X0, jac=rosen_der, options={"disp": 0}, certify=1).success
     assert capsys.readouterr().out == ""
-    assert sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: x > 0).success  # no True, but four of them
+    assert sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: x > 0).success  # an array of four is no True
 
 
 def test_a_hessian_may_be_anything_with_a_product():

@@ -1,7 +1,7 @@
-"""Plausible mistakes, and what is said of each: the argument, its value and the remedy.
+"""Errors for plausible mistakes name the argument, its value and the remedy.
 
-A case is how somebody makes the mistake, and words that the message has to hold in this order. A step that is refused
-has changed nothing.
+A case has a name, a function that makes the mistake, and the words that the message must contain, in this order. A step
+that raises an error changes nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def meta():
 
 
 def stepped(closure=None, cls=sanc.SANC, before=None, hessian=None, objective=None, **options):
-    """Make a step with what `closure` makes of a model and its optimiser, after `before` was done to both."""
+    """Make a step with the closure that `closure(model, opt)` returns, after `before(model, opt)`."""
     model = network()
     opt = cls(model.parameters(), seed=0, **options)
     if before is not None:
@@ -94,7 +94,7 @@ def backwards(model, opt, factor=1.0):
 
 
 def alternating(model, opt):
-    """Return a closure that goes on to another batch in every call."""
+    """Return a closure that evaluates another batch in every call."""
     batches = iter(range(100))
     return lambda: loss(model, X * (1.0 + next(batches)))
 
@@ -108,7 +108,7 @@ def ignored(model, opt):
 
 
 def loaded(change=lambda state: state, cls=sanc.SANC):
-    """Load the state of a run, changed, into another optimiser."""
+    """Change the state of a run and load it into another optimiser."""
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     loss(model).backward()
@@ -124,16 +124,16 @@ def rosenbrock(x):
     return 100.0 * (x[1] - x[0] ** 2) ** 2 + (1.0 - x[0]) ** 2
 
 
-def slope(x):
+def gradient(x):
     return np.array([-400.0 * x[0] * (x[1] - x[0] ** 2) - 2.0 * (1.0 - x[0]), 200.0 * (x[1] - x[0] ** 2)])
 
 
 def minimised(fun=rosenbrock, x0=(0.0, 0.0), **options):
-    return sanc.minimize(fun, x0, **({"jac": slope} | options))
+    return sanc.minimize(fun, x0, **({"jac": gradient} | options))
 
 
 def lines(*arguments):
-    """Run the command line, which answers a mistake with exit code 2 and a message, without a traceback."""
+    """Run the command line, which reports a mistake with exit code 2 and a message, without a traceback."""
     pytest.importorskip("typer", reason="the command line needs the extra lab")
     from sanc.lab.cli import main
 
@@ -167,28 +167,28 @@ CONSTRUCTION = [
     ("decay below zero", lambda: made(weight_decay=-1e-4), "weight_decay = -0.0001", "≥ 0"),
     ("momentum as for SGD", lambda: made(momentum=0.9), "momentum = 0.9", "Momentum", "leave it out"),
     ("betas as for Adam", lambda: made(betas=(0.9, 0.999)), "'betas'", "(0.9, 0.999)", "leave it out", "sanc.Method"),
-    ("damping as for others", lambda: made(damping=0.1), "'damping'", "0.1", "leave it out"),
-    ("a wrong letter", lambda: made(weight_decy=0.1), "'weight_decy'", "did you mean 'weight_decay'?"),
+    ("damping as for other optimisers", lambda: made(damping=0.1), "'damping'", "0.1", "leave it out"),
+    ("a misspelt option", lambda: made(weight_decy=0.1), "'weight_decy'", "did you mean 'weight_decay'?"),
     ("the beginning of a name", lambda: made(krylov=5), "'krylov'", "did you mean 'krylov_dim'?"),
-    ("a preset that is not there", lambda: made(preset="fast"), "preset = 'fast'",
+    ("an unknown preset", lambda: made(preset="fast"), "preset = 'fast'",
      "choose from paper, robust"),
     ("a preset as a dict", lambda: made(preset={"sigma0": 1.0}), "preset = {'sigma0': 1.0}", "sanc.Method"),
-    ("a way to make products", lambda: made(hvp="jvp"), "hvp = 'jvp'", "double-backward"),
+    ("an unknown kind of products", lambda: made(hvp="jvp"), "hvp = 'jvp'", "double-backward"),
     ("a seed as a float", lambda: made(seed=1.5), "seed = 1.5", "integer"),
-    ("micro-batches of nothing", lambda: made(microbatch=0), "microbatch = 0", "≥ 1"),
+    ("micro-batches of zero rows", lambda: made(microbatch=0), "microbatch = 0", "≥ 1"),
     ("capture as a string", lambda: made(capture="yes"), "capture = 'yes'", "True or False"),
     ("check as a string", lambda: made(check="no"), "check = 'no'", "True or False"),
     ("sigma0 = 0", lambda: made(preset="paper", sigma0=0.0), "sigma0 = 0.0", "positive"),
     ("eta2 below eta1", lambda: made(preset="paper", eta1=0.9), "eta2 = 0.8", "above eta1 = 0.9"),
     ("gamma = 1", lambda: made(preset="paper", gamma=1.0), "gamma = 1.0", "above 1"),
-    ("no limit of Lanczos", lambda: made(krylov_dim=None), "krylov_dim = None", "such as 5"),
-    ("a metric of others", lambda: made(metric="shampoo"), "metric = 'shampoo'", "kronecker"),
-    ("memory of one", lambda: made(memory=1.0), "memory = 1.0", "[0, 1)"),
-    ("a group with a wrong letter", lambda: grouped(weight_decai=0.1), "'weight_decai'", "0.1", "'weight_decay'"),
+    ("no limit on Lanczos iterations", lambda: made(krylov_dim=None), "krylov_dim = None", "such as 5"),
+    ("a metric of another package", lambda: made(metric="shampoo"), "metric = 'shampoo'", "kronecker"),
+    ("memory = 1", lambda: made(memory=1.0), "memory = 1.0", "[0, 1)"),
+    ("a misspelt group option", lambda: grouped(weight_decai=0.1), "'weight_decai'", "0.1", "'weight_decay'"),
     ("a group with betas", lambda: grouped(betas=(0.9, 0.99)), "group option 'betas'",
      "choose from frozen, lr, params"),
     ("frozen by a number", lambda: grouped(frozen=1), "frozen = 1", "True or False"),
-    ("a method that is not there", lambda: sanc.method_for("sank"), "method = 'sank'", "choose from arc"),
+    ("an unknown method", lambda: sanc.method_for("sank"), "method = 'sank'", "choose from arc"),
 ]
 
 STEPS = [
@@ -211,8 +211,9 @@ STEPS = [
     ("a new batch in each call", lambda: stepped(alternating), "closure returned", "fix the batch", "check=False"),
     ("a loss that is not finite", lambda: stepped(lambda m, o: lambda: loss(m) * math.nan), "not finite",
      "check the data"),
-    ("backward, not before", lambda: stepped(backwards, before=plain), "called backward()", "do one of the two in all"),
-    ("gradients, not before", lambda: stepped(before=lambda m, o: (plain(m, o), loss(m).backward())),
+    ("backward() after plain closures", lambda: stepped(backwards, before=plain), "called backward()",
+     "do one of the two in all"),
+    ("gradients after closures", lambda: stepped(before=lambda m, o: (plain(m, o), loss(m).backward())),
      "closure is missing",
      "Pass it again"),
     ("clipped beside a closure", lambda: stepped(lambda m, o: partial(loss, m), before=clipped), "hold gradients from",
@@ -226,7 +227,7 @@ STEPS = [
     ("eval() before a pass", lambda: stepped(before=lambda m, o: (loss(m).backward(), o.step(), o.eval())),
      "since eval()",
      "call train()"),
-    ("an objective of the default", lambda: stepped(lambda m, o: partial(loss, m), objective=loss),
+    ("an objective with the default preset", lambda: stepped(lambda m, o: partial(loss, m), objective=loss),
      "objective cannot be used", 'preset="paper"'),
     ("samples of ARC", lambda: stepped(lambda m, o: partial(loss, m), hessian=loss, cls=sanc.ARC), "ARC uses one exact",
      "use SCR"),
@@ -238,13 +239,14 @@ STEPS = [
     ("a sum in micro-batches", lambda: stepped(summed, microbatch=4), "the loss of 4 rows",
      "Return the mean over rows"),
     ("ignored targets in micro-batches", lambda: stepped(ignored, microbatch=4), "tensors[1] holds -100", "weight="),
-    ("all was frozen since", lambda: stepped(before=lambda m, o: m.requires_grad_(False)),
+    ("all parameters frozen since", lambda: stepped(before=lambda m, o: m.requires_grad_(False)),
      "nothing to optimise", "free at least one"),
 ]
 
 DATA = [
     ("a batch without tensors", lambda: sanc.Batch(loss), "tensors is empty", "pass at least one"),
-    ("a batch of different lengths", lambda: sanc.Batch(loss, X, Y[:5]), "tensors[1] has 5 rows", "tensors[0] has 12"),
+    ("tensors with different numbers of rows", lambda: sanc.Batch(loss, X, Y[:5]), "tensors[1] has 5 rows",
+     "tensors[0] has 12"),
     ("the tensors before the loss", lambda: sanc.Batch(X, Y), "loss = tensor", "cannot be called", "pass a function"),
     ("a batch of an array", lambda: sanc.Batch(loss, X.numpy()), "tensors[0] = array", "torch.as_tensor"),
     ("a weight as a tensor", lambda: sanc.Batch(loss, X, weight=X[0]), "weight = tensor", "pass a function"),
@@ -270,34 +272,35 @@ FUNCTIONS = [
     ("a start of numbers as text", lambda: minimised(x0=["3", "4"]), "x0 = ", "real numbers"),
     ("a start of dates", lambda: minimised(x0=np.array(["2020-01-01"], "M8[D]")), "x0 = ", "real numbers"),
     ("a start of None", lambda: minimised(x0=None), "x0 = None", "real numbers"),
-    ("a start beyond all numbers", lambda: minimised(x0=[10**400]), "x0 = [1000", "real numbers"),
+    ("a start that overflows", lambda: minimised(x0=[10**400]), "x0 = [1000", "real numbers"),
     ("a start with masked entries", lambda: minimised(x0=np.ma.masked_array([1.0, 2.0], [0, 1])), "x0 = masked_array",
      "real numbers"),
     ("a sparse start", lambda: sanc.minimize(bowl, torch.eye(2).to_sparse()), "torch.sparse_coo", "pass a dense one"),
-    ("a start without numbers", lambda: sanc.minimize(bowl, torch.ones(2, device="meta")), "on meta", "dense"),
+    ("a start on the meta device", lambda: sanc.minimize(bowl, torch.ones(2, device="meta")), "on meta", "dense"),
     ("a sum of NumPy's", lambda: sanc.minimize(lambda x: np.sum(x**2), np.ones(2)), "fun is no torch function", "jac"),
-    ("a function of nothing", lambda: sanc.minimize(lambda x: torch.tensor(3.0), torch.ones(2)),
+    ("a function that ignores x", lambda: sanc.minimize(lambda x: torch.tensor(3.0), torch.ones(2)),
      "fun returned a loss that does not depend on x", "compute it from x"),
     ("options by number", lambda: minimised(options={1: 2}), "options = {1: 2}", "a mapping of names"),
-    ("the function in options", lambda: minimised(options={"fun": 3}), "'fun' stands in options", "once"),
+    ("the function in options", lambda: minimised(options={"fun": 3}), "'fun' is given in options", "once"),
     ("certify by a word", lambda: minimised(certify="no"), "certify = 'no'", "True or False"),
     ("bounds of NaN", lambda: minimised(bounds=[(math.nan, math.nan), (0, 1)]), "bounds = [(nan, nan)", "leave"),
     ("jac = True of a tree, and no pair", lambda: sanc.minimize(lambda p: p["a"] ** 2, {"a": 1.0}, jac=True),
      "fun returned", "(f, g)"),
-    ("hess is nothing", lambda: minimised(hess=lambda x: None), "hess returned None", "real numbers"),
+    ("hess returns None", lambda: minimised(hess=lambda x: None), "hess returned None", "real numbers"),
     ("arguments of a sum", lambda: sanc.minimize(LOGISTIC, np.zeros(4), args=(1,)), "args = (1,)", "leave it out"),
     ("a method of SciPy", lambda: minimised(method="BFGS"), "method = 'BFGS'", "choose from arc"),
-    ("an option with a wrong letter", lambda: minimised(max_iters=3), "'max_iters' (= 3)", "did you mean 'max_iter'?"),
-    ("options with a wrong letter", lambda: minimised(options={"max_itr": 3}), "'max_itr' (= 3)", "'max_iter'?"),
+    ("a misspelt option of minimize", lambda: minimised(max_iters=3), "'max_iters' (= 3)", "did you mean 'max_iter'?"),
+    ("a misspelt entry of options", lambda: minimised(options={"max_itr": 3}), "'max_itr' (= 3)", "'max_iter'?"),
     ("options as a number", lambda: minimised(options=3), "options = 3", "a mapping"),
     ("momentum of sanc", lambda: minimised(momentum=0.5), "momentum = 0.5", "Momentum"),
     ("bounds", lambda: minimised(bounds=[(0, 1), (0, 1)]), "bounds = [(0, 1), (0, 1)]", "leave bounds out"),
     ("a preset of minimize", lambda: minimised(preset="default"), "preset = 'default'", "choose from paper"),
-    ("jac is too long", lambda: minimised(jac=lambda x: np.ones(3)), "jac returned 3 numbers", "2 variables"),
+    ("jac with too many entries", lambda: minimised(jac=lambda x: np.ones(3)), "jac returned 3 numbers", "2 variables"),
     ("jac by a name", lambda: minimised(jac="4-point"), "jac = '4-point'", "pass a function"),
     ("jac = True, and no pair", lambda: minimised(jac=True), "fun returned", "jac = True", "(f, g)"),
     ("hess is too large", lambda: minimised(hess=lambda x: np.eye(3)), "hess", "(3, 3)", "(2, 2)"),
-    ("hessp is too long", lambda: minimised(hessp=lambda x, v: np.ones(5)), "hessp returned 5", "2 variables"),
+    ("hessp with too many entries", lambda: minimised(hessp=lambda x, v: np.ones(5)), "hessp returned 5",
+     "2 variables"),
     ("a loss that is an array", lambda: minimised(fun=lambda x: x), "fun returned 2 numbers", "return one"),
     ("a callback as a number", lambda: minimised(callback=3), "callback = 3", "pass a function"),
     ("a tolerance below zero", lambda: minimised(tol=-1.0), "tol = -1.0", "positive"),
@@ -307,17 +310,17 @@ FUNCTIONS = [
     ("samples larger than the sum", lambda: minimised(LOGISTIC, np.zeros(4), jac=None, batch_size=99),
      "batch_size = 99",
      "from 1 to 12"),
-    ("a start of the wrong length", lambda: minimised(LOGISTIC, np.zeros(5), jac=None), "x0 has 5 entries",
+    ("a start with too many entries", lambda: minimised(LOGISTIC, np.zeros(5), jac=None), "x0 has 5 entries",
      "4 variables"),
-    ("a state of nothing", lambda: minimised(resume={}), "resume lacks", "intermediate result"),
-    ("a certificate of nothing", lambda: sanc.certificate(None, [0.0, 0.0]), "fun = None", "pass a function"),
+    ("an empty state", lambda: minimised(resume={}), "resume lacks", "intermediate result"),
+    ("a certificate without a function", lambda: sanc.certificate(None, [0.0, 0.0]), "fun = None", "pass a function"),
     ("a certificate with eps = 0", lambda: sanc.certificate(bowl, torch.zeros(2), eps=0.0), "eps = 0.0", "positive"),
     ("a certificate at NaN", lambda: sanc.certificate(bowl, torch.full((2,), math.nan)), "x holds NaN", "finite"),
     ("a certificate of no products", lambda: sanc.certificate(bowl, torch.zeros(2), max_products=0), "max_products = 0",
      "≥ 1"),
     ("a certificate of no seed", lambda: sanc.certificate(bowl, torch.zeros(2), seed=None), "seed = None", "≥ 0"),
     ("labels of other values", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy()), "y holds 2 in row 2", "0 and 1"),
-    ("labels of another length", lambda: sanc.problems.Logistic(X.numpy(), np.ones(3)), "y has shape (3,)", "12 rows"),
+    ("too few labels", lambda: sanc.problems.Logistic(X.numpy(), np.ones(3)), "y has shape (3,)", "12 rows"),
     ("labels as text", lambda: sanc.problems.Logistic(X.numpy(), np.array(["a", "b"] * 6)), "y holds", "as numbers"),
     ("rows that are not finite", lambda: sanc.problems.Logistic(np.full((3, 2), np.inf), np.arange(3) % 2), "X holds 6",
      "remove or impute"),
@@ -331,15 +334,15 @@ FUNCTIONS = [
 ]
 
 COMMANDS = [
-    ("a command with a wrong letter", lambda: lines("repoduce", "fig2a"), "'repoduce'", "'reproduce'"),
-    ("a panel that is not there", lambda: lines("reproduce", "fig9z"), "figure = 'fig9z'", "choose from all, fig1"),
-    ("a data set that is not there", lambda: lines("run", "--data", "a9b"), "'a9b'", "a9a"),
+    ("a misspelt command", lambda: lines("repoduce", "fig2a"), "'repoduce'", "'reproduce'"),
+    ("an unknown panel", lambda: lines("reproduce", "fig9z"), "figure = 'fig9z'", "choose from all, fig1"),
+    ("an unknown data set", lambda: lines("run", "--data", "a9b"), "'a9b'", "a9a"),
     ("a command's option", lambda: lines("reproduce", "fig2a", "--wokers", "2"), "--wokers", "--workers"),
     ("no workers", lambda: lines("reproduce", "fig2a", "--workers", "0"), "'--workers'", "1"),
     ("a preset of a command", lambda: lines("reproduce", "fig2a", "--preset", "fast"), "--preset = 'fast'", "robust"),
     ("a method of a command", lambda: lines("reproduce", "fig2a", "--methods", "sank"), "--methods = 'sank'", "sanc"),
     ("a device of a command", lambda: lines("reproduce", "fig4", "--device", "gpu"), "--device = 'gpu'", "cuda"),
-    ("a report of nothing", lambda: lines("report", "/nowhere/at/all"), "'/nowhere/at/all'", "--out"),
+    ("a report of an empty folder", lambda: lines("report", "/nowhere/at/all"), "'/nowhere/at/all'", "--out"),
 ]
 
 # fmt: on
@@ -349,7 +352,7 @@ MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS
 @pytest.mark.parametrize(("make", "words"), [
     pytest.param(make, words, id=name) for name, make, *words in MISTAKES
 ])  # fmt: skip
-def test_a_mistake_is_answered_with_argument_value_and_remedy(make, words):
+def test_an_error_names_the_argument_its_value_and_the_remedy(make, words):
     with pytest.raises(sanc.SancError) as caught:
         make()
     text, at = str(caught.value), 0
@@ -358,5 +361,5 @@ def test_a_mistake_is_answered_with_argument_value_and_remedy(make, words):
         at = text.index(word, at) + len(word)
 
 
-def test_there_are_at_least_fifty():
+def test_there_are_at_least_fifty_mistakes():
     assert len(MISTAKES) >= 50 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)

@@ -1,4 +1,4 @@
-"""The minimiser for functions and finite sums, in SciPy's shape, and certificates of points."""
+"""`minimize` for functions and finite sums, with the interface of SciPy, and certificates of points."""
 
 from sanc.core.run import Status
 from sanc.minimisation.certification import Certificate, certificate

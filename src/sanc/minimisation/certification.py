@@ -1,4 +1,4 @@
-"""Is this point a second-order point? ‖g‖, λ_min, and a bound on its error that holds with a stated probability."""
+"""Test for second-order points: ‖g‖, λ_min, and a bound on the error of λ_min that holds with a stated probability."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.curvature import Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
-from sanc.minimisation.objective import build_oracle, own_modes
+from sanc.minimisation.objective import build_oracle, torch_modes
 
 __all__ = ["Certificate", "certificate"]
 
@@ -28,36 +28,38 @@ def certificate(
     seed: int = 0,
     hvp: HvpMode = "auto",
 ) -> Certificate:
-    """Say whether x is an ε-second-order point: ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
+    """Return whether x is an ε-second-order point: ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
 
     Parameters
     ----------
     fun, jac, hess, hessp, args
-        The objective, as `minimize` takes it: a torch function, NumPy callables, or a `FiniteSum`.
+        The objective, as in `minimize`: a torch function, NumPy callables, or a `FiniteSum`.
     x : array, Tensor or pytree of these
         The point.
     eps : float
-        Tolerance on the gradient.
+        Tolerance on the gradient norm.
     eps_curvature : float, optional
-        Tolerance on the curvature; by default `eps`.
+        Tolerance on −λ_min; by default `eps`.
     confidence : float
-        Probability with which the error bound is to hold.
+        Probability with which the error bound holds, over the random start vector.
     max_products : int, optional
-        Most Hessian products to spend. By default the dimension, and fewer where that many vectors are too large.
+        Largest number of Hessian products. By default the dimension, or fewer if so many vectors need too much memory.
     seed : int
         Seed of the random start vector.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
-        How a torch function gets its Hessian products, as in `minimize`.
+        How Hessian products of a torch function are computed, as in `minimize`.
 
     Notes
     -----
-    Lanczos with full reorthogonalisation is started at a random vector, which has a part of at least t √(π/2d) in the
-    eigenvector of λ_min with probability 1 − t. An eigenvalue λ to the left of all Ritz values θ_i leaves a part of at
-    most β_1 ⋯ β_k / Π(θ_i − λ) there, and what rounding and the errors of products can hide of it: the bound is the
-    smallest λ for which that suffices, however early Lanczos broke down. Only a Krylov space that fills R^d leaves
-    nothing but rounding. Products of differences are made with twice the step, too, which shows their error;
-    where gradients are themselves differences of values, the rounding of these is added.
-    An operator that is not symmetric shows in what Lanczos has to orthogonalise, and certifies nothing.
+    Lanczos with full reorthogonalisation starts at a random unit vector. Its component along the eigenvector of λ_min
+    is at least t √(π/2d) with probability 1 − t. For an eigenvalue λ to the left of all Ritz values θ_i, this component
+    is at most β_1 ⋯ β_k / Π(θ_i − λ), plus a term for rounding and for the errors of products. The lower bound is the
+    smallest λ for which both hold; it is valid also if Lanczos broke down early. If the Krylov space is all of R^d,
+    only the rounding term is left.
+
+    Products by differences of gradients are repeated with twice the step, which gives an estimate of their error. If
+    the gradients are differences of values themselves, the rounding error of the values is added. If the operator is
+    not symmetric, the orthogonalisation in Lanczos detects it, and the point is not certified.
 
     Examples
     --------
@@ -74,7 +76,7 @@ def certificate(
     require_integer("seed", seed, 0, none=False)
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
-    with own_modes(oracle):
+    with torch_modes(oracle):
         found, *_ = probe(
             oracle,
             point,

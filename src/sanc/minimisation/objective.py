@@ -1,4 +1,4 @@
-"""From what a caller passes to `minimize` or `certificate` to an oracle and a flat starting point."""
+"""The oracle and the flat starting point for the arguments of `minimize` or `certificate`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
 
 SCHEMES = ("2-point", "3-point", "cs")
-"""Ways to make derivatives of differences, by SciPy's names."""
+"""Finite-difference schemes, by SciPy's names."""
 
 Restore = Callable[[Any], Any]
-"""Turns a flat vector into what the caller gave: an array or tensor of the same shape."""
+"""Converts a flat vector to the caller's form: an array or tensor of the same shape."""
 
 
 def build_oracle(
@@ -46,18 +46,18 @@ def build_oracle(
     grow: bool = False,
     name: str = "x0",
 ) -> tuple[Oracle, Vector, Restore]:
-    """Choose the oracle that fits `fun`.
+    """Return the oracle of `fun`, the flat starting point, and the function that restores the caller's form.
 
-    A `FiniteSum` is sampled; a function with `jac` is called as it is; a function without is differentiated by torch.
-    A tree is laid into one vector, and the functions are asked at trees again.
+    A `FiniteSum` is sampled. A function with `jac` is called with its derivatives. A function without `jac` is
+    differentiated by torch. A tree is flattened, and the functions are called with trees.
     """
     if not isinstance(args, tuple):
         args = (args,)
     if is_tree(x0) and not isinstance(fun, FiniteSum):
         tree = Tree(x0, name)
-        ours, slope, matrix, product = _on_trees(tree, fun, jac, hess, hessp)
+        value, gradient, matrix, product = _of_flat_vectors(tree, fun, jac, hess, hessp)
         oracle, flat, restore_flat = build_oracle(
-            ours, tree.flat, jac=slope, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
+            value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
         return oracle, flat, lambda v: tree.build(restore_flat(v))
     is_tensor = isinstance(x0, Tensor)
@@ -74,19 +74,21 @@ def build_oracle(
         require_sum(fun)
         for label, given in (("jac", jac), ("hess", hess), ("hessp", hessp)):
             if given is not None:
-                raise ArgumentError(f"{label} is given although {type(fun).__name__} knows its own: leave it out.")
+                raise ArgumentError(f"{label} is given although {type(fun).__name__} computes it: leave it out.")
         if args:
             raise ArgumentError(f"args = {shown(args)} cannot be used with {type(fun).__name__}: leave it out.")
         values = start.detach().cpu().numpy() if is_tensor else start
         if values.size != fun.dim:
-            raise ArgumentError(f"{name} has {values.size} entries and the problem {fun.dim} variables: pass as many.")
+            raise ArgumentError(
+                f"{name} has {values.size} entries and the problem {fun.dim} variables: pass one entry per variable."
+            )
         return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(values, fun.dtype).reshape(-1), restore
 
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
     if isinstance(hess, str):
         _scheme("hess", hess)
-        hess = None  # products are differences of gradients then
+        hess = None  # products are differences of gradients
     for label, given in (("hess", hess), ("hessp", hessp)):
         if given is not None and not callable(given):
             raise ArgumentTypeError(f"{label} = {shown(given)} cannot be called: pass a function.")
@@ -99,7 +101,9 @@ def build_oracle(
     flat = start.detach().clone().reshape(-1) if is_tensor else np.array(start).reshape(-1)
     if isinstance(jac, str):
         if hess is not None or hessp is not None:
-            raise ArgumentError(f"jac = {jac!r} has no hess or hessp beside it: pass the gradient as a function too.")
+            raise ArgumentError(
+                f"jac = {jac!r} cannot be combined with hess or hessp: pass the gradient as a function too."
+            )
         return DifferenceOracle(fun, start, scheme=_scheme("jac", jac), args=args), flat, restore
     if jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {shown(jac)} cannot be called: pass a function, or True if fun returns (f, g).")
@@ -107,10 +111,11 @@ def build_oracle(
 
 
 @contextmanager
-def own_modes(oracle: Oracle) -> Iterator[None]:
-    """Let autocast around the call be for a torch function alone, not for what is made of it, and no_grad for nobody.
+def torch_modes(oracle: Oracle) -> Iterator[None]:
+    """Run the iteration without autocast and with gradients enabled, whatever the modes around the call.
 
-    A function may itself be minimising another one, where a value is asked for without a graph.
+    Inside a torch function the caller's autocast holds. Gradients are enabled because a function may itself minimise
+    another one while its value is computed without a graph.
     """
     if not isinstance(oracle, AutogradOracle):
         yield
@@ -120,36 +125,37 @@ def own_modes(oracle: Oracle) -> Iterator[None]:
 
 
 def _scheme(name: str, given: str) -> Any:
+    """Return a finite-difference scheme if it is known."""
     if given not in SCHEMES:
         raise ArgumentError(f"{name} = {given!r} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
     return given
 
 
-def _on_trees(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator[Any]:
-    """Return the same functions of a flat vector; a Hessian has the leaves' entries in their order."""
+def _of_flat_vectors(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator[Any]:
+    """Yield functions of a flat vector for functions of a tree; a Hessian is in the order of the flat vector."""
 
     def value(x: Any, *args: Any) -> Any:
-        answer = fun(tree.build(x), *args)
+        returned = fun(tree.build(x), *args)
         if jac is True:
-            number, g = pair(answer)
-            return number, tree.lay(g, "fun")
-        return answer
+            f, g = pair(returned)
+            return f, tree.flatten(g, "fun")
+        return returned
 
-    def slope(x: Any, *args: Any) -> Any:
-        return tree.lay(jac(tree.build(x), *args), "jac")
+    def gradient(x: Any, *args: Any) -> Any:
+        return tree.flatten(jac(tree.build(x), *args), "jac")
 
     def matrix(x: Any, *args: Any) -> Any:
         return hess(tree.build(x), *args)
 
     def product(x: Any, v: Any, *args: Any) -> Any:
-        return tree.lay(hessp(tree.build(x), tree.build(v), *args), "hessp")
+        return tree.flatten(hessp(tree.build(x), tree.build(v), *args), "hessp")
 
-    for theirs, ours in ((fun, value), (jac, slope), (hess, matrix), (hessp, product)):
-        yield ours if callable(theirs) else theirs
+    for given, flat in ((fun, value), (jac, gradient), (hess, matrix), (hessp, product)):
+        yield flat if callable(given) else given
 
 
 def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:
-    """Differentiate a torch function of one tensor automatically."""
+    """Return the oracle that differentiates a torch function of one tensor automatically."""
     leaf = x0.detach().clone().requires_grad_()
     oracle = AutogradOracle(Leaves([leaf], [0.0]), hvp=hvp, exact=True)
     sample = Sample("fun", [(1.0, lambda: fun(leaf, *args))], 1, seed=None)
@@ -158,48 +164,51 @@ def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...],
 
 
 def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Explain what is missing where a NumPy function came without its gradient."""
+    """Return the function with an error that names the remedy if it is a NumPy function without `jac`."""
 
     def wrapped(x: Tensor, *args: Any) -> Tensor:
         remedy = 'write it with torch operations, or pass its gradient as jac, or jac="3-point" for differences'
         try:
-            answer = fun(x, *args)
+            value = fun(x, *args)
         except (RuntimeError, TypeError) as problem:
             frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
             raise
-        if not isinstance(answer, Tensor):
+        if not isinstance(value, Tensor):
             raise ArgumentTypeError(
-                f"fun returned {type(answer).__name__} for a torch tensor, so it cannot be differentiated: {remedy}."
+                f"fun returned {type(value).__name__} for a torch tensor, so it cannot be differentiated: {remedy}."
             )
-        return answer
+        return value
 
     return wrapped
 
 
 def _point(x0: Any, name: str) -> Any:
+    """Return the point as a tensor or array of float32 or float64, after checks."""
     if isinstance(x0, Tensor):
         if x0.dtype not in (torch.float32, torch.float64):
             if x0.is_complex() or x0.is_floating_point():
                 raise ArgumentTypeError(f"{name} is of {x0.dtype}: pass float32 or float64.")
             x0 = x0.double()
         if x0.layout != torch.strided or x0.device.type == "meta":
-            raise ArgumentTypeError(f"{name} is a tensor of {x0.layout} on {x0.device}: pass a dense one with numbers.")
+            raise ArgumentTypeError(f"{name} is a tensor of {x0.layout} on {x0.device}: pass a dense one with values.")
         finite, size = bool(torch.isfinite(x0).all()), x0.numel()
     else:
         try:
             array = np.asarray(x0)
             if array.dtype == object:
-                array = np.array([float(entry + 0) for entry in array.flat]).reshape(array.shape)  # text has no sum
+                array = np.array([float(entry + 0) for entry in array.flat]).reshape(
+                    array.shape
+                )  # text does not add to a number
             if array.dtype.kind not in "fiub" or np.ma.is_masked(x0):
-                raise TypeError("no real numbers, or some of them are missing")
+                raise TypeError("not real numbers, or masked")
             x0 = array if array.dtype == np.float32 else array.astype(np.float64)
         except (TypeError, ValueError, OverflowError):
-            raise ArgumentTypeError(f"{name} = {shown(x0)} is no array of real numbers: pass one.") from None
+            raise ArgumentTypeError(f"{name} = {shown(x0)} is not an array of real numbers: pass one.") from None
         finite, size = bool(np.isfinite(x0).all()), x0.size
     if size == 0:
         raise ArgumentError(f"{name} is empty: pass at least one variable.")
     if not finite:
-        raise ArgumentError(f"{name} holds NaN or infinity: start from finite numbers.")
+        raise ArgumentError(f"{name} holds NaN or infinity: pass finite numbers.")
     return x0

@@ -1,4 +1,4 @@
-"""The result of `minimize`: SciPy's, printed so that it fits a screen."""
+"""The result of `minimize`: SciPy's `OptimizeResult`, printed so that it fits a screen."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import numpy as np
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
-_WIDTH = 80
-"""Characters of a line."""
-_FIRST = ("message", "success", "status", "fun", "x", "jac")
-"""What is printed first; `history` and other long things come as their length."""
-_ENTRIES = 8
-"""Lines of a nested point after which the rest is counted only."""
+_LINE_WIDTH = 80
+"""Characters of a line, the width of a standard terminal."""
+_PRINTED_FIRST = ("message", "success", "status", "fun", "x", "jac")
+"""Entries that are printed first, in SciPy's order."""
+_NESTED_LINES = 8
+"""Lines of a nested point, beyond which only the number of entries is printed: a result then has at most 45 lines."""
 
 
 class Result(OptimizeResult):  # type: ignore[misc]
-    """SciPy's result; printed, it shows the ends of long vectors and says how long the history is."""
+    """SciPy's result, whose `repr` abbreviates long vectors and prints the number of records in the history."""
 
     def __repr__(self) -> str:
-        names = [*(name for name in _FIRST if name in self), *(name for name in self if name not in _FIRST)]
+        names = [
+            *(name for name in _PRINTED_FIRST if name in self),
+            *(name for name in self if name not in _PRINTED_FIRST),
+        ]
         width = max(map(len, names), default=0)
         lines = []
         for name in names:
-            first, *others = _lines(self[name], _WIDTH - width - 2)
+            first, *others = _lines(self[name], _LINE_WIDTH - width - 2)
             lines += [f"{name:>{width}}: {first}", *(" " * (width + 2) + line for line in others)]
         return "\n".join(lines)
 
@@ -35,7 +38,7 @@ class Result(OptimizeResult):  # type: ignore[misc]
 
 
 def _lines(value: Any, width: int) -> list[str]:
-    """Say a value in a few lines of this width."""
+    """Return a value as a few lines of this width."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
@@ -57,7 +60,7 @@ def _nested(value: Any, width: int) -> list[str]:
     items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
     lines: list[str] = []
     for number, (key, part) in enumerate(items):
-        if len(lines) >= _ENTRIES:
+        if len(lines) >= _NESTED_LINES:
             return [*lines, f"… and {len(items) - number} more"]
         first, *others = _lines(part, max(20, width - len(str(key)) - 2))
         lines += [f"{key}: {first}", *(" " * (len(str(key)) + 2) + line for line in others)]

@@ -1,4 +1,4 @@
-"""Points made of several arrays: dictionaries, lists and tuples of tensors or arrays, nested as you like."""
+"""Points that consist of several arrays: nested dictionaries, lists and tuples of tensors or arrays."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 
 def is_tree(x: Any) -> bool:
-    """Whether a point is a tree: a mapping, a named tuple, or a list or tuple that holds a tensor or a tree."""
+    """Return whether a point is a tree: a mapping, a named tuple, or a list or tuple with a tensor or a tree in it."""
     if isinstance(x, Mapping) or (isinstance(x, tuple) and hasattr(x, "_fields")):
         return True
     return isinstance(x, list | tuple) and any(isinstance(part, Tensor) or is_tree(part) for part in x)
 
 
 class Tree:
-    """The structure of a tree, and its leaves laid into one flat vector in their order.
+    """The structure of a tree, and its leaves concatenated into one flat vector.
 
     Parameters
     ----------
     x : mapping, list or tuple
         The tree; the leaves are tensors of one type and device, or arrays and numbers.
     name : str
-        What an error calls it.
+        The name of the tree in messages.
 
     Attributes
     ----------
     flat : Tensor or array
-        The leaves in one vector: a tensor where there is a tensor among them.
+        The leaves in one vector: a tensor if any leaf is one.
     """
 
     def __init__(self, x: Any, name: str) -> None:
@@ -51,7 +51,9 @@ class Tree:
             arrays = [np.asarray(leaf) for leaf in leaves.values()]
             for place, array in zip(leaves, arrays, strict=True):
                 if array.dtype.kind not in "fiub":
-                    raise ArgumentTypeError(f"{place} = {shown(leaves[place])} is no array of real numbers: pass one.")
+                    raise ArgumentTypeError(
+                        f"{place} = {shown(leaves[place])} is not an array of real numbers: pass one."
+                    )
             self.flat = np.concatenate([array.reshape(-1) for array in arrays])
 
     @staticmethod
@@ -69,29 +71,31 @@ class Tree:
         return torch.cat([leaf.detach().reshape(-1) for leaf in tensors.values()])
 
     def build(self, flat: Any) -> Any:
-        """Return the tree of a flat vector; its leaves are views of it."""
+        """Return the tree of a flat vector; its leaves are views of the vector."""
         ends = accumulate(map(math.prod, self._shapes.values()), initial=0)
         cuts = zip(pairwise(ends), self._shapes.values(), strict=True)
         return _rebuilt(self._example, (flat[begin:end].reshape(shape) for (begin, end), shape in cuts))
 
-    def lay(self, tree: Any, name: str) -> Any:
+    def flatten(self, tree: Any, name: str) -> Any:
         """Return the flat vector of a tree of the same structure, such as a gradient."""
         given = dict(_leaves(tree, self._name))
         if self._shapes.keys() != given.keys():
-            odd = sorted(self._shapes.keys() ^ given.keys())[0]
-            raise ArgumentError(f"{name} returned a tree that differs from {self._name} at {odd}: return the same one.")
+            place = sorted(self._shapes.keys() ^ given.keys())[0]
+            raise ArgumentError(
+                f"{name} returned a tree that differs from {self._name} at {place}: return the same structure."
+            )
         for place, leaf in given.items():
-            shape, wanted = tuple(np.shape(leaf)), self._shapes[place]
-            if shape != wanted:
-                raise ArgumentError(f"{name} returned shape {shape} for {place}: return {wanted}.")
-        leaves = [given[place] for place in self._shapes]  # a mapping may come back in another order
+            shape, expected = tuple(np.shape(leaf)), self._shapes[place]
+            if shape != expected:
+                raise ArgumentError(f"{name} returned shape {shape} for {place}: return {expected}.")
+        leaves = [given[place] for place in self._shapes]  # a mapping may be returned in another order
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             return torch.cat([torch.as_tensor(leaf).reshape(-1) for leaf in leaves])
         return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves])
 
 
 def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Go through the leaves, each with the expression that reaches it."""
+    """Yield the leaves, each with the expression that selects it."""
     if isinstance(x, Mapping):
         for key, part in x.items():
             yield from _leaves(part, f"{place}[{key!r}]")
@@ -103,6 +107,7 @@ def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rebuilt(example: Any, leaves: Iterator[Any]) -> Any:
+    """Return a tree with the structure of `example` and other leaves."""
     if isinstance(example, Mapping):
         built: dict[Any, Any] = copy(example) if isinstance(example, dict) else {}
         built.update((key, _rebuilt(part, leaves)) for key, part in example.items())
