@@ -1,4 +1,4 @@
-"""How the fault suite counts: every case, and every case that went wrong, for the page docs/results/faults.md."""
+"""Counts of cases and failures of the fault suite, for the page docs/results/faults.md."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 @pytest.fixture
 def tally(record_property: Callable[[str, Any], None]) -> Callable[[str, int, Sequence[Any]], None]:
-    """Note how many cases of a kind were tried and which of them failed, and fail where any did."""
+    """Return a function that records the cases and failures of a kind, and fails if there is any failure."""
 
-    def note(what: str, cases: int, failures: Sequence[Any]) -> None:
+    def record(what: str, cases: int, failures: Sequence[Any]) -> None:
         record_property("faults", [what, cases, len(failures)])
         assert cases > 0
         assert not failures, f"{len(failures)} of {cases}: {list(failures)[:10]}"
 
-    return note
+    return record

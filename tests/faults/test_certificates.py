@@ -1,4 +1,4 @@
-"""How often a certificate is false, over families of spectra, against the confidence that it states."""
+"""Rate of false certificates over families of spectra, compared with the stated confidence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILIES = {"clustered": clustered, "spread": spread, "gapless": gapless, "semic
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rate_of_false_certificates(family, dtype, tally):
-    """A spectrum fails where its rate is above 1 − confidence by more than three standard deviations."""
+    """A spectrum fails if its rate exceeds 1 − confidence by more than three standard deviations."""
     spectra, failures = 8, []
     allowed = STARTS * (1 - CONFIDENCE) + 3 * math.sqrt(STARTS * CONFIDENCE * (1 - CONFIDENCE))
     for number in range(spectra):
@@ -64,8 +64,8 @@ def test_the_rate_of_false_certificates(family, dtype, tally):
     tally(f"certificates, {family} spectra", spectra * STARTS, failures)
 
 
-def test_dense_hessians_whose_space_is_full(tally):
-    """Up to a hundred dimensions nothing is left to chance."""
+def test_dense_hessians_with_a_full_krylov_space(tally):
+    """Up to a hundred dimensions the certificate is exact."""
     cases, failures = 400, []
     for seed in range(cases):
         rng = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def random_function(rng):
 @pytest.mark.parametrize("method", ["sanc", "scr", "arc", "cr", "crm", "ncd"])
 @pytest.mark.parametrize("preset", sanc.PRESETS)
 def test_claims_of_success_on_random_functions(method, preset, tally):
-    """Every claim is checked with a dense Hessian in float64; so is that f did not rise where steps are judged."""
+    """Check every claim with a dense Hessian in float64, and that methods with a ratio test did not increase f."""
     cases, failures = 0, []
     for seed in range(15):
         f, x0 = random_function(np.random.default_rng(seed))
@@ -151,5 +151,5 @@ def test_claims_of_success_on_random_functions(method, preset, tally):
             failures.append((seed, "not of second order", lowest))
         tested = preset == "robust" and method in ("sanc", "scr", "arc")
         if tested and float(f(x)) > float(f(torch.from_numpy(x0))) + 1e-9:
-            failures.append((seed, "higher than the start"))
+            failures.append((seed, "f above its value at the start"))
     tally("claims of success", cases, failures)

@@ -1,4 +1,4 @@
-"""Kills, full disks, flipped bytes and mutated data files: the same result or an error that names the file."""
+"""Killed processes, full disks, flipped bytes, mutated data files: the same result, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ runs.execute(spec, Path(sys.argv[1]), checkpoint_every=0.0)
 
 
 def test_kills_at_any_moment(tmp_path, tally):
-    """A run is killed again and again, with and without mercy, and goes on each time; in the end it is the same."""
+    """A run is killed several times, by SIGKILL and SIGHUP, and resumed each time; the result equals a whole run's."""
     spec = replace(SPEC, panel=replace(SPEC.panel, calls=60_000))
     clock = time.perf_counter()
     whole = outcome(runs.execute(spec, tmp_path / "whole", checkpoint_every=0.0))
@@ -55,7 +55,7 @@ def test_kills_at_any_moment(tmp_path, tally):
     if outcome(runs.execute(spec, tmp_path / "cut")) != whole:
         failures.append("another result")
     if list(folder.glob(".*")):
-        failures.append("temporary files stay")
+        failures.append("temporary files are left")
     tally("kills", kills, failures)
 
 
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_at_any_write(tmp_path, monkeypatch, tally):
                 failures.append((number, "no error"))
         except OSError:
             if list(folder.glob(".*")):
-                failures.append((number, "temporary files stay"))
+                failures.append((number, "temporary files are left"))
         monkeypatch.setattr(directory.os, "fsync", plain)
         writes += 1
         if outcome(runs.execute(SPEC, tmp_path / "cut", checkpoint_every=0.0)) != whole:
@@ -164,22 +164,22 @@ def test_flipped_bytes_of_the_parsed_form(tmp_path, sparse, monkeypatch, tally):
 
 
 def mutated(content, rng):
-    """Change, drop, double or insert a piece of a text."""
+    """Change, delete, repeat or insert a piece of a text, or cut it off."""
     place, kind = int(rng.integers(len(content))), int(rng.integers(5))
-    length = int(rng.integers(1, 12))
+    size = int(rng.integers(1, 12))
     if kind == 0:
         return flipped(content, rng)
     if kind == 1:
-        return content[:place] + content[place + length :]
+        return content[:place] + content[place + size :]
     if kind == 2:
-        return content[: place + length] + content[place:]
+        return content[: place + size] + content[place:]
     if kind == 3:
-        return content[:place] + bytes(rng.choice(list(b"0123456789:.-+e \n#nainf"), length).tolist()) + content[place:]
+        return content[:place] + bytes(rng.choice(list(b"0123456789:.-+e \n#nainf"), size).tolist()) + content[place:]
     return content[:place]
 
 
 def by_another_reader(path):
-    """Return X and y as scikit-learn reads the whole file at once, or None where it or common sense refuses it."""
+    """Return X and y as scikit-learn reads them, or None if it raises an error or the data are implausible."""
     content = path.read_bytes()
     if not content.endswith(b"\n"):
         return None
@@ -199,15 +199,17 @@ def test_mutated_data_files(tmp_path, monkeypatch, tally):
         path = tmp_path / "made"
         path.write_bytes(mutated(content, rng))
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        wanted = by_another_reader(path)
+        expected = by_another_reader(path)
         try:
             found = datasets.load_set(SET, tmp_path)
             read += 1
-            same = wanted is not None and np.array_equal(found.X, wanted[0]) and np.array_equal(found.y, wanted[1])
+            same = (
+                expected is not None and np.array_equal(found.X, expected[0]) and np.array_equal(found.y, expected[1])
+            )
             failures += [] if same else [(case, "other data")]
         except datasets.DataError as problem:
-            if wanted is not None:
-                failures.append((case, f"refused: {problem}"))
+            if expected is not None:
+                failures.append((case, f"rejected: {problem}"))
             if str(path) not in str(problem):
                 failures.append((case, f"no path: {problem}"))
         except Exception as problem:
@@ -217,7 +219,7 @@ def test_mutated_data_files(tmp_path, monkeypatch, tally):
 
 
 def test_mutated_reports(tmp_path, tally):
-    """Every file of a finished run, mutated: the runs are read, or the error names the file."""
+    """Mutate every file of a finished run: the runs are read, or the error names the file."""
     folder = runs.execute(SPEC, tmp_path)
     known = json.loads((folder / "done.json").read_text())["loss"]
     rng, cases, failures = np.random.default_rng(6), 0, []

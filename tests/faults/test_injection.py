@@ -1,6 +1,7 @@
-"""Something not finite, or an exception, at every call of the objective: for every method, preset and driving style.
+"""Values that are not finite, and exceptions, at every call of the objective: for every method, preset and style.
 
-Parameters stay finite, the error is ours or the injected one, and after an exception the run repeats one that had none.
+Parameters stay finite, and only errors of the package or the injected ones are raised. After an exception, the repeated
+run equals one without it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class InjectedError(Exception):
 
 
 class Run:
-    """A small training run, with a fault at one call of its loss."""
+    """A small training run with a fault at one call of its loss."""
 
     def __init__(self, kind, preset, style, fault="", at=-1, exact=False):
         torch.manual_seed(0)
@@ -65,20 +66,23 @@ class Run:
             self.opt.step(lambda: self.loss(k) if self.style == "loss" else self.backward(k))
 
     def go(self):
-        """Make all steps; one that raised what was injected is made again, and what it left behind is looked at."""
+        """Make all steps and return a description of the first failure.
+
+        A step that raised the injected error is checked for side effects and repeated.
+        """
         for k in range(STEPS):
             before = [tensor.clone() for tensor in (*self.model.state_dict().values(), torch.get_rng_state())]
             try:
                 self.step(k)
             except InjectedError:
                 after = (*self.model.state_dict().values(), torch.get_rng_state())
-                still = self.style == "gradients"  # whose forward pass is the caller's own
-                if not still and not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-                    return "an exception left something behind"
+                by_caller = self.style == "gradients"  # the forward pass is outside the step
+                if not by_caller and not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+                    return "an exception had side effects"
                 self.step(k)
             except sanc.NonFiniteStartError:
                 if k > 0:
-                    return "a start that is not finite, after the start"
+                    return "NonFiniteStartError after the first step"
                 return "" if torch.isfinite(flat(self.model)).all() else "parameters are not finite"
             if not torch.isfinite(flat(self.model)).all():
                 return f"parameters are not finite after step {k}"
@@ -102,14 +106,16 @@ def test_a_fault_at_every_call_of_a_loss(kind, preset, style, tally):
             for fault in ("raise", *FAULTS[at % 2 :: 2]):
                 run = Run(kind, preset, style, fault, at, exact)
                 try:
-                    said = run.go()
+                    failure = run.go()
                 except Exception as problem:
-                    said = f"{type(problem).__name__}: {problem}"
-                # BatchNorm's buffers of the caller's own forward pass are not ours to put back.
-                if not said and fault == "raise" and style != "gradients":
-                    said = "" if torch.equal(flat(run.model), flat(whole.model)) else "not the same after an exception"
+                    failure = f"{type(problem).__name__}: {problem}"
+                # Without closures the caller's forward pass updates BatchNorm's buffers, which the step cannot undo.
+                if not failure and fault == "raise" and style != "gradients":
+                    failure = (
+                        "" if torch.equal(flat(run.model), flat(whole.model)) else "not the same after an exception"
+                    )
                 cases += 1
-                failures += [(exact, at, fault, said)] if said else []
+                failures += [(exact, at, fault, failure)] if failure else []
     tally(f"injection in closures, {style}", cases, failures)
 
 
@@ -118,7 +124,7 @@ def rosenbrock(x):
         return float(100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2)
 
 
-def slope(x):
+def gradient(x):
     return np.array([-400 * x[0] * (x[1] - x[0] ** 2) - 2 * (1 - x[0]), 200 * (x[1] - x[0] ** 2)])
 
 
@@ -135,22 +141,22 @@ def test_a_fault_at_every_call_of_a_callable(method, preset, tally):
     def go(name, at, fault):
         count = 0
 
-        def wrapped(own, function):
+        def wrapped(role, function):
             def call(*given):
                 nonlocal count
-                answer = function(*given)
-                if own != name:
-                    return answer
+                returned = function(*given)
+                if role != name:
+                    return returned
                 count += 1
                 if count - 1 != at:
-                    return answer
+                    return returned
                 if fault is None:
                     raise InjectedError
-                return answer * fault
+                return returned * fault
 
             return call
 
-        given = {"jac": wrapped("jac", slope), "hessp": wrapped("hessp", product), "max_iter": 25}
+        given = {"jac": wrapped("jac", gradient), "hessp": wrapped("hessp", product), "max_iter": 25}
         res = sanc.minimize(wrapped("fun", rosenbrock), np.array([-1.2, 1.0]), method=method, preset=preset, **given)
         return count, res
 
@@ -158,19 +164,19 @@ def test_a_fault_at_every_call_of_a_callable(method, preset, tally):
         total, _ = go(name, -1, 1.0)
         for at in range(0, total, max(1, total // 8)):
             for fault in (np.nan, np.inf, -1e300, None):
-                said = ""
+                failure = ""
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", RuntimeWarning)
                     try:
                         _, res = go(name, at, fault)
                         if not np.isfinite(res.x).all():
-                            said = "x is not finite"
-                        if res.success and not np.linalg.norm(slope(res.x)) <= 1e-7:
-                            said = "success away from a stationary point"
+                            failure = "x is not finite"
+                        if res.success and not np.linalg.norm(gradient(res.x)) <= 1e-7:
+                            failure = "success away from a stationary point"
                     except InjectedError:
-                        said = "" if fault is None else "raised what was not injected"
+                        failure = "" if fault is None else "raised an error that was not injected"
                     except Exception as problem:
-                        said = f"{type(problem).__name__}: {problem}"
+                        failure = f"{type(problem).__name__}: {problem}"
                 cases += 1
-                failures += [(name, at, fault, said)] if said else []
+                failures += [(name, at, fault, failure)] if failure else []
     tally("injection in callables", cases, failures)

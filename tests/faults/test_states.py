@@ -1,4 +1,4 @@
-"""Every entry of a saved state changed to everything it must not be; and Ctrl-C at lines all over a step."""
+"""Invalid values in every entry of a saved state, and Ctrl-C at many lines of a step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MORE = [*saved.WRONG, KeyError, "", [1.0], {"a": 1}, 2**70, 1j]
 
 @pytest.mark.filterwarnings("ignore:the state was saved with")
 @pytest.mark.parametrize(("kind", "preset", "style", "options"), saved.CASES)
-def test_a_corrupted_state_is_refused_or_works(kind, preset, style, options, tally):
-    """What is accepted must let the run go on; what is refused must leave it bit for bit."""
+def test_a_corrupted_state_is_rejected_or_works(kind, preset, style, options, tally):
+    """After an accepted state the run continues; a rejected state changes nothing, bit for bit."""
     model, opt, rest = saved.optimiser(kind, preset, style, **options)
     state = copy.deepcopy(opt.state_dict())
     before, cases, failures = flat(model).clone(), 0, []
@@ -35,7 +35,7 @@ def test_a_corrupted_state_is_refused_or_works(kind, preset, style, options, tal
             except Exception as problem:
                 failures.append((path, wrong, repr(problem)))
                 continue
-            if cases % 29 == 0:  # every so often, whether it really works
+            if cases % 29 == 0:  # test some accepted states by a step
                 other, twin, _ = saved.optimiser(kind, preset, style, **options)
                 try:
                     twin.load_state_dict(broken)
@@ -52,11 +52,11 @@ def test_a_corrupted_state_is_refused_or_works(kind, preset, style, options, tal
     drive(style, model, opt, rest)
     drive(style, twin_model, twin, rest)
     if not torch.equal(flat(model), flat(twin_model)):
-        failures.append("the run does not go on as before")
+        failures.append("the run does not continue as before")
     tally("corrupted states", cases, failures)
 
 
 @pytest.mark.parametrize(("style", "kind", "preset", "steps"), interrupts.CASES)
-def test_ctrl_c_all_over_a_step(style, kind, preset, steps, tally):
+def test_ctrl_c_at_many_lines_of_a_step(style, kind, preset, steps, tally):
     tried, bad = interrupts.sweep(style, kind, preset, steps, stride=61, first=3)
     tally("asynchronous interrupts", tried, bad)
