@@ -1,6 +1,5 @@
 """The report page: its content, its escaping, and its behaviour in a browser."""
 
-import base64
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import shutil
 import subprocess
 import time
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -255,11 +253,6 @@ class Browser:
 
     def chosen(self):
         return self.run("[x, y, off.join(',')]")
-
-    def picture(self, path, full=False):
-        self.settle()
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        Path(path).write_bytes(base64.b64decode(found["data"]))
 
     def faults(self):
         """Return exceptions and console errors, requests to other hosts, and the number of requests."""
