@@ -23,14 +23,14 @@ class GivenGradient(Oracle):
         self.meter = meter
         meter.count_gradient(1)
         self._shapes = leaves.shapes
-        self.slope = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
+        self.g = leaves.add_decay(leaves.flatten([leaf.grad for leaf in leaves.tensors]), point)
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
         return self._shapes
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
-        return math.nan, self.slope
+        return math.nan, self.g
 
     def value(self, x: Vector) -> NoReturn:
         raise NotImplementedError

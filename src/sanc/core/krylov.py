@@ -64,7 +64,7 @@ class Lanczos:
         self.space = space
         self.limit = min(limit or space.dim, space.dim)
         self.columns: list[list[Scalar]] = []  # (α_j, β_j), and qᵀg with `linear`; unread
-        self.length = space.length(start)
+        self.unread_start_norm = space.unread_norm(start)
         self.parts: Any = None  # projections of the last product on all vectors, unread, with reorthogonalisation
         self._product = product
         self._start = start
@@ -80,7 +80,7 @@ class Lanczos:
     @property
     def start_norm(self) -> float:
         """‖start‖."""
-        return float(self.length)
+        return float(self.unread_start_norm)
 
     def column(self, j: int) -> Sequence[float]:
         """Return α_j, β_j and the projection; compute them if they are the next ones."""
@@ -105,14 +105,14 @@ class Lanczos:
             space.subtract(r, alpha, q)
         self._residual = r
         projection = [] if self._linear is None else [space.inner(q, self._linear)]
-        self.columns.append([alpha, space.length(r), *projection])
+        self.columns.append([alpha, space.unread_norm(r), *projection])
 
     def _advance(self, j: int) -> tuple[Vector, Vector | None]:
         """Return q_j and q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
-        v, length = (self._residual, self.columns[-1][1]) if j else (self._start, self.length)
+        v, norm = (self._residual, self.columns[-1][1]) if j else (self._start, self.unread_start_norm)
         self._residual = None
         if not self._store:
-            self._previous, self._current = self._current, v / length
+            self._previous, self._current = self._current, v / norm
             return self._current, self._previous
         if self._rows is None:
             self._rows = self.space.rows(self._room)
@@ -120,7 +120,7 @@ class Lanczos:
             rows = self.space.rows(min(2 * j, self.limit))
             rows[:j] = self._rows
             self._rows = rows
-        self.space.divide(v, length, out=self._rows[j])
+        self.space.divide(v, norm, out=self._rows[j])
         return self._rows[j], self._rows[j - 1] if j else None
 
     def basis(self, dim: int) -> Any:

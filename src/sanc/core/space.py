@@ -72,7 +72,7 @@ class Space:
         pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
         return torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64)
 
-    def length(self, v: Any) -> Scalar:
+    def unread_norm(self, v: Any) -> Scalar:
         """Euclidean norm, unread."""
         if self.device.type == "cpu":  # BLAS rounds far less than torch's norm, and reading costs nothing
             square = self.inner(v, v)
@@ -95,7 +95,7 @@ class Space:
 
     def norm(self, v: Vector) -> float:
         """Euclidean norm; not finite where an entry is not, or where it overflows."""
-        return float(self.length(v))
+        return float(self.unread_norm(v))
 
     # Vectors.
 
@@ -153,13 +153,13 @@ class NumpySpace(Space):
         self.dim = dim
         self.dtype = np.dtype(dtype)
         self.eps = float(np.finfo(self.dtype).eps)
-        self._length = get_blas_funcs("nrm2", dtype=self.dtype)  # it neither overflows nor underflows
+        self._nrm2 = get_blas_funcs("nrm2", dtype=self.dtype)  # it neither overflows nor underflows
 
     def inner(self, u: Any, v: Any) -> Scalar:
         return u.dot(v)
 
-    def length(self, v: Any) -> Scalar:
-        return self._length(v)
+    def unread_norm(self, v: Any) -> Scalar:
+        return self._nrm2(v)
 
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         read: list[float] = []

@@ -51,7 +51,7 @@ class Capture:
         """Return the attributes without the recordings, which belong to this process and its device."""
         return self.__dict__ | {"_oracles": {}, "_recorder": None, "_seen": Counter()}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Delete all recordings, since their parameters were replaced."""
         self._oracles.clear()
 
@@ -69,7 +69,7 @@ class Capture:
         key = signature(given)
         recorded = self._oracles.get(key)
         if recorded is not None and not recorded.fits(leaves):
-            self.forget()  # parameters were replaced or frozen, or their memory changed
+            self.reset()  # parameters were replaced or frozen, or their memory changed
             recorded = None
         return recorded or self._record(key, given, leaves, hvp)
 

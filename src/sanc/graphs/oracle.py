@@ -135,7 +135,7 @@ class CapturedOracle(AutogradOracle):
         value, g = inner.unread_gradient(self._point)
         self._trained = inner.training  # its tensors are static memory, which each replay fills
         assert inner.raw_loss is not None
-        norms = torch.stack([inner.space.length(self._point), inner.space.length(g)])
+        norms = torch.stack([inner.space.unread_norm(self._point), inner.space.unread_norm(g)])
         return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
 
     def _joint_body(self) -> list[Tensor]:
@@ -148,7 +148,7 @@ class CapturedOracle(AutogradOracle):
         """Return f and ‖x‖ in one tensor."""
         self.leaves.write(self._point)
         value = self.leaves.penalised(self._inner.forward(sample), self._point)
-        return [torch.stack([value, self.space.length(self._point).double()])]
+        return [torch.stack([value, self.space.unread_norm(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
         self._inner.bind(*self._inputs.samples)
@@ -162,7 +162,7 @@ class CapturedOracle(AutogradOracle):
         for _ in range(self._limit):
             lanczos.extend()
         operator.release()
-        numbers = [lanczos.length, *(number for column in lanczos.columns for number in column)]
+        numbers = [lanczos.unread_start_norm, *(number for column in lanczos.columns for number in column)]
         return [lanczos.basis(self._limit), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:

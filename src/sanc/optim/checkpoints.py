@@ -169,7 +169,7 @@ def restore(
     if driver.hvp == "auto":
         driver.oracle.hvp = engine["hvp"]
     if driver.capture is not None:
-        driver.capture.forget()
+        driver.capture.reset()
     driver.last_leaves = leaves
     driver.iterates.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])

@@ -98,10 +98,10 @@ class DataParallel(OneProcess):
 
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
         oracle = GivenGradient(leaves, point, meter)
-        local = oracle.slope
+        local = oracle.g
         (_, mean), _ = average(self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps")
         assert mean is not None
-        oracle.slope = mean
+        oracle.g = mean
         return oracle
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class ShardedSpace(Space):
     def inner(self, u: Any, v: Any) -> Any:
         return self._sum(super().inner(u, v))
 
-    def length(self, v: Any) -> Any:
+    def unread_norm(self, v: Any) -> Any:
         return self._sum(torch.linalg.vector_norm(v, dtype=torch.float64).square()).sqrt()
 
     def zeros(self) -> Any:
