@@ -212,12 +212,12 @@ def run(
     checkpoint_every: Every = 5.0,
 ) -> None:
     """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
-    from sanc.lab import study, user_files
+    from sanc.lab import study, own_files
 
     if file is not None:
-        if not user_files.is_file(str(file)):
+        if not own_files.is_file(str(file)):
             raise ArgumentError(
-                f"file = {str(file)!r} is not a data file: pass one that ends in {', '.join(user_files.SUFFIXES)}, or "
+                f"file = {str(file)!r} is not a data file: pass one that ends in {', '.join(own_files.SUFFIXES)}, or "
                 "a data set by its name with --data."
             )
         if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:

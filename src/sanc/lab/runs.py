@@ -16,7 +16,7 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import datasets, models, user_files
+from sanc.lab import datasets, models, own_files
 from sanc.lab.directory import Journal, finished, reserved
 from sanc.lab.experiments import Panel, RunSpec, Variant, settings_of
 
@@ -53,7 +53,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
 
 def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
     """Load a data set of the catalogue, one of scikit-learn, or a file of the user."""
-    return user_files.load(name, dtype) if user_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
+    return own_files.load(name, dtype) if own_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
 
 
 def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:

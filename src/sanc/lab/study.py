@@ -16,7 +16,7 @@ from rich.table import Table
 
 import sanc
 from sanc.errors import one_of
-from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces, user_files
+from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces, own_files
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel
@@ -38,7 +38,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
     data = given["data"]
-    if user_files.is_file(data):
+    if own_files.is_file(data):
         data = str(Path(data).expanduser().resolve())
     else:
         one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
@@ -127,7 +127,7 @@ class Study:
                 with self.console.status(f"Reading {panel.data} …"):
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64")
             except sanc.SancError as problem:
-                if user_files.is_file(panel.data):
+                if own_files.is_file(panel.data):
                     raise
                 skipped[panel.name] = str(problem)
                 self.console.print(f"[yellow]Skipping {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)

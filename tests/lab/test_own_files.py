@@ -11,7 +11,7 @@ import scipy.sparse
 from sklearn.datasets import dump_svmlight_file
 from typer.testing import CliRunner
 
-from sanc.lab import cli, user_files
+from sanc.lab import cli, own_files
 from sanc.lab.datasets import DataError
 
 
@@ -35,7 +35,7 @@ def write(path, X, y):
 def test_every_format_is_loaded(tmp_path, data, name, dtype):
     X, y = data
     write(tmp_path / name, X, y)
-    loaded = user_files.load(str(tmp_path / name), dtype)
+    loaded = own_files.load(str(tmp_path / name), dtype)
     dense = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else loaded.X
     assert loaded.X.dtype == dtype and dense == pytest.approx(X, abs=1e-6)
     assert loaded.y.tolist() == (y - 1).tolist() and loaded.classes == 2 and loaded.name == name
@@ -45,7 +45,7 @@ def test_every_format_is_loaded(tmp_path, data, name, dtype):
 def test_a_compressed_file_is_loaded(tmp_path, data):
     write(tmp_path / "mine.svm", *data)
     (tmp_path / "mine.svm.bz2").write_bytes(bz2.compress((tmp_path / "mine.svm").read_bytes()))
-    assert user_files.load(str(tmp_path / "mine.svm.bz2")).X.shape == (60, 4)
+    assert own_files.load(str(tmp_path / "mine.svm.bz2")).X.shape == (60, 4)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
     X, y = data
     cells = [[*row[:place], f"class {label}", *row[place:]] for row, label in zip(X.tolist(), y, strict=True)]
     (tmp_path / "mine.csv").write_text("\n".join([head, *(",".join(map(str, row)) for row in cells), ""]))
-    loaded = user_files.load(str(tmp_path / "mine.csv"))
+    loaded = own_files.load(str(tmp_path / "mine.csv"))
     assert loaded.X == pytest.approx(X) and loaded.y.tolist() == (y - 1).tolist()
 
 
@@ -86,7 +86,7 @@ def test_errors_name_the_fault(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=words):
-        user_files.load(str(tmp_path / name))
+        own_files.load(str(tmp_path / name))
 
 
 def test_errors_for_invalid_archives(tmp_path):
@@ -97,22 +97,22 @@ def test_errors_for_invalid_archives(tmp_path):
     ):
         np.savez(tmp_path / "bad.npz", X=X, y=y)
         with pytest.raises(DataError, match=words):
-            user_files.load(str(tmp_path / "bad.npz"))
+            own_files.load(str(tmp_path / "bad.npz"))
     np.save(tmp_path / "array.npy", np.ones((3, 2)))
     (tmp_path / "bad.npz").write_bytes((tmp_path / "array.npy").read_bytes())
     with pytest.raises(DataError, match=r"np\.savez"):
-        user_files.load(str(tmp_path / "bad.npz"))
+        own_files.load(str(tmp_path / "bad.npz"))
 
 
 def test_a_label_y_is_not_taken_for_a_header(tmp_path):
     (tmp_path / "mine.csv").write_text("1,2,y\n3,4,n\n5,6,n\n7,8,y\n")
-    assert user_files.load(str(tmp_path / "mine.csv")).y.tolist() == [1, 0, 0, 1]
+    assert own_files.load(str(tmp_path / "mine.csv")).y.tolist() == [1, 0, 0, 1]
 
 
 def test_headers_may_be_numbers_and_labels_are_sorted_as_numbers(tmp_path):
     rows = [f"{k},{k % 7},{label}" for k, label in enumerate([9, 10, 10, 9, 10, 9])]
     (tmp_path / "mine.csv").write_text("\n".join(["0,1,label", *rows]))
-    loaded = user_files.load(str(tmp_path / "mine.csv"))
+    loaded = own_files.load(str(tmp_path / "mine.csv"))
     assert loaded.X[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and loaded.y.tolist() == [0, 1, 1, 0, 1, 0]
 
 
