@@ -4,12 +4,13 @@
     python -m benchmarks.constants --parts samples --only OUTLIER
     python -m benchmarks.constants --quick                                # a few problems and constants, seconds
 
-There are three parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts and
-NIST's fits; the table shows the problems solved and the geometric means of values and products relative to the default,
-over problems that both solve. *diagnosis*: small problems of the zoo with consistent and inconsistent derivatives; the
-table shows the correct endings. *samples*: small networks and regressions on batches, among them data with outliers,
-offsets, tiny weights and a saddle; the table shows the geometric mean of the final training loss relative to the
-default over tasks and seeds, the largest such ratio, and the runs that fail.
+There are three parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its
+long walks and NIST's fits; the table shows the problems solved and the geometric means of values and products relative
+to the default, over problems that both solve. *diagnosis*: small problems of the zoo with consistent and inconsistent
+derivatives; the table shows the correct endings. *samples*: small networks and regressions on batches, among them data
+with outliers, offsets and drift, tiny weights, an embedding, a large learning rate and a saddle; the table shows the
+geometric mean of the final training loss relative to the default over tasks and seeds, the largest such ratio, and the
+runs that fail.
 
 --out writes constants.json and table.md.
 """
@@ -55,7 +56,6 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.units._PART": (0.01, 1.0),
     "core.units.FIRST": (1e-6, 1e-2),
     "core.run._STALL_LIMIT": (3, 40),
-    "core.run._EXHAUSTED": (1, 10),
 }
 """Constants of runs on an exact objective, and two other values of each."""
 
@@ -85,7 +85,6 @@ SAMPLES: Mapping[str, Sequence[float]] = {
     "minibatch.watch._DISAGREEMENT_LIMIT": (1, 4),
     "minibatch.watch._GROSS": (2.0, 1e30),
     "minibatch.watch._LOSS_MEMORY": (0.8, 0.99),
-    "minibatch.watch._BEST_RELAXATION": (0.0, 0.02),
     "minibatch.watch._RISEN": (1.0, 1e30),
     "minibatch.watch._FALLEN": (0.1, 2.0),
     "minibatch.watch.WARM_STEPS": (5, 80),
@@ -144,7 +143,8 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 def exact_runs(quick: bool) -> dict[str, tuple[bool, int, int]]:
     """Whether each problem is solved, and its values and products."""
     found = {}
-    problems = [problem for problem in (*zoo.PROBLEMS, *fits()) if problem.n <= (3 if quick else 100)]
+    walks = [problem for n in (10, 100) for problem in zoo.walks(n)]
+    problems = [problem for problem in (*zoo.PROBLEMS, *fits(), *walks) if problem.n <= (3 if quick else 100)]
     for problem in problems[:8] if quick else problems:
         counted = Counted(problem)
         options = {"jac": counted.jac, "hessp": counted.hessp, "tol": problem.gtol}
@@ -290,6 +290,25 @@ def tasks(seed: int) -> dict[str, Task]:
 
         return trained(model, loss, steps, loss, seed=seed, **options)
 
+    def embedding(steps: int, options: Mapping[str, Any]) -> float:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.EmbeddingBag(2000, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        tokens = torch.randint(2000, (3000, 12))
+        target = (tokens % 4).float().mean(1).mul(2).long().clamp(0, 3)
+        order = np.random.default_rng(seed).integers(len(tokens), size=(steps, 64))
+
+        def loss(k: int | None = None) -> torch.Tensor:
+            rows = slice(None) if k is None else torch.from_numpy(order[k])
+            return nn.functional.cross_entropy(model(tokens[rows]), target[rows])
+
+        return trained(model, loss, steps, loss, seed=seed, **options)
+
+    def large_rate(steps: int, options: Mapping[str, Any]) -> float:
+        return _classifier(seed, (64, 24, 24, 24, 10), X, digits.target, batch=32)(steps, {"lr": 1000.0, **options})
+
+    def shifted(k: int, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, t * (1.0 + 0.01 * k)  # targets that grow, so that the loss does
+
     values = diabetes.target.astype(np.float32)
     return {
         "digits": _classifier(seed, (64, 32, 10), X, digits.target, batch=32),
@@ -300,6 +319,9 @@ def tasks(seed: int) -> dict[str, Task]:
         "tiny weights": tiny,
         "regression": _classifier(seed, (10, 16, 1), D, (values - values.mean()) / values.std(), batch=32),
         "regression with an offset": _classifier(seed, (10, 16, 1), D, values * 10 + 5000, batch=32),
+        "targets that grow": _classifier(seed, (10, 16, 1), D, (values - values.mean()) / 77, batch=32, spoil=shifted),
+        "lr = 1000": large_rate,
+        "embedding": embedding,
         "saddle": saddle,
     }
 

@@ -316,7 +316,8 @@ def test_steps_of_graphs_equal_eager_ones(preset, kind, hvp, three):
 )
 def test_steps_of_graphs_of_the_other_methods_equal_eager_ones(options):
     """The runs contain rejections, re-solved steps and escapes, which the host decides on with the same code."""
-    options = {"sigma0": 1e-3, "L2": 0.5, "steps": 25, "hvp": "double-backward", **options}
+    escape = {"L2": 0.5} if options.get("preset") is AUTHORS else {}
+    options = {"sigma0": 1e-3, "steps": 25, "hvp": "double-backward", **escape, **options}
     (eager, _, losses, records), (model, _, again, recorded) = (train(c, "mlp", **options) for c in (False, True))
     assert again == pytest.approx(losses, rel=1e-6)
     assert [r.branch for r in records] == [r.branch for r in recorded]

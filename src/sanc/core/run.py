@@ -25,9 +25,7 @@ from sanc.core.units import Units, measured
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _STALL_LIMIT = 10
-"""Iterations without progress beyond roundoff after which the run has stalled, …"""
-_EXHAUSTED = 4
-"""… and as how many of them an iteration counts that tried every step and stayed."""
+"""Consecutive iterations without progress beyond roundoff after which the run has stalled."""
 
 _COMPARED, _MISFITS, _MISFIT = 5, 2, 0.15
 """Iterations in which gradients are compared with values, misfits allowed, and the relative size of a misfit."""
@@ -280,15 +278,14 @@ class Run:
         lower = record.grad_norm < 0.99 * self.best_gradient
         self.best_gradient = min(self.best_gradient, record.grad_norm)
         moved = record.branch is not Branch.STAYED
-        fell = record.note != Note.VANISHES and record.value - record.trial_value > self.oracle.space.eps * abs(
-            record.value
-        )
-        # With interpolated σ an iteration that stays has tried every step: only roundoff is left.
-        tried_all = self.iterates.method.sigma.sigma_rule == "interpolate"
+        roundoff = self.oracle.space.eps * abs(record.value)
+        fell = record.note != Note.VANISHES and record.value - record.trial_value > roundoff
+        # With the paper's rule a rejection is no stall: σ has grown. Interpolated σ was raised up to its bound.
+        counts = self.iterates.method.sigma.sigma_rule == "interpolate"
         if lower or (moved and fell):
             self.stalled = 0
-        elif moved or self.iterates.at_rest or tried_all:
-            self.stalled += 1 if moved or not tried_all else _EXHAUSTED
+        elif moved or self.iterates.at_rest or counts:
+            self.stalled += 1
 
     @property
     def _units(self) -> Units:

@@ -212,7 +212,7 @@ def run(
     checkpoint_every: Every = 5.0,
 ) -> None:
     """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
-    from sanc.lab import study, own_files
+    from sanc.lab import own_files, study
 
     if file is not None:
         if not own_files.is_file(str(file)):

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import sanc
 from sanc.errors import one_of
-from sanc.lab import claims, cluster, datasets, experiments, runs, summary, traces, own_files
+from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel

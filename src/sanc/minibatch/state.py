@@ -44,7 +44,7 @@ class State:
     observed: int = 0  # losses in the mean
     mean: float = math.nan  # of the loss …
     variance: float = 0.0  # … and its variance
-    best: float = math.nan  # the lowest mean, which relaxes slowly towards the mean
+    best: float = math.nan  # the lowest mean
     square_norm: float = math.nan  # ‖x‖² after the last averaged step; another value: the caller changed x
     probed_mean: float = math.nan  # the mean when stagnation was last checked …
     probes: int = 0  # … and how often it was

@@ -17,8 +17,6 @@ _GROSS = 10.0
 """… or one that disagrees by so many times as much."""
 _LOSS_MEMORY = 0.95
 """Decay of the running mean of the loss."""
-_BEST_RELAXATION = 0.002
-"""Share by which the best mean approaches the mean in a step, so that a drift of the data does not count as a rise."""
 _RISEN = 2.0
 """Standard deviations of a batch by which the mean loss exceeds the best when it has risen."""
 _FALLEN = 0.5
@@ -56,7 +54,6 @@ def observe(state: State, x: Vector, value: float) -> None:
     off = value - state.mean
     state.mean += weight * off
     state.variance = min((1 - weight) * (state.variance + weight * off * off), 1e300)
-    state.best += _BEST_RELAXATION * (state.mean - state.best)
     if state.mean <= state.best or state.safe is None:
         state.best, state.safe = state.mean, x
 
