@@ -93,7 +93,7 @@ SAMPLES: Mapping[str, Sequence[float]] = {
     "minibatch.scale.LARGEST_STRETCH": (1.0, 8.0),
     "minibatch.scale.ALIGNED": (0.3, 1e30),
     "minibatch.scale.CONVERGED": (0.0, 0.1),
-    "minibatch.scale.REGROWTH": (1.0, 1.5),
+    "minibatch.scale.REGROWTH": (1.0, 2.0),
     "minibatch.scale.DISTANCE_MEMORY, minibatch.averaging.DISTANCE_MEMORY": (0.98, 0.9998),
     "minibatch.metrics.base._EPSILON": (1e-9, 1e-3),
     "minibatch.metrics.kronecker._RIDGE": (1e-5, 1e-1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import importlib.util
@@ -285,3 +286,18 @@ def test_the_changelog_is_short():
 def test_the_changelog_names_the_version():
     assert f"## {sanc.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {sanc.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_constant_of_the_method_is_listed_with_its_source():
+    page = (ROOT / "docs" / "constants.md").read_text(encoding="utf-8")
+    purposes = {"ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"}  # of random numbers
+    for path in [*(ROOT / "src/sanc/core").rglob("*.py"), *(ROOT / "src/sanc/minibatch").rglob("*.py")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Dict | ast.Call):
+                continue
+            constants = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            if not constants or not all(isinstance(value, int | float) for value in constants):
+                continue
+            for part in ast.walk(node.targets[0]):
+                if isinstance(part, ast.Name) and part.id.strip("_").isupper() and part.id not in purposes:
+                    assert f"`{part.id}`" in page, f"{path.name}: {part.id} has no source in docs/constants.md"

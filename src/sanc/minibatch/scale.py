@@ -33,8 +33,8 @@ ALIGNED = 0.7
 """‖z − x‖_1 over the 1-norm of the steps that led there, above which these are aligned."""
 CONVERGED = 0.01
 """Share of the loss, and of an averaged step norm, below which the second-order phase had converged."""
-REGROWTH = 1.1
-"""Factor by which a reduced η grows back in a step, where the last steps are aligned."""
+REGROWTH = 1.5
+"""Factor by which a reduced η grows back in one step of five, where the last steps are aligned."""
 DISTANCE_MEMORY = 0.998
 """Decay of the sums in the distance bound: 500 steps, long beside `warm_up`."""
 
