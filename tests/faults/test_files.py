@@ -17,7 +17,7 @@ import scipy.sparse
 from sklearn.datasets import load_svmlight_file
 
 import sanc
-from sanc.lab import datasets, directory, parsed, runs
+from sanc.lab import datasets, directory, own_files, parsed, runs
 from sanc.lab.catalogue import DataSet, Layout, RemoteFile
 from tests.lab.test_damage import SPEC, interrupted, outcome
 
@@ -216,6 +216,74 @@ def test_mutated_data_files(tmp_path, monkeypatch, tally):
             failures.append((case, repr(problem)))
     assert 20 < read < cases - 20
     tally("mutated data files", cases, failures)
+
+
+NAMES = {
+    "none": None, "letters": lambda k: "abcdefgh"[k], "counted": str, "from one": lambda k: str(k + 1),
+    "years": lambda k: str(2001 + k), "wavelengths": lambda k: f"{400 + 0.5 * k}",
+    "mixed": lambda k: ("id", str(k))[k > 0],
+}  # fmt: skip
+
+
+def test_tables_with_and_without_headers(tmp_path, tally):
+    """A table is read as it was written, or the error says how to write it; no header is a row and no row a header."""
+    rng, failures, cases, read = np.random.default_rng(7), [], 0, 0
+    for case in range(2000):
+        kind, named = rng.choice(list(NAMES)), rng.choice(["label", "species", "number"])
+        n, d = int(rng.integers(2, 30)), int(rng.integers(1, 6))
+        X = rng.integers(0, 4, (n, d)) if rng.random() < 0.5 else rng.standard_normal((n, d)).round(2)
+        classes = rng.choice(["a b c", "0 1 2 3", "1 2", "1.0 -1.0", "y n"]).split()
+        labels = rng.choice(classes, n).tolist()
+        place = int(rng.integers(d + 1)) if named == "label" and NAMES[kind] else d
+        rows = [
+            [*map(str, row[:place]), label, *map(str, row[place:])]
+            for row, label in zip(X.tolist(), labels, strict=True)
+        ]
+        if name_of := NAMES[kind]:
+            head = [name_of(k) for k in range(d)]
+            head.insert(place, name_of(d) if named == "number" else named)
+            if head[-1] in labels and X.dtype.kind == "i":
+                continue  # a row of such a table can look the same
+            rows.insert(0, head)
+        (tmp_path / "table.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+        _, y = np.unique(labels, return_inverse=True)
+        cases += 1
+        try:
+            found = own_files.load(str(tmp_path / "table.csv"))
+            read += 1
+            if not (np.array_equal(found.X, X) and found.classes == max(y) + 1):
+                failures.append((case, kind, named, rows[:3], "other data"))
+        except datasets.DataError as problem:
+            expected = len(set(labels)) < 2 or len(set(labels)) > max(2, n // 2)
+            if not (expected or "header" in str(problem) or "or one named label" in str(problem)):
+                failures.append((case, kind, named, rows[:3], str(problem)))
+        except Exception as problem:
+            failures.append((case, repr(problem)))
+    assert read > cases // 2
+    tally("tables with and without headers", cases, failures)
+
+
+def test_mutated_files_of_users(tmp_path, tally):
+    """Changed text and archives are read as finite data of the requested type, or the error names the file."""
+    X = np.random.default_rng(8).standard_normal((12, 3)).round(3)
+    np.savez(tmp_path / "mine.npz", X=X, y=np.arange(12) % 2)
+    (tmp_path / "mine.csv").write_text("".join(f"{a},{b},{c},{k % 2}\n" for k, (a, b, c) in enumerate(X.tolist())))
+    rng, cases, failures = np.random.default_rng(9), 0, []
+    for name in ("mine.npz", "mine.csv"):
+        path = tmp_path / name
+        content = path.read_bytes()
+        for _ in range(800):
+            path.write_bytes(mutated(content, rng))
+            cases += 1
+            try:
+                found = own_files.load(str(path), "float32")
+                if not np.isfinite(found.X).all() or found.X.dtype != np.float32:
+                    failures.append((name, cases, "not finite"))
+            except datasets.DataError as problem:
+                failures += [] if str(path) in str(problem) else [str(problem)]
+            except Exception as problem:
+                failures.append((name, cases, repr(problem)))
+    tally("mutated files of users", cases, failures)
 
 
 def test_mutated_reports(tmp_path, tally):

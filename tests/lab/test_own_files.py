@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -64,12 +65,22 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
     [
         ("no.csv", None, "does not exist"),
         ("bad.csv", "1,2,a\n1,b\n", "line 2: 2 cells instead of 3"),
-        ("bad.csv", "1,2,a\n1,x,b\n", "line 2: could not convert"),
+        ("bad.csv", "1,2,a\n1,x,b\n", "line 2: 'x' in column 2 is not a number"),
+        ("bad.csv", "1,2,a\n1,1_000,b\n", "line 2: '1_000' in column 2 is not a number"),
+        ("bad.csv", '1,2,a\n1,"1,000",b\n', "line 2: '1,000' in column 2 is not a number"),
+        ("bad.csv", "1,2,a\n,3,b\n", "line 2: the cell in column 1 is empty"),
+        ("bad.csv", 'a,b,"two\nlines"\n1,2,a\n,3,b\n', "line 4: the cell in column 1 is empty"),
+        ("bad.csv", "a,1,2\nb,3,4\n", "line 1: 'a' in column 1 is not a number.*calls the column label"),
+        ("bad.csv", "x,species,z\n1,a,2\n3,b,4\n", "line 2: 'a' in column 2 .*calls the column label"),
+        ("bad.csv", "x,label,Label\n1,a,2\n3,b,4\n", "2 columns named label: rename"),
+        ("bad.csv", ",x,label\n0,1,a\n1,3,b\n", "first column has no name and holds row numbers"),
+        ("bad.csv", ",0,1,kind\n0,1,2,a\n1,3,4,b\n", "first column has no name and holds row numbers"),
+        ("bad.csv", "1,2,\n1,3,0\n2,3,1\n", "line 1: the label is empty"),
         ("bad.csv", "", "is empty"),
         ("bad.csv", "1,2,a\n1,3,a\n", "1 different labels"),
         ("bad.csv", "1,2,0.1\n1,3,0.2\n1,4,0.3\n2,4,0.4\n", "4 different labels"),
         ("bad.csv", "1,nan,a\n1,3,b\n", "not finite"),
-        ("bad.csv", ",1,2,0\n1,2,3,1\n", "line 1: could not convert"),
+        ("bad.csv", ",1,2,0\n1,2,3,1\n", "line 1: the cell in column 1 is empty"),
         ("bad.csv", "1,2,a\n1,3,\n", "line 2: the label is empty"),
         ("bad.csv", "a,b,label\n", "0 rows of 2 features"),
         ("bad.csv", "1;2;0\n1;3;1\n", "separate the cells of a CSV by commas"),
@@ -93,6 +104,7 @@ def test_errors_for_invalid_archives(tmp_path):
     for X, y, words in (
         (np.ones(3), np.ones(3), "not rows"),
         (np.ones((3, 2)) + 1j, np.arange(3), "complex128.*not rows"),
+        (np.ones((3, 2)), np.arange(3) + 1j, "y of shape .3,. and type complex128.*not rows"),
         (np.ones((3, 2)), np.array([0, 1, np.nan]), "labels that are not finite"),
     ):
         np.savez(tmp_path / "bad.npz", X=X, y=y)
@@ -116,6 +128,89 @@ def test_headers_may_be_numbers_and_labels_are_sorted_as_numbers(tmp_path):
     assert loaded.X[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and loaded.y.tolist() == [0, 1, 1, 0, 1, 0]
 
 
+HEADERS_OF_NUMBERS = {
+    "0,1,2,species": "a b", "0,1,2,3": "a b", "0,1,2,3 ": "5 6", "2001,2002,2003,growth": "0 1", "id,1,2,kind": "a b",
+    "0.5,1.5,2.5,kind": "0 1", "+1,-1,nan,kind": "0 1", "400.0,400.5,401.0,401.5": "a b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADERS_OF_NUMBERS)
+def test_a_header_of_numbers_is_no_row(tmp_path, rng, head):
+    X, classes = rng.standard_normal((30, 3)), HEADERS_OF_NUMBERS[head].split()
+    rows = [",".join(map(str, row.tolist())) + f",{classes[k % 2]}" for k, row in enumerate(X)]
+    (tmp_path / "mine.csv").write_text("\n".join([head, *rows]))
+    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    assert np.array_equal(loaded.X, X) and loaded.y.tolist() == [k % 2 for k in range(30)]
+
+
+@pytest.mark.parametrize("rows", [
+    "0,1,a 1,2,b 2,0,a 2,1,b",  # the label of the first row occurs again
+    "0,1,1 1,2,0 2,0,1 2,1,0",
+    "0,0,c 1,2,b 2,0,b 2,1,a 3,1,a 4,2,a",  # cells of the first row are equal
+    "1.5,0.5,7 1,2,5 2,0,5 2,1,6 3,1,6 4,2,5",  # numbers that do not increase
+    "6,5,c 1,2,b 2,0,a 2,1,a 3,1,a 4,2,a",  # another class has one row, too
+    "0,1,a 2,3,b",
+])  # fmt: skip
+def test_a_first_row_of_numbers_is_no_header(tmp_path, rows):
+    (tmp_path / "mine.csv").write_text(rows.replace(" ", "\n"))
+    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    cells = [row.split(",") for row in rows.split()]
+    assert loaded.X.tolist() == [[float(a), float(b)] for a, b, _ in cells]
+    assert loaded.classes == len({label for *_, label in cells})
+
+
+@pytest.mark.parametrize(("first", "classes"), [
+    ("2001,2002,growth", "ab"), ("2002,2001,growth", "ab"), ("1,2,3", "56"), ("400.5,401.0,401.5", "56"),
+    ("0,1,2", "12"), ("3,4,5", "56"), ("0,1,kind", "a"),
+])  # fmt: skip
+def test_a_line_that_may_be_a_header_or_a_row_is_an_error(tmp_path, first, classes):
+    rows = [f"{k}.5,{k + 0.25},{classes[k % len(classes)]}" for k in range(8)]
+    (tmp_path / "mine.csv").write_text("\n".join([first, *rows]))
+    with pytest.raises(DataError, match=r"line 1: .* may hold the names of columns or data. Write a header"):
+        own_files.load(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text("\n".join(["x,y,label", first, *rows]))
+    found = own_files.load(str(tmp_path / "mine.csv"))
+    assert found.X[0].tolist() == [float(cell) for cell in first.split(",")[:2]]
+
+
+@pytest.mark.parametrize("name", ["mine.svm", "mine.csv", "mine.npz"])
+@pytest.mark.filterwarnings("error")
+def test_values_that_overflow_in_the_chosen_type_are_an_error(tmp_path, data, name):
+    X, y = data
+    X[7, 2] = -1e60
+    write(tmp_path / name, X, y)
+    assert own_files.load(str(tmp_path / name)).X.min() == -1e60
+    with pytest.raises(DataError, match=r"values up to 1e\+60, which overflow in float32: scale them"):
+        own_files.load(str(tmp_path / name), "float32")
+
+
+def member(shape, *, kind="<f8", content=b"", version=b"\x01\x00"):
+    """Return a .npy file by the format's description, with a header that need not fit its content."""
+    head = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY" + version + len(head).to_bytes(2, "little") + head + content
+
+
+@pytest.mark.parametrize(("X", "words"), [
+    (member("(1000000000, 1000)"), "8,000,000,000,000 bytes"),
+    (member("(2, 2)"), "declares 32 bytes and has 0"),
+    (member("(2, 1)", content=bytes(32)), "declares 16 bytes and has 32"),
+    (member("(-2, -2)", content=bytes(24)), "declares 32 bytes and has 24"),
+    (member("(2, 2)", content=bytes(32), version=b"\x03\x00"), "X has fields"),
+    (member("(2, 2", content=bytes(32)), "np.savez"),
+    (b"", "np.savez"),
+])  # fmt: skip
+def test_archives_whose_headers_are_wrong_are_an_error(tmp_path, X, words):
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("X.npy", X)
+        archive.writestr("y.npy", member("(2,)", content=np.arange(2.0).tobytes()))
+    with pytest.raises(DataError, match=words):
+        own_files.load(str(tmp_path / "bad.npz"))
+    with zipfile.ZipFile(tmp_path / "good.npz", "w") as archive:
+        archive.writestr("X.npy", member("(2, 2)", content=np.arange(4.0).tobytes()))
+        archive.writestr("y.npy", member("(2,)", content=np.arange(2.0).tobytes()))
+    assert own_files.load(str(tmp_path / "good.npz")).X.tolist() == [[0, 1], [2, 3]]
+
+
 def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch):
     write(tmp_path / "mine.csv", *data)
     monkeypatch.chdir(tmp_path)
@@ -134,7 +229,7 @@ def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("bad.csv", "line 2: could not convert string to float: 'x'. Encode"), ("no.npz", "no.npz does not exist: pass"),
+    ("bad.csv", "line 2: 'x' in column 2 is not a number. Encode"), ("no.npz", "no.npz does not exist: pass"),
     ("a9a", "pass one that ends in .svm, .libsvm, .svmlight, .txt, .csv, .npz, or a data set by its name with --data"),
 ])  # fmt: skip
 def test_the_command_reports_an_invalid_file(tmp_path, monkeypatch, capsys, name, words):

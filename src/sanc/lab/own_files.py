@@ -5,7 +5,8 @@ Features are not scaled. Labels may be numbers or text; sorted, they become 0 �
 * LIBSVM (.svm, .libsvm, .svmlight, .txt, also with .bz2 or .gz): lines ``label index:value …`` with indices from 0 or
   1. X is a CSR matrix.
 * CSV: one row per line, with numeric features. If the first line is a header, the label is the column named label,
-  target, class or y; otherwise it is the last column.
+  target, class or y, in this order; otherwise it is the last column. The names may be numbers, such as those that
+  pandas gives to columns without names.
 * NPZ: arrays ``X`` of shape (n, d) and ``y`` of shape (n,).
 """
 
@@ -13,9 +14,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, TypeAlias
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -27,6 +32,8 @@ SUFFIXES = (".svm", ".libsvm", ".svmlight", ".txt", ".csv", ".npz")
 
 LABELS = ("label", "target", "class", "y")
 """Names of the label column in a header."""
+
+Lines: TypeAlias = list[tuple[int, list[str]]]
 
 
 def is_file(name: str) -> bool:
@@ -61,8 +68,12 @@ def load(name: str, dtype: str = "float64") -> Loaded:
             f"{path} has {len(classes)} different labels in {len(y)} rows, such as {classes[0]}: the label must be a "
             f"class. In a CSV it is the last column, or one named {', '.join(LABELS)}."
         )
+    with np.errstate(over="ignore"):
+        cast = X.astype(dtype)
+    if not np.isfinite(cast.data if hasattr(cast, "tocsr") else cast).all():
+        raise DataError(f"{path} holds values up to {np.abs(values).max():g}, which overflow in {dtype}: scale them.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]  # a changed file counts as other data
-    return Loaded(path.name, X.astype(dtype), y.astype(np.int64), len(classes), f"sha256 {digest}")
+    return Loaded(path.name, cast, y.astype(np.int64), len(classes), f"sha256 {digest}")
 
 
 def _libsvm(path: Path) -> tuple[Any, Any]:
@@ -78,55 +89,159 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
 def _csv(path: Path) -> tuple[Any, Any]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            numbered = enumerate(csv.reader(file), 1)
-            rows = [(number, row) for number, row in numbered if any(cell.strip() for cell in row)]
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise DataError(f"{path} is not a table in UTF-8 ({problem}): save it as CSV in that encoding.") from None
+    rows = [(number, row) for number, row in lines if any(row)]
     if not rows:
         raise DataError(f"{path} is empty: write one row per line.")
-    head = [cell.strip().lower() for cell in rows[0][1]]
-    named = [head.index(name) for name in LABELS if name in head]
-    place = named[0] if named else len(head) - 1
-    if any(row[place].strip().lower() == head[place] for _, row in rows[1:] if len(row) == len(head)):
-        named = []  # the first line is data: its label occurs in other rows
-    if named or not any(_is_number(cell) for k, cell in enumerate(head) if k != place):  # a header
+    width = len(rows[0][1])
+    for number, row in rows:
+        if len(row) != width:
+            raise DataError(
+                f"{path}, line {number}: {len(row)} cells instead of {width}. Separate the cells by commas."
+            )
+    place, named = _label_column(path, rows)
+    if named or _is_header(path, rows):
+        _check_row_numbers(path, rows)
         rows = rows[1:]
     features, labels = [], []
     for number, row in rows:
-        if len(row) != len(head):
-            raise DataError(
-                f"{path}, line {number}: {len(row)} cells instead of {len(head)}. Separate the cells by commas."
-            )
-        labels.append(row[place].strip())
+        labels.append(row[place])
         if not labels[-1]:
             raise DataError(f"{path}, line {number}: the label is empty. Write one, or remove the row.")
-        try:
-            features.append([float(cell) for k, cell in enumerate(row) if k != place])
-        except ValueError as problem:
-            raise DataError(f"{path}, line {number}: {problem}. Encode features as numbers.") from None
+        features.append([_feature(path, number, k, cell) for k, cell in enumerate(row) if k != place])
     classes = np.array(labels, float if all(map(_is_number, labels)) else str)
-    return np.array(features).reshape(len(features), len(head) - 1), classes
+    return np.array(features).reshape(len(features), width - 1), classes
+
+
+def _feature(path: Path, number: int, column: int, cell: str) -> float:
+    """Return the number in a cell."""
+    if not cell:
+        raise DataError(
+            f"{path}, line {number}: the cell in column {column + 1} is empty. Impute it, or remove the row."
+        )
+    if not _is_number(cell):
+        raise DataError(
+            f"{path}, line {number}: {cell!r} in column {column + 1} is not a number. Encode features as numbers, "
+            "without separators of thousands. If this is the label, write a header that calls the column label."
+        )
+    return float(cell)
+
+
+def _label_column(path: Path, rows: Lines) -> tuple[int, bool]:
+    """Return the place of the label column, and whether the first line is a header that names it."""
+    head = [cell.lower() for cell in rows[0][1]]
+    for name in LABELS:
+        if name in head:
+            place = head.index(name)
+            if any(row[place].lower() == name for _, row in rows[1:]):
+                break  # the first line is data: its label occurs in other rows
+            if head.count(name) > 1:
+                raise DataError(f"{path} has {head.count(name)} columns named {name}: rename all but the label.")
+            return place, True
+    return len(head) - 1, False
+
+
+def _is_header(path: Path, rows: Lines) -> bool:
+    """Return whether the first line holds names of columns and not data, where no name is one of `LABELS`.
+
+    Names differ from each other. A line with numbers is a header if its last cell is text over labels that are numbers,
+    or the reverse, or if it has text over features. It also is one if it is 0, 1, 2, …, as pandas names columns, over
+    labels that do not include its last cell. If both readings are plausible, an error asks for a header that names the
+    label.
+    """
+    head = rows[0][1]
+    *names, last = head
+    if not any(map(_is_number, names)):
+        return True
+    if not last or len(set(head)) < len(head):
+        return False
+    labels = Counter(row[-1] for _, row in rows[1:])
+    numbers = [float(cell) for cell in head if _is_number(cell)]
+    increases = all(a < b for a, b in pairwise(numbers))  # such as years
+    if last in labels:  # a row, unless its integers are over decimal numbers
+        columns = zip(*(row[:-1] for _, row in rows[1:]), strict=True)
+        decimal = any(not any(map(_is_integer, column)) for column in columns)
+        plausible = increases and decimal and all(map(_is_integer, head))
+    else:
+        is_text = not _is_number(last)
+        if labels and all(_is_number(label) is is_text for label in labels):
+            return True
+        if (is_text and len(numbers) < sum(map(bool, names))) or (_is_counted(names) and len(labels) > 1):
+            return True
+        counts = labels.values()  # if the line is a row, its class has no other
+        plausible = max(counts, default=0) > 1 and (increases or (is_text and min(counts) > 1))
+    if plausible:
+        raise DataError(
+            f"{path}, line {rows[0][0]}: the line from {head[0]!r} to {last!r} may hold the names of columns or data. "
+            "Write a header that calls the label column label."
+        )
+    return False
+
+
+def _is_counted(names: Sequence[str]) -> bool:
+    """Return whether the names are 0, 1, 2, …, perhaps after the empty name of a column of row numbers."""
+    names = names[1:] if names[0] == "" else names
+    return list(names) == [str(k) for k in range(len(names))]
+
+
+def _check_row_numbers(path: Path, rows: Lines) -> None:
+    """Raise an error if the first column has no name and holds the numbers of the rows."""
+    if (
+        rows[0][1][0] == ""
+        and len(rows) > 1
+        and [row[0] for _, row in rows[1:]] == list(map(str, range(len(rows) - 1)))
+    ):
+        raise DataError(
+            f"{path}: the first column has no name and holds row numbers, which are no feature. Leave it out, with "
+            "pandas by to_csv(path, index=False), or name it."
+        )
 
 
 def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number; `float` also accepts underscores between digits, as in source code."""
     try:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell
+
+
+def _is_integer(cell: str) -> bool:
+    return cell.lstrip("+-").isdecimal()
 
 
 def _npz(path: Path) -> tuple[Any, Any]:
     try:
+        with ZipFile(path) as members:
+            for name in ("X", "y"):
+                _check_size(members, name)
         with np.load(path, allow_pickle=False) as archive:
             X, y = archive["X"], archive["y"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as problem:
+    except Exception as problem:  # NumPy parses headers as Python, which can raise any exception
+        reason = str(problem) or type(problem).__name__
         raise DataError(
-            f"{path} is not an archive with arrays X and y ({problem}): write it with np.savez(path, X=X, y=y)."
+            f"{path} is not an archive with arrays X and y ({reason}): write it with np.savez(path, X=X, y=y)."
         ) from None
-    if X.ndim != 2 or y.shape != X.shape[:1] or X.dtype.kind not in "fiub":
+    if X.ndim != 2 or y.shape != X.shape[:1] or X.dtype.kind not in "fiub" or y.dtype.kind not in "fiubUS":
         raise DataError(
-            f"{path}: X of shape {X.shape} and type {X.dtype}, and y of shape {y.shape}, are not rows of real numbers "
-            "and their labels: store X of shape (n, d) and y of shape (n,)."
+            f"{path}: X of shape {X.shape} and type {X.dtype}, and y of shape {y.shape} and type {y.dtype}, are not "
+            "rows of real numbers and their labels: store X of shape (n, d) and y of shape (n,)."
         )
     return X, y
+
+
+def _check_size(members: ZipFile, name: str) -> None:
+    """Raise a `ValueError` if an array declares another size than its file has, before NumPy allocates that size."""
+    info = members.getinfo(f"{name}.npy")
+    with members.open(info) as file:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        version = np.lib.format.read_magic(file)
+        if version not in read:
+            raise ValueError(f"{name} has fields")  # version 3 is for their names
+        shape, _, dtype = read[version](file)
+        declared, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+    if declared != there and not dtype.hasobject:
+        raise ValueError(f"{name} declares {declared:,} bytes and has {there:,}")
