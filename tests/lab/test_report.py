@@ -11,10 +11,11 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.text import Text
 from plotly.offline import get_plotlyjs
 
 from made_runs import line, write_lab, write_run
-from sanc.lab import curves, report, style, traces
+from sanc.lab import claims, curves, figures, report, style, summary, traces
 
 
 def claim(statement, panel, measured, spread, holds):
@@ -398,3 +399,27 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser, written, width, dark)
     assert browser.run("innerWidth") == width
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.run("document.body.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b.csv", "*a* _b_ `c`.csv", "<b>&amp;.csv", "[x](y)~~z~~.csv", "a\\|b\\.csv", "1. a.csv", "12) a.csv",
+             "- a.csv", "+ a #", "# a ##", "two\nlines.csv", "$_$.csv", "__init__.csv", "breast_cancer.csv",
+             "![a](b).csv"]
+)  # fmt: skip
+def test_names_of_users_are_escaped(tmp_path, name):
+    """Another program renders the summary, and shows each name in its own place."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    rows = [line(-1, 1.0, 0), line(0, 0.5, 10, branch="successful")]
+    write_run(tmp_path, "own", "sanc", 0, rows, title=name, batch_size=1, budget=400, preset="robust", data_note=name)
+    (tmp_path / "skipped.json").write_text(json.dumps({name: name}))
+    runs = traces.read(tmp_path)
+    claims_of_name = [claims.Claim(name, name, name, name, True)]
+    tokens = markdown.parse(summary.write(tmp_path, runs, claims_of_name).read_text())
+    shown = ["".join(part.content for part in token.children) for token in tokens if token.type == "inline"]
+    whole = " ".join(name.split())
+    assert sum(text.startswith(f"{whole}: ") and text.endswith(f"; {whole}.") for text in shown) == 1
+    assert shown.count(f"{whole}: {whole}") == 1 and shown.count(whole) == 4  # missing data, and cells of the claims
+    assert {part.type for token in tokens for part in token.children or ()} <= {"text", "text_special"}
+    if "$" in name:
+        assert any(text.get_text() == name for text in figures.draw_panel(runs, 0.0).findobj(Text))
+        figures.draw_panel(runs, 0.0).canvas.draw()  # the name is no formula

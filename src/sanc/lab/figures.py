@@ -59,7 +59,7 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
 
 def write_title(axes: Axes, title: str, subtitle: str) -> None:
     """Write a title and a subtitle above a plot."""
-    write = partial(axes.annotate, xycoords="axes fraction", textcoords="offset points")
+    write = partial(axes.annotate, xycoords="axes fraction", textcoords="offset points", parse_math=False)
     write(title, (0, 1), (0, 17), fontsize=9.5, fontweight="bold")
     size = min(7.5, 7.5 * 60 / max(len(subtitle), 1))  # a longer one is scaled to the width of its panel
     write(subtitle, (0, 1), (0, 6), color=QUIET, fontsize=size)
@@ -69,7 +69,7 @@ def sheet(width: float, height: float, title: str, description: str, methods: It
     """Return an empty page with a title, a description and a legend of the methods; sizes are in inches."""
     figure = Figure(figsize=(width, height), facecolor="white")
     left = 0.7 / width
-    figure.text(left, 1 - 0.36 / height, title, fontsize=14, fontweight="bold")
+    figure.text(left, 1 - 0.36 / height, title, fontsize=14, fontweight="bold", parse_math=False)
     figure.text(left, 1 - 0.58 / height, description, color=QUIET, fontsize=8.5)
     styles = [style_of(method) for method in methods]
     lines = [Line2D([], [], color=each.colour, linewidth=1.8, dashes=each.dashes or (None, None)) for each in styles]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,16 @@ from sanc.lab.curves import number, results
 from sanc.lab.directory import write_atomically
 from sanc.lab.traces import RunTrace, by_panel, skipped
 
+_ACTIVE = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![^\W_])_|_(?![^\W_])|^[-+]")
+"""Characters with a meaning in Markdown, in its tables and formulas; an underscore inside a word has none."""
+_NUMBERED = re.compile(r"^(\d+)([.)])")
+"""The beginning of a line that Markdown would number."""
+
+
+def escaped(text: str) -> str:
+    """Return a text of the user, such as the name of a file, as Markdown that shows it on one line."""
+    return _NUMBERED.sub(r"\1\\\2", _ACTIVE.sub(r"\\\g<0>", " ".join(text.split())))
+
 
 def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
     """Write ``OUT/summary.md`` and return its path."""
@@ -17,16 +28,18 @@ def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
     for name, group in by_panel(runs).items():
         lines += [*_panel(name, group), ""]
     if missing := skipped(out):
-        lines += ["## Missing", "", *(f"- {name}: {reason}" for name, reason in sorted(missing.items())), ""]
+        found = (f"- {escaped(name)}: {escaped(reason)}" for name, reason in sorted(missing.items()))
+        lines += ["## Missing", "", *found, ""]
     if claims:
         lines += ["## Claims", "", "| panel | statement | measured | spread | holds |", "|---|---|---|---|---|"]
         for claim in claims:
             verdict = {True: "yes", False: "**no**", None: "?"}[claim.holds]
-            lines.append(f"| {claim.panel} | {claim.statement} | {claim.measured} | {claim.spread} | {verdict} |")
+            cells = map(escaped, (claim.panel, claim.statement, claim.measured, claim.spread))
+            lines.append(f"| {' | '.join(cells)} | {verdict} |")
         lines.append("")
     keys = ("sanc", "python", "torch", "numpy", "device", "threads")
     machines = {", ".join(f"{key} {run.environment.get(key, '?')}" for key in keys) for run in runs}
-    lines += ["## Environment", "", *(f"- {machine}" for machine in sorted(machines)), ""]
+    lines += ["## Environment", "", *(f"- {escaped(machine)}" for machine in sorted(machines)), ""]
     path = out / "summary.md"
     write_atomically(path, "\n".join(lines).encode())
     return path
@@ -34,17 +47,17 @@ def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
 
 def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
     config = runs[0].config
-    note = f"; {config['data_note']}" if config.get("data_note") else ""
-    yield f"## {name}\n"
+    note = f"; {escaped(config['data_note'])}" if config.get("data_note") else ""
+    yield f"## {escaped(name)}\n"
     yield (
-        f"{config['title']}: {config['subtitle']}; batch {config['batch_size']:,}, {config['budget']:,} calls, preset "
-        f"{config['preset']}{note}.\n"
+        f"{escaped(config['title'])}: {escaped(config['subtitle'])}; batch {config['batch_size']:,}, "
+        f"{config['budget']:,} calls, preset {escaped(config['preset'])}{note}.\n"
     )
     yield "| method | runs | start | final loss (mean ± std) | best | evaluations | seconds |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for found in results(runs):
         final = " ".join(part for part in found.final if part)
         yield (
-            f"| {found.method.upper()} | {found.counted} | {number(found.start, 5)} | {final} "
+            f"| {escaped(found.method.upper())} | {found.counted} | {number(found.start, 5)} | {final} "
             f"| {number(found.best, 5)} | {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
         )
