@@ -91,6 +91,22 @@ def test_closures_are_an_error_while_gradients_are_accumulated():
     setting()
 
 
+def test_closures_of_an_optimiser_that_was_not_prepared_work_beside_an_accelerator():
+    """The accelerator accumulates for its own optimiser: in the same loop the other makes the steps of a plain loop."""
+    ends = []
+    for parts in (None, 4):
+        prepared = None if parts is None else setting(parts)
+        weights = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
+        opt = sanc.SANC([weights], seed=0)
+        for _ in range(3):
+            opt.step(lambda weights=weights: (weights**4 - weights**2).sum())
+            if prepared is not None:
+                epoch(*prepared)
+        ends.append(weights.detach())
+    setting()
+    assert torch.equal(*ends)
+
+
 def test_gradients_are_clipped():
     accelerator, net, opt, rows, _ = setting()
     x, y = next(iter(rows))

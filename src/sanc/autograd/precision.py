@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from sanc.autograd.guards import autocast_of
+
 
 class _CallersAutocast(threading.local):
     """Device type and precision of the caller's autocast in this thread, while `full_precision` disables it."""
@@ -21,10 +23,11 @@ _AUTOCAST = _CallersAutocast()
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Disable autocast inside the block, except in `callers_precision`."""
-    if not torch.is_autocast_enabled(device.type):
+    autocast = autocast_of(device)
+    if autocast is None:
         yield
         return
-    before, _AUTOCAST.active = _AUTOCAST.active, (device.type, torch.get_autocast_dtype(device.type))
+    before, _AUTOCAST.active = _AUTOCAST.active, autocast
     try:
         with torch.autocast(device.type, enabled=False):
             yield

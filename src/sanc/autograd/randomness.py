@@ -19,8 +19,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
+
+from sanc.autograd.guards import before_forward, is_traced
 
 
 def derive(seed: int, *path: int) -> int:
@@ -74,7 +75,7 @@ _ACTIVE = _ActiveBuffers()
 
 def _before_forward(module: nn.Module, _: object) -> None:
     """Notify the `Buffers` of this thread that a module is about to run; compiled code skips this."""
-    if not torch.compiler.is_compiling():
+    if not is_traced():
         for buffers in _ACTIVE.stack:
             buffers.save(module)
 
@@ -96,7 +97,7 @@ class _Hook:
         with self._lock:
             self._blocks += 1
             if self._handle is None:
-                self._handle = register_module_forward_pre_hook(_before_forward)
+                self._handle = before_forward(_before_forward)
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:

@@ -7,7 +7,6 @@ The first step fixes the style for all later ones. The oracle calls the closures
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.guards import accumulated_batches
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
@@ -148,8 +148,7 @@ class Driver:
         Gradients from before the optimiser was constructed belong to another loop and are accepted. A closure that
         clears gradients itself, as `torch.optim.LBFGS` needs it, does not use them either.
         """
-        accelerate = sys.modules.get("accelerate.state")
-        batches = 1 if accelerate is None else accelerate.GradientState().num_steps
+        batches = accumulated_batches(leaves.tensors)
         if batches > 1:
             raise ArgumentError(
                 f"closure cannot be used while accelerate accumulates over {batches} batches: it skips the steps in "

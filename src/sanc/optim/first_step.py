@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.guards import uncompiled
 from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import InEvaluation, derive
@@ -53,7 +54,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
     The evaluation runs without compilation, because compiled code hides its modules from the oracle. A new oracle
     needs this evaluation also after a run was resumed.
     """
-    with torch.compiler.set_stance("force_eager"):
+    with uncompiled():
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
         oracle.usual_calls = oracle.calls
         if first:

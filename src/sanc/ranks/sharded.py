@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.modules.module import register_module_forward_pre_hook
 
+from sanc.autograd.guards import before_forward, is_traced
 from sanc.autograd.leaves import Grads, Leaves
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError
@@ -140,11 +140,11 @@ class Modules:
         self._seen: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
         seen = self._seen
 
-        def before_forward(module: torch.nn.Module, inputs: object) -> None:
-            if isinstance(module, FSDPModule) and not torch.compiler.is_compiling():
+        def see(module: torch.nn.Module, inputs: object) -> None:
+            if isinstance(module, FSDPModule) and not is_traced():
                 seen.add(module)
 
-        weakref.finalize(self, register_module_forward_pre_hook(before_forward).remove)
+        weakref.finalize(self, before_forward(see).remove)
 
     def reshard(self) -> None:
         """Free gathered parameters, so that the next pass gathers the current ones."""

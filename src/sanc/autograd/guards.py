@@ -1,0 +1,69 @@
+"""What other libraries do at this moment: the only module that reads or changes their state of the whole process.
+
+Such a state may belong to another object of the process, such as an optimiser of another model. Each function takes
+what it is asked about, and answers for that alone.
+
+Two kinds of state are asked about elsewhere. `sanc.ranks` finds DistributedDataParallel by the gradients of the ranks,
+and a closure with a GradScaler is found by the gradients that it leaves: both belong to the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+
+def accumulated_batches(parameters: Sequence[Tensor]) -> int:
+    """Return over how many batches accelerate accumulates for the step of these parameters that is being made.
+
+    The number of batches is one for the whole process. It matters only for steps that are called by accelerate's
+    wrapper of the optimiser, which skips some of them. Such a wrapper is found among the callers. 1: there is none.
+    """
+    state, wrappers = sys.modules.get("accelerate.state"), sys.modules.get("accelerate.optimizer")
+    if state is None or wrappers is None or (batches := int(state.GradientState().num_steps)) == 1:
+        return 1
+    stepped = set(map(id, parameters))
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals is vars(wrappers):
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, wrappers.AcceleratedOptimizer):
+                held = {id(p) for group in caller.param_groups for p in group["params"]}
+                if stepped <= held:
+                    return batches
+        frame = frame.f_back  # type: ignore[assignment]
+    return 1
+
+
+def autocast_of(device: torch.device) -> tuple[str, torch.dtype] | None:
+    """Return the device type and precision of autocast in this thread on devices of this type; None if it is off."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return device.type, torch.get_autocast_dtype(device.type)
+
+
+def is_traced() -> bool:
+    """Return whether torch.compile is tracing the calling function, instead of running it."""
+    return torch.compiler.is_compiling()
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which functions under torch.compile run as they were written.
+
+    It applies to all threads, whose results do not depend on it. Only one thread at a time may enter it, such as the
+    one that makes a step.
+    """
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def before_forward(hook: Callable[[nn.Module, Any], None]) -> RemovableHandle:
+    """Call a hook before the forward pass of every module of the process, also those of other optimisers."""
+    return register_module_forward_pre_hook(hook)
