@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
@@ -582,3 +583,185 @@ def raise_under_a_wrapper(wrapped):
         opt.step(lambda: closure(True))
     except Exception as problem:
         return type(problem).__name__, bool(torch.equal(flat(model), before))
+
+
+# ---------------------------------------------------------------------------------------------- drift
+
+
+def freeze(model, opt):
+    model[0].weight.requires_grad_(False)
+
+
+def freeze_all(model, opt):
+    model.requires_grad_(False)
+
+
+def freeze_group(model, opt):
+    opt.param_groups[0]["frozen"] = True
+
+
+def clip(model, opt):
+    with torch.no_grad():
+        model[0].weight.clamp_(-0.1, 0.1)
+
+
+def last_bit(model, opt):
+    with torch.no_grad():
+        model[0].weight[0, 0] *= 1.0 + 2 * torch.finfo(model[0].weight.dtype).eps
+
+
+def negate(model, opt):
+    with torch.no_grad():
+        model[0].weight.neg_()
+
+
+def rate(model, opt):
+    opt.param_groups[0]["lr"] = 0.5
+
+
+def decay(model, opt):
+    opt.param_groups[0]["weight_decay"] = 0.1
+
+
+def invalid_rate(model, opt):
+    opt.param_groups[0]["lr"] = -1.0
+
+
+def widen(model, opt):
+    opt.add_param_group({"params": [("more", torch.zeros(3, dtype=model[0].weight.dtype, requires_grad=True))]})
+
+
+def state(model, opt):
+    iterates = opt._driver.iterates
+    iterates.state = replace(iterates.state, seed=iterates.state.seed + 1)
+
+
+DRIFTS = {
+    freeze: r"parameter 0\.weight has requires_grad = False on rank 1 and requires_grad = True on rank 0",
+    freeze_all: r"parameter 0\.weight has requires_grad = False on rank 1",
+    freeze_group: r"parameter 0\.weight has frozen = True on rank 1 and frozen = False on rank 0",
+    clip: r"parameter 0\.weight of shape \(\d+, 4\) of rank 1 differs from that of rank 0",
+    last_bit: r"parameter 0\.weight of shape \(\d+, 4\) of rank 1 differs from that of rank 0",
+    negate: r"parameter 0\.weight of shape \(\d+, 4\) of rank 1 differs from that of rank 0",
+    rate: r"parameter 0\.weight has lr = 0\.5 on rank 1 and lr = 1\.0 on rank 0",
+    decay: r"parameter 0\.weight has weight_decay = 0\.1 on rank 1 and weight_decay = 0\.0 on rank 0",
+    invalid_rate: r"parameter 0\.weight has lr = -1\.0 on rank 1",
+    widen: "the number of parameters of rank 1 differs",
+    state: "'seed' in the state of the method of rank 1 differs",
+}
+"""Changes on one rank only, and what the error says of them."""
+
+VALUES = (clip, last_bit, negate)
+"""The changes of values, which sharded parameters cannot show: no two ranks hold the same entry."""
+
+
+def drift(changes, moments, styles, dtype=torch.float64, parts=0, settings=None):
+    """Change something on rank 1 before a step; return the errors, and whether that step changed parameters.
+
+    `parts` = 1: sharded parameters.
+    """
+    rank, size = rank_and_size()
+    found = {}
+    for style in styles:
+        for at in moments:
+            for change in changes:
+                model = (deep() if parts else network()).to(dtype)
+                opt = sanc.SANC(model.named_parameters(), seed=0, **(settings or {}))
+                data = [[part.to(dtype) for part in share(batch, rank, size)] for batch in batches(at + 2)]
+                train(opt, model, data[:at], style)
+                opt.train()
+                if style == "gradients":
+                    opt.zero_grad()
+                    loss_of(model)(*data[at]).backward()
+                if rank == 1:
+                    change(model, opt)
+                before = gathered(opt)
+
+                def loss(model=model, rows=data[at]):
+                    return loss_of(model)(*rows)
+
+                def backward(model=model, opt=opt, rows=data[at]):
+                    opt.zero_grad()
+                    value = loss_of(model)(*rows)
+                    value.backward()
+                    return value
+
+                closure = {"gradients": None, "backward": backward, "loss": loss}[style]
+                kind, text = error_of(lambda opt=opt, closure=closure: opt.step(closure))
+                found[f"{change.__name__}, {style}, step {at}"] = kind, text, torch.equal(gathered(opt), before)
+    return found
+
+
+def recover():
+    """Undo a change after the error that it caused, and train on; return the parameters of both and an error."""
+    rank, size = rank_and_size()
+    ends, error = [], ""
+    for changed in (False, True):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        data = [share(batch, rank, size) for batch in batches(6)]
+        train(opt, model, data[:3])
+        if changed:
+            model[0].weight.requires_grad_(rank == 0)
+            error, _ = error_of(lambda model=model, opt=opt: train(opt, model, data[3:4]))
+            model[0].weight.requires_grad_(True)
+        train(opt, model, data[3:])
+        ends.append(flat(model))
+    return error, *ends
+
+
+def change_on_all_ranks():
+    """Freeze, clip and schedule on all ranks alike; return the collectives of the last steps, and the parameters."""
+    rank, size = rank_and_size()
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    data = [share(batch, rank, size) for batch in batches(12)]
+    counts = []
+    for number, batch in enumerate(data):
+        opt.param_groups[0]["lr"] = 1.0 / (1 + number)
+        if number == 4:
+            clip(model, opt)
+        if number in (5, 7):
+            model[0].weight.requires_grad_(number == 7)
+        before = opt._driver.mode.ranks.collectives if size > 1 else 0
+        train(opt, model, [batch])
+        counts.append(opt._driver.mode.ranks.collectives - before if size > 1 else 0)
+    return counts, flat(model)
+
+
+def drift_before_saving(folder, parts):
+    """Change a parameter or lr on rank 1, and save; return the errors of both, and the files."""
+    rank, _ = rank_and_size()
+    model = deep() if parts else network()
+    opt = sanc.SANC(model.named_parameters(), seed=0)
+    train(opt, model, batches(2), "gradients")
+    if rank == 1:
+        (rate if parts else clip)(model, opt)
+    saved = error_of(lambda: sanc.save_checkpoint(folder, model, opt))
+    kept = error_of(opt.state_dict) if parts or rank == 0 else None  # one rank alone may call it
+    return saved, kept, os.listdir(folder)
+
+
+def fail_early():
+    """Pass no closure on rank 1; return the errors, and the parameters after further steps."""
+    rank, size = rank_and_size()
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    data = [share(batch, rank, size) for batch in batches(6)]
+    train(opt, model, data[:3])
+    error = error_of(lambda: opt.step((lambda: loss_of(model)(*data[3])) if rank == 0 else None))
+    train(opt, model, data[3:])
+    return error, flat(model)
+
+
+def two_dimensional_mesh():
+    """Return the error for parameters that are replicated and sharded over a mesh of two dimensions."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for sides in ((1, 2), (2, 1)):
+        model = network()
+        fully_shard(model, mesh=init_device_mesh("cpu", sides, mesh_dim_names=("replicate", "shard")))
+        found.append(error_of(lambda model=model: sanc.SANC(model.parameters(), seed=0)))
+    return found

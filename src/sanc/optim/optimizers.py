@@ -78,8 +78,8 @@ class CubicOptimizer(Optimizer):
         over them, and all make the same step. By default the group that torch.distributed was initialised with, if
         there is one. None: each rank trains independently.
     compare_every : int
-        Number of steps after which parameters and decisions are compared between the ranks; a difference is an error.
-        0: never.
+        Number of steps after which all parameters and decisions are compared between the ranks; a difference is an
+        error. Every step compares digests of them. 0: steps compare only which parameters take part.
     **options
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
         eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
@@ -248,7 +248,7 @@ class CubicOptimizer(Optimizer):
                 'optimiser with preset="paper".'
             )
         driver, parameters, loss = self._driver, self._parameters(), None
-        with full_precision(parameters[0].device):
+        with full_precision(parameters[0].device), driver.mode.step(self.param_groups, driver.iterates):
             if closure is None or driver.is_empty_closure(closure, parameters):
                 if hessian is not None or objective is not None:
                     raise ArgumentError("closure is missing beside hessian or objective: pass it too.")
@@ -305,8 +305,10 @@ class CubicOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and tensors.
 
-        It does not include the parameters: save them with the model.
+        It does not include the parameters: save them with the model, in loops without a closure after `eval`.
         """
+        self._driver.warn_of_train_mode()
+        self._driver.mode.saving(self.param_groups, self._iterates)
         self.state.clear()
         write_states(self._driver, self.state)
         packed = super().state_dict()

@@ -1,14 +1,20 @@
-"""Comparison of settings, parameters and decisions over the ranks, at the start and at regular intervals."""
+"""Comparison of settings, parameters and decisions over the ranks: at the start, in every step, and in full at times.
+
+Every step sends four digests with an exchange that it makes anyway. Only if they differ, further collectives find out
+which parameter or option it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from sanc.ranks.group import Ranks, digest, fingerprint
+from sanc.errors import RanksError
+from sanc.ranks.group import Differences, Ranks, digest, fingerprint, quick_fingerprint, short_digest
 
 _REMEDY_AT_START = (
     "make them equal on all ranks before you construct the optimiser (the same seed, a checkpoint, or "
@@ -19,6 +25,16 @@ _REMEDY_LATER = (
     "the ranks have trained different models since the last comparison. Load a checkpoint. Then check for code that "
     "changes parameters on one rank only, for learning rates or weight decays that differ, and for ranks on different "
     "kinds of devices."
+)
+
+_REMEDY_IN_STEP = (
+    "the step was not made. Change parameters, requires_grad, lr, weight_decay and frozen on all ranks alike, before "
+    "the same step. If the ranks have trained different models, load a checkpoint."
+)
+
+_REMEDY_FOR_VALUES = (
+    "the step was not made. It was changed on one rank only, or the ranks have trained different models. Change "
+    "parameters on all ranks alike, use ranks on one kind of device, and load a checkpoint to continue."
 )
 
 
@@ -49,6 +65,117 @@ def compare_start(ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: d
         ranks.compare(_fingerprints(tensors), names, "the parameters", _REMEDY_AT_START)
 
 
+class RankFailedError(RanksError):
+    """Another rank raised an error before the first exchange of a step; nothing else differs."""
+
+
+class Layout:
+    """Digests of which parameters take part in steps, and of their options; computed again only after a change.
+
+    Attributes
+    ----------
+    changed : bool
+        Whether other parameters take part than in the last step.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last step, after which the ranks may differ."""
+        self._parameters: Any = None
+        self._options: Any = None
+        self._digests = (0, 0)
+        self.changed = True
+
+    def digests(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+        """Return the digests of the parameters that take part, with their shapes, and of the options of the groups."""
+        options = _group_options(groups)
+        parameters = [[(tuple(p.shape), p.dtype, _takes_part(group, p)) for p in group["params"]] for group in groups]
+        self.changed = parameters != self._parameters
+        if self.changed or options != self._options:
+            self._parameters, self._options = parameters, options
+            self._digests = short_digest({"parameters": parameters}), short_digest(options)
+        return self._digests
+
+
+def _takes_part(group: Mapping[str, Any], p: Tensor) -> bool:
+    return p.requires_grad and not group["frozen"]
+
+
+def claim_step(
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, whole: bool, *, complete: bool
+) -> None:
+    """Claim digests of what must agree in a step, for its first exchange to compare.
+
+    The digests are those of the parameters that take part, of the options of the groups, of the values of these
+    parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only the first.
+    """
+    parameters, options = layout.digests(groups)
+    values = decisions = 0
+    taking_part = [p.detach() for group in groups for p in group["params"] if _takes_part(group, p)]
+    one_kind = len({(p.dtype, p.device) for p in taking_part}) == 1
+    if complete and whole and one_kind:
+        values = quick_fingerprint(torch.cat([p.reshape(-1) for p in taking_part]))
+    if complete:
+        decisions = short_digest(iterates.numbers())
+    claimed = (parameters, options if complete else 0, values, decisions)
+    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iterates))
+
+
+def raise_difference(
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, different: Differences
+) -> NoReturn:
+    """Find what differs between the ranks, given which digests of `claim_step` do, and raise `RanksError`."""
+    layout.reset()
+    names, tensors = named_parameters(groups)
+    if 0 in different or 1 in different:
+        rows = [_described(group, p) for group in groups for p in group["params"]]
+        ranks.compare(digest({"number": len(rows)}).to(ranks.device), ["the number of parameters"], "a comparison",
+                      _REMEDY_IN_STEP)  # fmt: skip
+        row = torch.cat([digest(row) for row in rows]).to(ranks.device)
+        found = ranks.first_difference(row, len(rows), "a comparison")
+        if found is not None:
+            index, rank = found
+            texts = [text.split("\n") for text in ranks.texts("\n".join(f"{k} = {v}" for k, v in rows[index].items()))]
+            pairs = [(its, ours) for its, ours in zip(texts[rank], texts[0], strict=True) if its != ours]
+            known, _, _ = names[index].partition(" of shape")
+            its, ours = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
+            raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_IN_STEP}")
+    if 2 in different:
+        ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
+    if 3 in different:
+        numbers = {f"{name!r} in the state of the method": value for name, value in _flat(iterates.numbers()).items()}
+        row = torch.cat([digest({name: value}) for name, value in numbers.items()]).to(ranks.device)
+        ranks.compare(row, list(numbers), "a comparison", _REMEDY_LATER)
+    if failed := [rank for rank, mark in enumerate(different.get(5, ())) if mark]:
+        raise RankFailedError(
+            f"rank {failed[0]} failed before the first exchange of the step: read its error. Rank {ranks.rank} and the "
+            "other ranks have left their parameters unchanged."
+        )
+    raise RanksError(
+        f"rank {ranks.rank} and the other ranks do not make the same kind of step: pass closures of the same style on "
+        "all ranks, and make the same calls of the optimiser before the step."
+    )
+
+
+def _described(group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
+    """Return what of a parameter must be equal on all ranks beside its value."""
+    kind = {"shape": tuple(p.shape), "dtype": p.dtype, "requires_grad": p.requires_grad}
+    return kind | {name: _number(group[name]) for name in ("lr", "weight_decay")} | {"frozen": group["frozen"]}
+
+
+def _flat(numbers: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the entries of nested mappings by their paths, without times."""
+    found: dict[str, Any] = {}
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif name != "seconds":
+            found[prefix + name] = value
+    return found
+
+
 def compare_step(ranks: Ranks, groups: Sequence[Mapping[str, Any]], decisions: dict[str, Any], whole: bool) -> None:
     """Raise `RanksError` if parameters or decisions differ between the ranks after a step."""
     names, tensors = named_parameters(groups)
@@ -61,7 +188,15 @@ def compare_step(ranks: Ranks, groups: Sequence[Mapping[str, Any]], decisions: d
 
 def _group_options(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the options of parameter groups that steps depend on."""
-    return {"groups": [[float(group[name]) for name in ("lr", "weight_decay", "frozen")] for group in groups]}
+    return {"groups": [[_number(group[name]) for name in ("lr", "weight_decay", "frozen")] for group in groups]}
+
+
+def _number(value: Any) -> float | str:
+    """Return a number as a float, and anything else, which steps reject, as text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return repr(value)
 
 
 def _fingerprints(tensors: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,10 @@
 torch.distributed transports the data. Almost all exchanges are one collective, a sum of flat tensors, which gives every
 rank the same bits. Numbers are appended to a vector, with separate entries for each rank. So the sum does not round
 them, and every rank receives the numbers of each of the others.
+
+A step begins with a claim: a few digests that must be equal on all ranks. It is appended to the first exchange of the
+step. That exchange has the size of the first exchange of the last step, on which the ranks agreed, also on a rank whose
+parameters have changed since. So all ranks learn of the difference before a collective of different sizes can fail.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +38,20 @@ _MIX_FACTOR, _MIX_SHIFT = 0x2545F4914F6CDD1D, 29
 """The multiplier of xorshift64* (Vigna 2016), and a shift near half the word, so that high bits change low ones."""
 
 
+_DIGEST_BYTES = 6
+"""Bytes of a digest that is sent as one float64: its significand of 53 bits holds 6 bytes."""
+
+_ROW_WIDTH = 32
+"""Neighbouring 32-bit words that `quick_fingerprint` adds. Mixing the sums of rows then costs little beside one pass
+over the words, as it handles a 32nd of them."""
+
+Size = tuple[int, tuple[int, torch.dtype, torch.device] | None]
+"""The size of an exchange: how many numbers; length, type and device of the vector, or None if there is none."""
+
+Differences = Mapping[int, Sequence[float]]
+"""Columns of a claim that differ between the ranks, by index: one entry for each rank."""
+
+
 class Ranks:
     """The ranks of a process group.
 
@@ -52,6 +70,8 @@ class Ranks:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.collectives = self.bytes = 0
         self.wrapped = False
+        self._claim: tuple[Sequence[int], Callable[[Differences], NoReturn]] | None = None
+        self._agreed: Size = (0, None)  # of the first exchange of a step
 
     def sum(self, tensor: Tensor, label: str, operation: Any = None) -> Tensor:
         """Sum a tensor over the ranks in place, or reduce it by `operation`; an error message contains `label`."""
@@ -82,7 +102,69 @@ class Ranks:
     def exchange(
         self, numbers: Sequence[float], label: str, vector: Tensor | None = None
     ) -> tuple[list[list[float]], Tensor | None]:
-        """Return the numbers of each rank and, if a vector is given, its sum over the ranks, by one collective."""
+        """Return the numbers of each rank and, if a vector is given, its sum over the ranks, by one collective.
+
+        The first exchange after `claim` carries the claim. If its size is not the agreed one, the claim is sent alone.
+        """
+        if self._claim is None:
+            return self._exchange(numbers, label, vector)
+        size = (len(numbers), None if vector is None else (len(vector), vector.dtype, vector.device))
+        agreed = self._agreed
+        received, total = self._settle(size, label, numbers if size == agreed else None, vector)
+        return (received, total) if size == agreed else self._exchange(numbers, label, vector)
+
+    def claim(self, digests: Sequence[int], differ: Callable[[Differences], NoReturn]) -> None:
+        """Send these digests (see `short_digest`) with the next exchange.
+
+        If some differ between the ranks, all ranks call `differ` with the columns that do, by index, and the exchange
+        ends with the error that it raises. Two columns follow the digests: the size of the exchange, and whether the
+        rank failed before it.
+        """
+        self._claim = digests, differ
+
+    def agree(self) -> None:
+        """Exchange the claim now, by a collective of its own."""
+        self.exchange([], "a comparison")
+
+    def fail(self) -> None:
+        """Send the claim if it was not sent yet, with the message that this rank failed."""
+        if self._claim is not None:
+            self._settle(None, "a comparison", None, None)
+
+    def _settle(
+        self, size: Size | None, label: str, numbers: Sequence[float] | None, vector: Tensor | None
+    ) -> tuple[list[list[float]], Tensor | None]:
+        """Exchange the claim of a rank whose next exchange is of this size; None: it failed.
+
+        The claim is appended to `numbers` and `vector`, which have the agreed size, or without numbers to zeros.
+        """
+        assert self._claim is not None
+        (digests, differ), self._claim = self._claim, None
+        (count, like), self._agreed = self._agreed, (0, None)  # after an error nothing is agreed
+        claimed = [*map(float, digests), float(short_digest({"size": str(size)})), float(size is None)]
+        if numbers is None:
+            numbers = [0.0] * count
+            vector = None if like is None else torch.zeros(like[0], dtype=like[1], device=like[2])
+        received, total = self._exchange([*numbers, *claimed], label, vector)
+        columns = [list(column) for column in zip(*(row[count:] for row in received), strict=True)]
+        differences = {index: column for index, column in enumerate(columns) if len(set(column)) > 1}
+        if differences:
+            differ(differences)
+        self._agreed = (0, None) if size is None else size
+        return [row[:count] for row in received], total
+
+    def texts(self, text: str) -> list[str]:
+        """Return the text of each rank."""
+        codes = list(text.encode())
+        lengths, _ = self._exchange([float(len(codes))], "a message")
+        row = torch.zeros(int(max(length for (length,) in lengths)), dtype=torch.int64, device=self.device)
+        row[: len(codes)] = torch.tensor(codes, dtype=torch.int64)
+        rows = self.all_gather(row, "a message").tolist()
+        return [bytes(codes[: int(length)]).decode() for codes, (length,) in zip(rows, lengths, strict=True)]
+
+    def _exchange(
+        self, numbers: Sequence[float], label: str, vector: Tensor | None = None
+    ) -> tuple[list[list[float]], Tensor | None]:
         dtype, device = (torch.float64, self.device) if vector is None else (vector.dtype, vector.device)
         local = _split_float64(torch.tensor(numbers, dtype=torch.float64), dtype)
         table = torch.zeros(self.size, *local.shape, dtype=dtype)
@@ -123,11 +205,22 @@ class Ranks:
 
         `row` holds the same number of 64-bit integers for each name, one or more.
         """
-        table = self.all_gather(row, label).cpu().view(self.size, len(names), -1)
-        for index, name in enumerate(names):
+        found = self.first_difference(row, len(names), label)
+        if found is not None:
+            index, rank = found
+            raise RanksError(f"{names[index]} of rank {rank} differs from that of rank 0: {remedy}")
+
+    def first_difference(self, row: Tensor, entries: int, label: str) -> tuple[int, int] | None:
+        """Return the first of the `entries` of a row that differs between the ranks, and the rank; None if none does.
+
+        All ranks return the same.
+        """
+        table = self.all_gather(row, label).cpu().view(self.size, entries, -1)
+        for index in range(entries):
             for rank in range(1, self.size):
                 if not torch.equal(table[rank, index], table[0, index]):
-                    raise RanksError(f"{name} of rank {rank} differs from that of rank 0: {remedy}")
+                    return index, rank
+        return None
 
 
 def find_ranks(process_group: object) -> Ranks | None:
@@ -163,6 +256,25 @@ def digest(numbers: Mapping[str, Any]) -> Tensor:
     """Return a 128-bit hash of numbers as two 64-bit integers; times are left out."""
     hashed = hashlib.blake2b(repr(_without_times(numbers)).encode(), digest_size=16).digest()
     return torch.tensor([int.from_bytes(part, "little", signed=True) for part in (hashed[:8], hashed[8:])])
+
+
+def short_digest(numbers: Mapping[str, Any]) -> int:
+    """Return a hash of numbers that a float64 holds exactly: 48 bits; times are left out."""
+    hashed = hashlib.blake2b(repr(_without_times(numbers)).encode(), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(hashed, "little")
+
+
+def quick_fingerprint(vector: Tensor) -> int:
+    """Return 48 bits that depend on the sums of 32 neighbouring words of a vector.
+
+    It costs little more than one sum over the vector. Changes that leave every sum as it is, such as two exchanged
+    neighbours, are found by `fingerprint` alone.
+    """
+    words = vector.detach().contiguous().view(torch.int32)
+    rows = len(words) // _ROW_WIDTH
+    sums = words[: rows * _ROW_WIDTH].view(rows, _ROW_WIDTH).sum(1)
+    mixed = fingerprint(torch.cat([sums, words[rows * _ROW_WIDTH :].long()]))
+    return int(mixed[1]) & ((1 << 8 * _DIGEST_BYTES) - 1)
 
 
 def _without_times(entry: Any) -> Any:

@@ -6,7 +6,8 @@ not depend on the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
 from sanc.minibatch.metrics.base import Metric, Preconditioner
-from sanc.ranks.compare import compare_start, compare_step
+from sanc.ranks.compare import Layout, RankFailedError, claim_step, compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
 
@@ -59,14 +60,26 @@ class OneProcess:
     def loaded(self) -> None:
         """Prepare for the first step after a state was loaded."""
 
+    @contextmanager
+    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> Iterator[None]:
+        """Compare the ranks before a step, which is made inside this context."""
+        yield
+
     def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
         """Finish a step."""
+
+    def saving(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+        """Prepare for `state_dict`."""
+
+    def compare(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+        """Raise `RanksError` if parameters, options or decisions differ between the ranks, which all call this."""
 
 
 class DataParallel(OneProcess):
     """Average over the ranks, which hold the same parameters and evaluate different batches.
 
-    The ranks are compared after `every` steps; 0: never.
+    Every step compares digests of parameters, options and decisions, and every step number that `every` divides all
+    parameters; 0: no step compares more than which parameters take part, on which the sizes of exchanges depend.
 
     Attributes
     ----------
@@ -79,6 +92,7 @@ class DataParallel(OneProcess):
     def __init__(self, ranks: Ranks, every: int) -> None:
         self.ranks, self._every = ranks, every
         self.path = (ranks.rank,)
+        self._layout = Layout()
         self._due = True  # whether the next step is compared even if `every` does not divide its number
 
     def __reduce__(self) -> Any:
@@ -110,9 +124,31 @@ class DataParallel(OneProcess):
     def loaded(self) -> None:
         self._due = True
 
+    @contextmanager
+    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> Iterator[None]:
+        claim_step(self.ranks, self._layout, groups, iterates, self.whole, complete=self._every > 0)
+        if self._layout.changed or self.ranks.wrapped or not self.whole:
+            self.ranks.agree()  # before vectors are reset, and before collectives of the model in the closure
+        try:
+            yield
+        except Exception as problem:
+            try:
+                self.ranks.fail()
+            except RankFailedError:
+                raise problem from None  # the other ranks raise `RankFailedError`
+            raise
+
     def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
-        if self._every and (self._due or iterates.state.iteration % self._every == 0):
+        if self._due or (self._every and iterates.state.iteration % self._every == 0):
             self._due = False
+            self.compare(groups, iterates)
+
+    def saving(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+        if not self.whole:  # otherwise a single rank may save the state
+            self.compare(groups, iterates)
+
+    def compare(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+        if self._every:
             compare_step(self.ranks, groups, iterates.numbers(), self.whole)
 
 

@@ -71,7 +71,12 @@ def average(
     message = [float(problem is not None), weight, float(rows), *hashes, *numbers, *padding]
     vector = local if reduced == "no" else None
     weighted = vector if vector is None or abs(weight) == 1.0 else vector * abs(weight)
-    received, total = ranks.exchange(message, label, weighted)
+    try:
+        received, total = ranks.exchange(message, label, weighted)
+    except RanksError as difference:
+        if problem is None:
+            raise
+        raise difference from problem  # the difference may be the reason of the problem
     if problem is not None:
         raise problem
     for rank, row in enumerate(received):

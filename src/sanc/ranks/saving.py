@@ -26,6 +26,9 @@ _KEPT_CHECKPOINTS = 2
 def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Path:
     """Save model and optimiser as the checkpoint of the current step; all ranks must call this function.
 
+    Parameters and decisions are compared first, unless ``compare_every`` is 0. If they differ between the ranks,
+    nothing is written and all ranks raise `RanksError`.
+
     Parameters
     ----------
     folder : path
@@ -44,7 +47,9 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     from torch.distributed.checkpoint.state_dict_saver import save
 
     folder = _folder(folder)
-    target = folder / f"step-{_steps(optimizer):08d}"
+    step = _steps(optimizer)
+    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iterates)
+    target = folder / f"step-{step:08d}"
     part = target.with_suffix(".part")
     if _is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,134 @@
+"""A rank that changes parameters or options alone: all ranks raise an error in that step, which names the change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
+
+import rank_jobs
+from sanc.ranks.group import quick_fingerprint, short_digest
+from together import run_on_ranks, without_errors
+
+shards = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"
+)
+
+CHANGES = (rank_jobs.freeze, rank_jobs.clip, rank_jobs.rate, rank_jobs.freeze_all)
+"""The changes of the tests that are not marked slow; tests/faults tries all."""
+
+
+def everything(folder):
+    return {
+        "drift": rank_jobs.drift(CHANGES, (2,), ("loss",)) | rank_jobs.drift(CHANGES[:1], (2,), ("gradients",)),
+        "recover": rank_jobs.recover(),
+        "on all ranks": rank_jobs.change_on_all_ranks(),
+        "saving": rank_jobs.drift_before_saving(folder, 0),
+        "early": rank_jobs.fail_early(),
+    }
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return without_errors(run_on_ranks(2, everything, tmp_path_factory.mktemp("empty"), timeout=20.0, limit=60.0))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_on_one_rank_is_an_error_on_all_in_the_same_step(two, change):
+    texts = {found["drift"][f"{change.__name__}, loss, step 2"] for found in two}
+    assert len(texts) == 1  # the same error on all ranks
+    kind, text, same = texts.pop()
+    assert kind == "RanksError" and same
+    assert re.search(rank_jobs.DRIFTS[change], text), text
+
+
+def test_a_change_before_a_step_without_a_closure(two):
+    for found in two:
+        kind, text, same = found["drift"]["freeze, gradients, step 2"]
+        assert kind == "RanksError" and same
+        assert re.search(rank_jobs.DRIFTS[rank_jobs.freeze], text), text
+
+
+def test_ranks_continue_when_the_change_is_undone(two):
+    for found in two:
+        error, expected, end = found["recover"]
+        assert error == "RanksError" and torch.equal(end, expected)
+
+
+def test_the_same_changes_on_all_ranks_are_no_error(two):
+    """Two ranks make the steps of one process, and a step sends one collective, also while lr changes."""
+    _, expected = rank_jobs.change_on_all_ranks()
+    for found in two:
+        counts, end = found["on all ranks"]
+        torch.testing.assert_close(end, expected, rtol=1e-9, atol=1e-9)
+        assert min(counts[9:]) == 1, counts
+
+
+def test_a_checkpoint_of_ranks_that_differ_is_not_written(two):
+    for rank, found in enumerate(two):
+        (kind, text), kept, files = found["saving"]
+        assert kind == "RanksError" and re.search(rank_jobs.DRIFTS[rank_jobs.clip], text), text
+        assert kept == (("", "") if rank == 0 else None)  # rank 0 alone may save its state
+        assert files == []
+
+
+def test_a_rank_that_fails_before_the_first_exchange_ends_the_step_on_all(two):
+    (kind, text), end = two[0]["early"]
+    (own, reason), other_end = two[1]["early"]
+    assert kind == "RankFailedError" and "rank 1 failed before the first exchange" in text
+    assert own == "ArgumentError" and "closure is missing" in reason
+    assert torch.equal(end, other_end)
+
+
+def everything_sharded(folder):
+    found = rank_jobs.drift((rank_jobs.rate, rank_jobs.freeze), (2,), ("loss",), parts=1)
+    found |= rank_jobs.drift((rank_jobs.rate,), (2,), ("gradients",), parts=1)
+    return found, rank_jobs.drift_before_saving(folder, 1), rank_jobs.two_dimensional_mesh()
+
+
+@pytest.fixture(scope="module")
+def two_sharded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    return without_errors(run_on_ranks(2, everything_sharded, folder, timeout=20.0, limit=60.0))
+
+
+@shards
+@pytest.mark.slow
+def test_a_change_on_one_rank_with_sharded_parameters(two_sharded):
+    for found, ((kind, text), (its_kind, _), files), _ in two_sharded:
+        for name, (error, message, same) in found.items():
+            change = getattr(rank_jobs, name.partition(",")[0])
+            assert error == "RanksError" and same, name
+            assert re.search(rank_jobs.DRIFTS[change], message), message
+        assert kind == its_kind == "RanksError" and files == []
+        assert "one of lr, weight_decay and frozen" in text
+
+
+@shards
+@pytest.mark.slow
+def test_a_mesh_of_two_dimensions_is_rejected_with_the_remedy(two_sharded):
+    for *_, errors in two_sharded:
+        for kind, text in errors:
+            assert kind == "ArgumentTypeError"
+            assert "Replicate" in text and "one mesh of one dimension" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 100])
+def test_quick_fingerprints_depend_on_every_entry_and_its_sign(dtype, size):
+    x = torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(size))
+    found = quick_fingerprint(x)
+    assert found == quick_fingerprint(x.clone()) != quick_fingerprint(-x) and float(found) < 2.0**48
+    for index in range(size):
+        y = x.clone()
+        y[index] = torch.nextafter(y[index], y[index] + 1)
+        assert quick_fingerprint(y) != found, index
+
+
+def test_short_digests_are_integers_that_a_float_holds():
+    found = [short_digest({"value": number, "seconds": number}) for number in range(100)]
+    assert len(set(found)) == 100 and all(int(float(part)) == part for part in found)
+    assert short_digest({"value": 1, "seconds": 2}) == found[1]
