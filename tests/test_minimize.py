@@ -1172,3 +1172,72 @@ def test_a_hessian_may_be_anything_with_a_product():
             return self.matrix @ v
 
     assert sanc.minimize(rosen, X0, jac=rosen_der, hess=lambda x: Times(rosen_hess(x))).success
+
+
+@pytest.mark.parametrize("n", [101, 1000])
+def test_beside_a_maximum_whose_curvature_is_below_the_roundoff_of_f(n):
+    """The first steps change Σ cos x by less than its roundoff; a longer one along the curvature does not."""
+    result = sanc.minimize(lambda x: torch.cos(x).sum(), torch.full((n,), 1e-9, dtype=torch.float64))
+    assert result.status is Status.SECOND_ORDER and float(result.fun) == pytest.approx(-n)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "start", "constant"),
+    [(torch.float64, 1e-8, 1e2), (torch.float32, 1e-4, 1e2), (torch.float32, 1e-3, 1e4), (torch.float32, 1e-2, 1e6)],
+)
+def test_a_constant_does_not_hide_a_saddle(dtype, start, constant):
+    def f(x):
+        return x[0] ** 2 - x[1] ** 2 + 0.25 * x[1] ** 4 + constant
+
+    result = sanc.minimize(f, torch.full((2,), start, dtype=dtype))
+    assert result.success and abs(float(result.x[1])) == pytest.approx(math.sqrt(2.0), rel=1e-3)
+
+
+def test_a_resumed_run_leaves_a_saddle_as_the_original_does():
+    states = []
+
+    def keep(intermediate_result):
+        states.append(intermediate_result.state)
+
+    x0, f = torch.full((101,), 1e-9, dtype=torch.float64), lambda x: torch.cos(x).sum()
+    whole = sanc.minimize(f, x0, callback=keep)
+    for state in states[9:13]:
+        part = sanc.minimize(f, x0, resume=state)
+        assert torch.equal(part.x, whole.x) and part.nit == whole.nit and part.nfev == whole.nfev
+
+
+def saddle_with(constant):
+    """A saddle at 0 with λ_min = −4; the minima are at about (±1, ∓0.05)."""
+    return lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2 + 0.1 * x[0] * x[1] + constant
+
+
+def forward_differences(f, h=1.5e-8):
+    return lambda x: np.array([(f(x + h * e) - f(x)) / h for e in np.eye(len(x))])
+
+
+@pytest.mark.parametrize("constant", [0.0, 1e2, 1e4, 1e6, 1e8, 1e10])
+@pytest.mark.parametrize("start", [(0.0, 0.0), (1e-3, 0.0)])
+@pytest.mark.parametrize("scheme", ["2-point", "3-point", "own"])
+@pytest.mark.parametrize("tol", [None, 1e-3])
+def test_no_success_on_a_saddle_that_roundoff_hides_from_differences(scheme, tol, start, constant):
+    f = saddle_with(constant)
+    jac = forward_differences(f) if scheme == "own" else scheme
+    result = sanc.minimize(f, np.array(start), jac=jac, tol=tol)
+    if result.success:
+        assert abs(result.x[0]) == pytest.approx(1.0, abs=0.1)
+    else:
+        assert "error of" in result.message and "subtract a constant from f" in result.message
+    assert result.success or constant >= 1e4
+
+
+@pytest.mark.parametrize("scale", [1e-308, 1e-300, 1e-280, 1e100, 1e155, 1e200, 1e290])
+@pytest.mark.parametrize("n", [3, 10, 200])
+def test_the_certificate_of_a_function_whose_squares_leave_the_range(n, scale):
+    """The eigenvalues of scale·diag(1 … 2) are known; relative to them the bounds are those of scale = 1."""
+    d = np.linspace(1.0, 2.0, n)
+    result = sanc.certificate(
+        lambda x: 0.5 * float((scale * d * x) @ x), np.zeros(n), jac=lambda x: scale * d * x,
+        hessp=lambda x, v: scale * d * v, eps=1e-3 * scale,
+    )  # fmt: skip
+    assert result.second_order and not result.saddle
+    assert result.lower_bound <= scale <= (result.lambda_min + result.rounding) * (1 + 1e-3)

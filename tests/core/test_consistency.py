@@ -140,3 +140,50 @@ def test_a_minimum_that_asymmetric_products_lead_to_is_none_that_is_certified():
     )
     assert result.status is Status.INCONSISTENT and not result.success
     assert "not symmetric" in result.message and "hessp" in result.message
+
+
+def quartic(seed):
+    """Return f, ∇f and H of a strictly convex quartic with a random symmetric part."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.choice([3, 10, 50]))
+    B, b = rng.standard_normal((n, n)), rng.standard_normal(n)
+    H = B @ B.T / n + 0.1 * np.eye(n)
+    return n, H, lambda x: 0.5 * x @ H @ x - b @ x + 0.25 * (x**4).sum(), lambda x: H @ x - b + x**3
+
+
+def in_single_precision(H, g):
+    single = np.float32
+    return lambda x, v: H.astype(single) @ v.astype(single) + single(3) * x.astype(single) ** 2 * v.astype(single)
+
+
+def by_forward_differences(H, g):
+    return lambda x, v: (g(x + 1e-6 * v) - g(x)) / 1e-6
+
+
+@pytest.mark.parametrize("products", [in_single_precision, by_forward_differences])
+@pytest.mark.parametrize("seed", range(4))
+def test_inaccurate_products_widen_the_bound_and_contradict_nothing(products, seed):
+    n, H, f, g = quartic(seed)
+    result = sanc.minimize(f, np.zeros(n), jac=g, hessp=products(H, g))
+    lowest = np.linalg.eigvalsh(H + np.diag(3 * result.x**2))[0]
+    assert result.status is Status.SECOND_ORDER and np.linalg.norm(g(result.x)) <= 1e-8
+    assert result.certificate.lower_bound <= lowest <= result.certificate.lambda_min + result.certificate.rounding
+
+
+def test_inaccurate_products_of_a_wrong_hessian_are_detected():
+    n, H, f, g = quartic(1)
+    skew = 1e-3 * np.triu(np.ones((n, n)), 1)
+    result = sanc.minimize(f, np.zeros(n), jac=g, hessp=in_single_precision(H + skew, g))
+    assert result.status is Status.INCONSISTENT and "not symmetric" in result.message
+
+
+def test_nonlinearity_against_the_closed_form():
+    """Products with a matrix are linear to roundoff; a constant vector that is added is not."""
+    oracle = CallableOracle(rosen, X0, jac=rosen_der, hessp=rosen_hess_prod)
+    A = np.random.default_rng(0).standard_normal((4, 4))
+    assert consistency.nonlinearity(lambda v: A @ v, oracle.space) < 1e-14
+    shift = np.array([3.0, 0.0, 4.0, 0.0])
+    largest = consistency.nonlinearity(lambda v: A @ v + shift, oracle.space)  # ‖shift‖ |1 − 2/‖u + v‖|
+    drawn = [[np.random.default_rng((0, k, j)).standard_normal(4) for j in range(2)] for k in range(3)]
+    sums = [np.linalg.norm(u / np.linalg.norm(u) + v / np.linalg.norm(v)) for u, v in drawn]
+    assert largest == pytest.approx(max(5.0 * abs(1 - 2 / s) for s in sums))

@@ -153,3 +153,53 @@ def test_claims_of_success_on_random_functions(method, preset, tally):
         if tested and float(f(x)) > float(f(torch.from_numpy(x0))) + 1e-9:
             failures.append((seed, "f above its value at the start"))
     tally("claims of success", cases, failures)
+
+
+def test_products_of_low_precision(tally):
+    """Rounded to fewer digits, or by forward differences with any step h, at the minimum of a convex quartic.
+
+    An error of the products that shows neither asymmetry nor nonlinearity cannot be seen: 10 h is allowed.
+    """
+    cases, failures = 0, []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 150))
+        B, b = rng.standard_normal((n, n)), rng.standard_normal(n)
+        H, h = B @ B.T / n + 0.1 * np.eye(n), 10.0 ** rng.uniform(-8, -5)
+
+        def gradient(x, H=H, b=b):
+            return H @ x - b + x**3
+
+        def single(x, v, H=H):
+            return (H.astype(np.float32) @ v.astype(np.float32)).astype(float) + 3 * x**2 * v
+
+        def forward(x, v, gradient=gradient, h=h):
+            return (gradient(x + h * v) - gradient(x)) / h
+
+        result = sanc.minimize(
+            lambda x, H=H, b=b: 0.5 * x @ H @ x - b @ x + 0.25 * (x**4).sum(), np.zeros(n), jac=gradient,
+            hessp=forward if seed % 2 else single, seed=seed,
+        )  # fmt: skip
+        cases += 1
+        lowest = np.linalg.eigvalsh(H + np.diag(3 * result.x**2))[0]
+        if result.status is not sanc.Status.SECOND_ORDER or result.certificate.lower_bound > lowest + 10 * h:
+            failures.append((seed, n, h, result.message, str(result.certificate)))
+    tally("certificates, low precision", cases, failures)
+
+
+def test_saddles_below_the_roundoff_of_f(tally):
+    """Starts so close to a saddle or maximum that the first steps change f + c by less than its roundoff."""
+    cases, failures = 0, []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        dtype = torch.float32 if seed % 2 else torch.float64
+        n, eps = int(rng.integers(2, 300)), torch.finfo(dtype).eps
+        d = torch.tensor(np.append(rng.uniform(0.1, 2.0, n - 1), -(10.0 ** rng.uniform(-1, 1))), dtype=dtype)
+        constant = 10.0 ** rng.uniform(0, 4)
+        distance = 0.1 * math.sqrt(eps * constant) * 10.0 ** rng.uniform(-3, 0)
+        x0 = torch.tensor(distance * rng.standard_normal(n), dtype=dtype)
+        result = sanc.minimize(lambda x, d=d, c=constant: 0.5 * (d * x**2).sum() + 0.25 * x[-1] ** 4 + c, x0, seed=seed)
+        cases += 1
+        if not abs(float(result.x[-1])) > 0.9 * math.sqrt(-float(d[-1])):
+            failures.append((seed, n, dtype, constant, result.message))
+    tally("saddles below roundoff", cases, failures)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
-from sanc.core.space import Vector
+from sanc.core.space import Space, Vector
 
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative that roundoff cannot explain; a thousandth of it for asymmetry."""
 _COARSE = 4.0
 """Differenced gradients with a norm of at most this many errors are unreliable."""
+INACCURATE = 10.0
+"""Asymmetry of products, in units of their nonlinearity, that inaccuracy explains: ten errors, as for differences."""
 _NOISY, GROSS = 1e2, 1e6
 """Noise of f, in units of its rounding error, that is reported after a stall, and that ends a run by itself."""
 
@@ -86,9 +89,64 @@ def coarse(oracle: Oracle, x: Vector, longest: float) -> str:
     error = oracle.gradient_error(x)
     if error == 0.0 or longest > _COARSE * error:
         return ""
+    return differenced(error)
+
+
+def too_coarse(oracle: Oracle, x: Vector, tolerance: float) -> str:
+    """Describe a differenced gradient whose error exceeds the tolerance on its norm by far."""
+    error = oracle.gradient_error(x)
+    return differenced(error) if error > _COARSE * tolerance else ""
+
+
+def differenced(error: float, curvature: float = 0.0) -> str:
+    """Describe the error that roundoff in f causes in a differenced gradient and, if it is not 0, in the curvature."""
+    more = f", and of {curvature:.1g} in its curvature" if curvature else ""
     return (
-        f"The gradient is differenced, and roundoff in f alone causes an error of {error:.1g}: subtract a constant "
-        "from f, or pass its gradient as jac."
+        f"The gradient is differenced, and roundoff in f alone causes an error of {error:.1g}{more}: subtract a "
+        "constant from f, or pass its gradient as jac."
+    )
+
+
+def curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) -> str:
+    """Describe a curvature of f at x that products from differences of the caller's gradient do not show.
+
+    Roundoff in a gradient may hide all curvature from its differences. Second differences of values, with steps that
+    are longer by far, show it. They are computed along a random direction with steps relative to `length`. One that
+    agrees with the product, or that differs by at most `tolerance`, suffices. Otherwise the one with the smallest error
+    decides: its roundoff, and the change if the step is halved. The products show nothing if they miss the whole
+    curvature of f, or have a larger error.
+    """
+    space, operator = oracle.space, oracle.hessian(x)
+    d = space.normal(np.random.default_rng((0, 5)))
+    d = d / space.norm(d)
+    value, found = oracle.value(x), []
+    try:
+        product = operator(d)
+        expected, inaccuracy = space.dot(d, product), operator.error(d, product)
+    except NonFiniteProductError:
+        return ""
+    finally:
+        operator.release()
+
+    def second(step: float) -> tuple[float, float]:
+        ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
+        rounding = 4.0 * space.eps * max(abs(ahead), abs(behind), abs(value))
+        return ((ahead - value) + (behind - value)) / step / step, rounding / step / step
+
+    visible = math.sqrt(4.0 * space.eps * abs(value) / tolerance)  # there the roundoff is the tolerance
+    for step in (*(length * part for part in (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)), visible or length):
+        (seen, rounding), (halved, more) = second(step), second(0.5 * step)
+        if abs(seen - expected) + rounding + inaccuracy <= max(_RELATIVE_ERROR * abs(seen), tolerance):
+            return ""
+        if math.isfinite(seen - halved):
+            found.append((abs(seen - halved) + rounding + more, halved))
+    error, seen = min(found, default=(math.inf, math.nan))
+    missed = max(abs(seen - expected), inaccuracy)
+    if not missed > _RELATIVE_ERROR * abs(expected) + 10.0 * error or not missed > abs(seen) / (1.0 + _RELATIVE_ERROR):
+        return ""
+    return (
+        f"Along a direction in which f has a curvature of {seen:.2g}, differences of jac show {expected:.2g}, with an "
+        f"error of {missed:.1g}: subtract a constant from f if jac differences it, or pass an exact jac, or hessp."
     )
 
 
@@ -101,13 +159,32 @@ def asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         left, right = space.dot(v, hu), space.dot(u, hv)
         size = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
         differenced = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
+        allowed = 1e-3 * _RELATIVE_ERROR * size + 10.0 * differenced
+        if abs(left - right) > allowed:
+            allowed += INACCURATE * nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:
         return ""
     finally:
         operator.release()
-    if not abs(left - right) > 1e-3 * _RELATIVE_ERROR * size + 10.0 * differenced:
+    if not abs(left - right) > allowed:
         return ""
     return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
+
+
+def nonlinearity(product: Callable[[Vector], Vector], space: Space, seed: int = 0) -> float:
+    """Return the largest of three ‖H(au + bv) − aHu − bHv‖ with random unit vectors u, v and au + bv.
+
+    Products that are exact to roundoff are linear to roundoff, also those of a wrong or asymmetric Hessian.
+    """
+    largest = 0.0
+    for k in range(3):
+        u, v = (space.normal(np.random.default_rng((seed, k, j))) for j in range(2))
+        u, v = u / space.norm(u), v / space.norm(v)
+        norm = space.norm(u + v)
+        if norm > 0.0:
+            together, apart = product((u + v) / norm), product(u) / norm + product(v) / norm
+            largest = max(largest, space.norm(together - apart))
+    return largest
 
 
 def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed: int = 0) -> str:

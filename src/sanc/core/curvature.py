@@ -14,6 +14,7 @@ if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +22,18 @@ from typing import Any
 import numpy as np
 
 from sanc.core import cubic
+from sanc.core.consistency import INACCURATE, nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 """Positions of trial shifts between two bounds; two passes over 65 of them find the shift to one per cent."""
+
+_SAFE_EXPONENT = 500
+"""Products whose norm is 2^±500 or beyond are scaled: squares of smaller ones are within the range of float64."""
+_LARGEST_EXPONENT = 1000
+"""Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and lift any subnormal above 2^-80."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class Certificate:
     error_bound : float
         λ_min(∇²f(x)) ≥ lambda_min − error_bound, with probability `confidence` over the random start vector.
     rounding : float
-        Error of the Ritz value: roundoff, the error of differenced products, and asymmetry.
+        Error of the Ritz value: roundoff, the error of differenced or nonlinear products, and asymmetry.
     residual : float
         ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 if the Krylov space is invariant.
     asymmetry : float
@@ -143,7 +150,7 @@ def probe(
     try:
         while True:
             products.extend()
-            k = krylov.dim
+            k, curvature = krylov.dim, eps_curvature * products.factor
             done = k >= limit or krylov.invariant or late()
             if done or k >= test_at:
                 eigen = cubic.spectrum(*krylov.tridiagonal())
@@ -155,12 +162,12 @@ def probe(
                 lower = max(lower, eigen.leftmost - error)  # all bounds hold if the start has its component along v
                 error = eigen.leftmost - lower
                 if thorough:
-                    sharp = space.dim > 100 and error <= max(eps_curvature, 0.1 * abs(eigen.leftmost))
-                    decided = sharp and not -eps_curvature <= eigen.leftmost < error - eps_curvature
+                    sharp = space.dim > 100 and error <= max(curvature, 0.1 * abs(eigen.leftmost))
+                    decided = sharp and not -curvature <= eigen.leftmost < error - curvature
                 else:
                     near = krylov.residual_of(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
-                    found = near and eigen.leftmost + rounding < -eps_curvature
-                    decided = found or lower >= -eps_curvature
+                    found = near and eigen.leftmost + rounding < -curvature
+                    decided = found or lower >= -curvature
                 if done or decided or (useless and space.dim > 100):
                     break
                 test_at = k + 1 + k // 5
@@ -174,11 +181,11 @@ def probe(
         oracle.meter = before
     result = Certificate(
         **known,
-        lambda_min=eigen.leftmost,
-        error_bound=rounding if full else error,
-        rounding=rounding,
-        residual=krylov.residual_of(eigen.leftmost_vector),
-        asymmetry=math.sqrt(products.asymmetry),
+        lambda_min=products.unscaled(eigen.leftmost),
+        error_bound=products.unscaled(rounding if full else error),
+        rounding=products.unscaled(rounding),
+        residual=products.unscaled(krylov.residual_of(eigen.leftmost_vector)),
+        asymmetry=products.unscaled(math.sqrt(products.asymmetry)),
         confidence=1.0 if full else confidence,
         products=krylov.dim,
     )
@@ -197,6 +204,9 @@ class _Products:
         on all but the last two vectors, and the excess over β on the last but one.
     dropped : float
         The last β, if it was treated as roundoff.
+    factor : float
+        A power of two by which the products are scaled if their squares would overflow or underflow; otherwise 1. All
+        numbers of the Krylov space and the attributes above are in these units.
     """
 
     def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
@@ -204,12 +214,21 @@ class _Products:
         self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
         self.krylov = Krylov(self.lanczos)
         self.differences = self.asymmetry = self.dropped = 0.0
+        self.factor = 1.0
+        self._nonlinearity: float | None = None  # of a product with a unit vector, once it was measured
 
     def _product(self, q: Vector) -> Vector:
         answer = self.operator(q)
         error = self.operator.error(q, answer)
-        self.differences += error * error
-        return answer
+        if not self.lanczos.columns:
+            self.factor = _power_of_two(self.space.norm(answer))
+        self.differences += (error * self.factor) * (error * self.factor)
+        return answer if self.factor == 1.0 else answer * self.factor
+
+    def unscaled(self, number: float) -> float:
+        """Return a number of the Krylov space in the units of the Hessian; a finite one does not become infinite."""
+        result = number / self.factor
+        return result if math.isinf(number) or not math.isinf(result) else math.copysign(sys.float_info.max, result)
 
     def extend(self) -> None:
         """Make one iteration and update the asymmetry."""
@@ -223,12 +242,29 @@ class _Products:
         self.asymmetry += sum(part * part for part in parts)
 
     def error(self, size: float) -> float:
-        """Return ‖F‖ for a Hessian of norm `size`; infinite if it is asymmetric beyond the errors of products."""
+        """Return ‖F‖ for a Hessian of norm `size`; infinite if it is asymmetric beyond the errors of products.
+
+        Products of low precision, or differences that the caller computes, are asymmetric and also nonlinear. A wrong
+        Hessian is linear. So the nonlinearity is measured where the asymmetry exceeds roundoff, and counts as an error.
+        """
         rounding = 10.0 * self.space.eps * size
-        if self.asymmetry > self.krylov.dim * self.space.eps * size * size + 10.0 * self.differences:
-            return math.inf
+        allowed, inaccurate = self.krylov.dim * self.space.eps * size * size + 10.0 * self.differences, 0.0
+        if self.asymmetry > allowed:
+            if self._nonlinearity is None:
+                self._nonlinearity = nonlinearity(self.operator, self.space) * self.factor
+            inaccurate = self.krylov.dim * (INACCURATE * self._nonlinearity) ** 2
+            if not self.asymmetry <= allowed + inaccurate:
+                return math.inf
         rounding = math.hypot(math.sqrt(self.krylov.dim) * rounding, self.dropped)
-        return math.sqrt(rounding * rounding + self.differences + self.asymmetry)
+        return math.sqrt(rounding * rounding + self.differences + self.asymmetry + inaccurate)
+
+
+def _power_of_two(norm: float) -> float:
+    """Return the factor that moves `norm` near 1 if its square would overflow or underflow, otherwise 1."""
+    exponent = math.frexp(norm)[1] if 0.0 < norm < math.inf else 0
+    if abs(exponent) < _SAFE_EXPONENT:
+        return 1.0
+    return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
 def _affordable(dim: int) -> int:

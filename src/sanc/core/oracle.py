@@ -83,6 +83,8 @@ class Oracle(ABC):
         Whether it evaluates values and products, and not gradients only.
     written : bool
         Whether its gradient is a function of the caller, which may be inconsistent with f.
+    differences : bool
+        Whether its Hessian products are differences of gradients.
     """
 
     space: Space
@@ -91,6 +93,7 @@ class Oracle(ABC):
     hvp: str = ""
     values: bool = True
     written: bool = False
+    differences: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:

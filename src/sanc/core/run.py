@@ -169,6 +169,8 @@ class Run:
                     if ending is not None:
                         return ending
                 if self.stalled >= _STALL_LIMIT:
+                    if self._leave_saddle():
+                        continue
                     return self._stalled()
             if self.iteration >= self.limits.max_iter:
                 return Status.ITERATION_LIMIT
@@ -293,6 +295,52 @@ class Run:
         known = self.iterates.units
         return known if known.length else self.units
 
+    def _leave_saddle(self) -> bool:
+        """Move x along negative curvature, if a probe finds it and f decreases there by more than its roundoff.
+
+        Beside a strong saddle or maximum the steps of the model may change f by less than its roundoff, so that nothing
+        shows that they are too short. Along v with vᵀHv = λ < 0 the predicted decrease ½|λ|t² exceeds the roundoff of f
+        from t = √(2 eps|f|/|λ|) on. Longer steps are tried from there, each twice the last, up to √(|f|/|λ|), ‖x‖ or
+        the unit of length. σ, the units and the gradient norms of the run so far were measured below roundoff, so the
+        iteration starts afresh.
+        """
+        if not self.iterates.method.needs_products or self.limits.max_iter <= self.iteration:
+            return False
+        cert, v = self.probe(self.oracle, self.limits.max_products, self.seed + self.iteration)
+        self.certificate = cert
+        if not cert.saddle:
+            return False
+        space, (value, g) = self.oracle.space, self.oracle.gradient(self.x)
+        natural = math.sqrt(abs(value) / -cert.lambda_min)
+        longest = max(natural, space.norm(self.x), self._units.length)
+        first = max(math.sqrt(2.0 * space.eps) * natural, math.sqrt(space.eps) * longest)
+        sign = -math.copysign(1.0, space.dot(g, v))
+        for direction in (v * sign, v * -sign):
+            found = self._lowest(direction, first, longest, value - space.eps * abs(value))
+            if found is not None:
+                break
+        else:
+            return False
+        self.x, self.certificate = found, None
+        self.stalled, self.best_gradient = 0, math.inf
+        fresh = {"sigma": self.iterates.method.sigma.judge(0.0).first}
+        fresh |= dict.fromkeys(("step_norm", "grad_norm", "unit_length", "unit_cubic"), 0.0)
+        self.iterates.restore(self.iterates.numbers() | fresh, self.iterates.vectors(), self.iterates.tensors())
+        return True
+
+    def _lowest(self, direction: Vector, step: float, longest: float, below: float) -> Vector | None:
+        """Return x + t·direction for t = step, 2 step, … up to `longest` where f is below `below` and rises next."""
+        lowest = None
+        while step <= longest:
+            trial = self.x + direction * step
+            value = self.oracle.value(trial)
+            if -math.inf < value < below and math.isfinite(self.oracle.space.norm(self.oracle.gradient(trial)[1])):
+                lowest, below = trial, value
+            elif lowest is not None:
+                break
+            step *= 2.0
+        return lowest
+
     def _stalled(self) -> Status:
         """Return the ending of a run that found no step, with its cause."""
         stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
@@ -353,6 +401,30 @@ class Run:
         longest = max(longest, self.iterates.grad_norm, _LARGE_ERROR * self.limits.tol)
         return consistency.coarse(self.oracle, self.x, longest)
 
+    def _hidden_by_differences(self, cert: Certificate) -> str:
+        """Return a cause if the error of differenced gradients exceeds what is to be certified.
+
+        That is the gradient norm, where the caller passed the tolerance. The default is raised to the error. Then the
+        gradient norm shows little, and the curvature has to be certified, or at least above the error of one product.
+        """
+        error = self.oracle.gradient_error(self.x)
+        cause = consistency.too_coarse(self.oracle, self.x, self._tol)
+        single = cert.rounding / math.sqrt(max(cert.products, 1))  # `rounding` is a sum over all products
+        undecided = not cert.second_order and cert.rounding > cert.eps_curvature
+        if not cause and error > self.limits.tol and undecided and not cert.lambda_min > single:
+            return consistency.differenced(error, cert.rounding)
+        return cause
+
+    def _hidden_curvature(self, cert: Certificate) -> str:
+        """Return a cause if values contradict products that are differences of the caller's gradient."""
+        if not (self.oracle.written and self.oracle.differences):
+            return ""
+        length, meter = max(self._units.length, self.oracle.space.norm(self.x)) or 1.0, replace(self.oracle.meter)
+        try:
+            return consistency.curvature(self.oracle, self.x, length, cert.eps_curvature)
+        finally:
+            self.oracle.meter = meter
+
     @property
     def _tol(self) -> float:
         """‖g‖ at which the run may end: the default is raised to the error of differenced gradients."""
@@ -387,6 +459,13 @@ class Run:
             most = affordable if most is None else min(most, affordable)
         cert, v = self.probe(self.oracle, most, self.seed + self.iteration)
         self.certificate = cert = replace(cert, products=cert.products + measures)
+        if not cert.saddle and not cert.inconsistent:
+            self.cause = self._hidden_curvature(cert)
+            if self.cause:
+                return Status.INCONSISTENT, None
+            self.cause = self._hidden_by_differences(cert)
+            if self.cause:
+                return Status.STALLED, None
         if cert.second_order:
             return Status.SECOND_ORDER, None
         if cert.inconsistent:
@@ -396,8 +475,10 @@ class Run:
             self.cause = self._below_difference_error()
             missing = Status.TIME_LIMIT if self.late() else Status.UNCERTIFIED
             return Status.STALLED if self.cause else missing, None
-        if not self.iterates.method.needs_products or self.stalled >= _STALL_LIMIT:
+        if not self.iterates.method.needs_products:
             return Status.FIRST_ORDER, None
+        if self.stalled >= _STALL_LIMIT:
+            return None if self._leave_saddle() else Status.FIRST_ORDER, None
         return None, v
 
 

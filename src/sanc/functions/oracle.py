@@ -41,6 +41,7 @@ class CallableOracle(Oracle):
         args: tuple[Any, ...] = (),
     ) -> None:
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
+        self.differences = hess is None and hessp is None
         self.shape = x0.shape
         self.meter = Meter()
         self.noise: float | None = None  # relative error of the gradients; None: the machine precision
