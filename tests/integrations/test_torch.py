@@ -114,6 +114,45 @@ def test_a_missing_second_derivative_is_an_error_or_warned_of_once():
     assert opt.hvp == opt.record.hvp == "finite-difference" and opt.style == "loss"
 
 
+def earlier_passes(kind, net, model):
+    """Run backward passes without a graph, by which torch compiles code whose gradient cannot have one."""
+    x, y = batches(1)[0]
+    other = Network() if kind == "another model" else net
+    code = torch.compile(other, backend="aot_eager") if other is not net else model
+    for _ in range(2):
+        torch.autograd.grad((code(x) - y).square().mean(), list(other.parameters()))
+
+
+@pytest.mark.parametrize(("kind", "preset"), [
+    ("none", "robust"), ("this model", "robust"), ("another model", "robust"), ("this model", "paper"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")
+def test_earlier_backward_passes_do_not_change_the_steps_of_a_compiled_model(kind, preset):
+    """Compare with the model that is not compiled; a step trains buffers once, whether it falls back or not."""
+    ends = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        net = Network()
+        model = torch.compile(net, backend="aot_eager") if compiled else net
+        start = {name: value.clone() for name, value in net.state_dict().items()}
+        if compiled and kind != "none":
+            earlier_passes(kind, net, model)
+            net.load_state_dict(start)
+        opt = sanc.SANC(net.parameters(), seed=0, preset=preset, hvp="auto" if compiled else "finite-difference")
+        if compiled:
+            with pytest.warns(RuntimeWarning, match="torch.compile with aot_autograd has no second derivative") as seen:
+                drive("loss", model, opt, batches(6))
+            assert sum(issubclass(w.category, RuntimeWarning) for w in seen) == 1
+        else:
+            drive("loss", model, opt, batches(6))
+        assert opt.hvp == "finite-difference" and int(net.layers[1].num_batches_tracked) == 6
+        ends.append(torch.cat([flat(net), net.layers[1].running_mean]))
+    assert torch.allclose(*ends, rtol=0, atol=1e-4)
+    exact = sanc.SANC(net.parameters(), seed=0, hvp="double-backward")
+    with pytest.raises(sanc.SecondDerivativeError, match="not compiled"):
+        drive("loss", model, exact, batches(1))
+
+
 # ---------------------------------------------------------------------------------------------- distributed checkpoints
 
 

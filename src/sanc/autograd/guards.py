@@ -64,6 +64,16 @@ def uncompiled() -> AbstractContextManager[Any]:
     return stance
 
 
+def donates_buffers(problem: RuntimeError) -> bool:
+    """Return whether compiled code refuses a gradient with a graph, since it overwrites what the graph would need.
+
+    torch.compile decides so if the first backward pass of the code had no graph. Code may be shared: that pass may have
+    been one of another optimiser, or of an earlier model of the same class. Such code has no second derivative either.
+    Without donated buffers it says so later. Another torch with another message raises its error as it is.
+    """
+    return "compiled with non-empty donated buffers" in str(problem)
+
+
 def before_forward(hook: Callable[[nn.Module, Any], None]) -> RemovableHandle:
     """Call a hook before the forward pass of every module of the process, also those of other optimisers."""
     return register_module_forward_pre_hook(hook)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sanc.autograd import internals
+from sanc.autograd.guards import donates_buffers
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_derivative
@@ -217,6 +218,7 @@ class AutogradOracle(Oracle):
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
             except SecondDerivativeError as problem:
                 self.fall_back(problem)
+                buffers.put_back()  # the pass that failed does not count as training
                 loss, g = self._loss_and_gradient(x, sample, False)
         if buffers.calls < self.usual_calls:
             HOOK.stays = True  # compiled code ran the other modules
@@ -297,7 +299,12 @@ class AutogradOracle(Oracle):
             if name:
                 raise no_second_derivative(f"{name} (marked once_differentiable)")
             self._inspected = True
-        return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
+        try:
+            return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
+        except RuntimeError as problem:
+            if create_graph and donates_buffers(problem):
+                raise no_second_derivative("torch.compile with aot_autograd") from problem
+            raise
 
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
         """Return the graph of the gradient pass at `x` on this sample and drop it; None if it was not kept."""
