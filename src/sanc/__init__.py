@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.errors import (
         ArgumentError,
         ArgumentTypeError,
+        NonFiniteError,
         NonFiniteStartError,
         RanksError,
         SancError,
@@ -68,6 +69,7 @@ __all__ = [
     "Minibatch",
     "Momentum",
     "NoModel",
+    "NonFiniteError",
     "NonFiniteStartError",
     "PaperEscape",
     "Point",
@@ -107,6 +109,7 @@ _HOMES = {
     "sanc.errors": (
         "ArgumentError",
         "ArgumentTypeError",
+        "NonFiniteError",
         "NonFiniteStartError",
         "RanksError",
         "SancError",

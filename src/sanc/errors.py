@@ -30,6 +30,10 @@ class NonFiniteStartError(SancError, ValueError):
     """The loss, its gradient or a Hessian product is not finite at the starting point."""
 
 
+class NonFiniteError(SancError, ArithmeticError):
+    """The loss or its gradient is not finite for many consecutive batches."""
+
+
 class RanksError(SancError, RuntimeError):
     """The ranks of a process group have diverged, or one of them does not respond."""
 

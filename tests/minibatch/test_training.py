@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 
 import numpy as np
 import pytest
@@ -163,3 +165,69 @@ def test_where_the_loss_stagnates_negative_curvature_is_followed(cls, leaves):
     followed = "the loss stagnated: a step along negative curvature"
     assert (followed in notes) is leaves and (notes.index(followed) >= 100 if leaves else True)
     assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05)
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 10, 19])
+def test_an_outlier_in_the_first_steps_does_not_spoil_the_run(first):
+    """Targets × 1e6 in one of the first averaged steps, and then in one of fifty."""
+
+    def final(factor):
+        torch.manual_seed(0)
+        x = torch.randn(800, 8)
+        y = torch.sin(x.sum(1, keepdim=True))
+        model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 1))
+        opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+        for k in range(250):
+            rows = torch.randint(800, (32,))
+            target = y[rows] * (factor if k >= first and (k - first) % 50 == 0 else 1.0)
+            opt.step(lambda rows=rows, target=target: (model(x[rows]) - target).square().mean())
+        with torch.no_grad():
+            return float((model(x) - y).square().mean())
+
+    assert final(1e6) < 2.0 * final(1.0)
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(style):
+    p = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([p], seed=0)
+
+    def step(factor):
+        if style == "loss":
+            opt.step(lambda: (p * factor).square().sum())
+        else:
+            opt.zero_grad()
+            (p * factor).square().sum().backward()
+            opt.step()
+
+    for factor in (math.nan, math.nan, 1.0, 1.0, 1.0):  # also at the start
+        step(factor)
+    held = p.detach().clone()
+    for _ in range(4):
+        step(math.nan)
+    with pytest.warns(RuntimeWarning, match=r"5 consecutive batches.*check the data"):
+        step(math.nan)
+    for _ in range(94):
+        step(math.nan)
+    assert bool(torch.isfinite(p).all())
+    for _ in range(2):
+        with pytest.raises(sanc.NonFiniteError, match="100 consecutive"):
+            step(math.nan)
+    step(1.0)  # a finite batch ends the series
+    assert opt._iterates.state.nonfinite == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
+
+
+def test_saving_in_train_mode_warns_once():
+    p = nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([p], seed=0)
+    for _ in range(3):
+        opt.zero_grad()
+        p.square().sum().backward()
+        opt.step()
+    with pytest.warns(UserWarning, match=r"train mode.*eval\(\).*train\(\)"):
+        opt.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.state_dict()
+        opt.eval()
+        opt.state_dict()

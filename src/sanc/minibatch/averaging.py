@@ -63,6 +63,7 @@ class AveragedStep:
         rates: Tensor | None = None,
         start: Tensor | None = None,
         drift: Tensor | None = None,
+        change: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the numbers for the host, the new x, the new offset, and the new drift where there was one.
 
@@ -70,6 +71,10 @@ class AveragedStep:
         moments and in the factors, η, c and λ. Where f or g is not finite the metric is not updated, and the iteration
         stays at x. The numbers for the host are f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and
         after, and for the distance bound the 1-norms of s/η and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+
+        `change` is what the caller, by a projection, did to x after the last step. Entries whose step would undo it are
+        at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
+        projection, Bertsekas 1982). With M⁻¹g itself the projected step need not be one of descent.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         if self._total is not None:
@@ -79,7 +84,10 @@ class AveragedStep:
         g = torch.where(usable, g * (factor * (largest / torch.maximum(norm, largest))), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
         weight, factor_weight, eta, share, trust = (torch.stack(more) * usable).to(g.dtype).unbind()
+        at_bound = None if change is None else change * g > 0.0
+        g = g if at_bound is None else torch.where(at_bound, 0.0, g)
         direction = self.metric.update(g, weight, factor_weight if self.updates_factors else None)
+        direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
         away = torch.addcmul(offset, step, eta, value=-1.0)
         new = [torch.addcmul(x, away, share), torch.addcmul(away, away, share, value=-1.0)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,9 +31,9 @@ from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
-from sanc.core.space import Vector
+from sanc.core.space import Space, Vector
 from sanc.core.units import Units
-from sanc.errors import ArgumentError, NonFiniteStartError
+from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
 from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import AveragedStep, advance
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
@@ -47,9 +48,19 @@ _FACTOR_INTERVAL = 5
 _FIRST_PROBE = 100
 """The averaged step at which negative curvature is first probed for; each probe is twice as late as the last."""
 _OUTLIER = 5.0
-"""A gradient norm this many times the usual one is clipped to that, so that one bad batch changes little."""
+"""A gradient norm this many times the usual one is clipped to that, so that one bad batch changes little. The usual
+norm is the root mean square, and in the first steps the largest norm so far: rare rows may have far larger ones."""
+_FIRST_OUTLIER = 100.0
+"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging starts again."""
+_START_LIMIT = 10
+"""Batches at the start of which one must be finite: at a finite point a batch without a bad row is seldom so late."""
 _SAME_NORM = 1e-5
-"""Relative difference of ‖x‖² that roundoff may make."""
+"""Relative difference of ‖x‖² that roundoff may make; a larger one is a change by the caller."""
+NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
+"""Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
+are too many for an occasional bad batch or for a loss scale that is lowered, and a hundred for any purpose."""
+_PROJECTION_STEPS = 20
+"""Steps after a change of x by the caller in which further changes are expected, as after a projection."""
 
 
 def _interval(refreshed: int, refresh: int) -> int:
@@ -92,7 +103,8 @@ class MinibatchIteration:
         self.went_back = False
         self.rates: Sequence[float] = ()
         self.create_metric: Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Preconditioner] = _create
-        self._work: tuple[AveragedStep, AveragedStep] | None = None
+        self._metric: Preconditioner | None = None
+        self._steps: dict[tuple[bool, bool], AveragedStep] = {}  # by whether x is projected and factors are updated
         self._saved: Sequence[Mapping[str, Tensor]] = ()  # the metric of a resumed run, until the next averaged step
 
     @property
@@ -126,6 +138,11 @@ class MinibatchIteration:
         state.averaged = state.averaged or not oracle.values
         oracle.begin(state.iteration, products=not state.averaged)
         if state.weight_unit == 0.0:
+            if oracle.values:
+                value, g = oracle.gradient(x)
+                if not math.isfinite(value + oracle.norm(g)):
+                    return self._not_finite(x, oracle, value, oracle.norm(g))
+                state.nonfinite = 0
             self._find_unit(x, oracle)
         if not state.averaged:
             value, _ = oracle.gradient(x)
@@ -199,7 +216,7 @@ class MinibatchIteration:
         """Make an averaged step, or return to an earlier point where the loss has risen."""
         found = self._return_if_risen(x, oracle)
         if found is None:
-            failed = self._begin(x, oracle) if self._work is None else None
+            failed = self._begin(x, oracle) if self._metric is None else None
             found = self._step(x, oracle) if failed is None else failed
         oracle.meter.paper_calls += oracle.sizes[0]
         return found
@@ -234,40 +251,45 @@ class MinibatchIteration:
                 state.start, state.drift = x, space.zeros()
             metric.update(space.tensor(g) / state.gradient_unit, 1.0, 1.0)
             metric.refresh()
-        averaging = settings.average.averaging
-        plain, updating = (AveragedStep(metric, averaging, updates, space.total) for updates in (False, True))
-        self._work = plain, updating
+        self._metric, self._steps = metric, {}
         return None
 
     def _step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step, and update the state."""
         state, settings, space = self.state, self.settings, oracle.space
-        assert self._work is not None
+        assert self._metric is not None
         memory, average = settings.metric.memory, settings.average
         weights = [max(1.0 - memory, 1.0 / (count + 1)) for count in (state.steps, state.factor_updates)]
-        usual = math.sqrt(state.mean_square) * state.gradient_unit
-        largest = max(_OUTLIER * usual, 1e-300) if state.steps > watch.WARM_STEPS else 1e300
+        usual = math.sqrt(state.mean_square) if state.steps > watch.WARM_STEPS else state.largest_norm
+        largest = max(_OUTLIER * usual * state.gradient_unit, 1e-300) if state.steps else 1e300
         late = float(state.steps + 1) ** average.weighting
         share = late / (state.weight_sum + late) if average.averaging else 1.0
         here = space.tensor(x)
+        change = self._change_by_caller(here, space)
         factor, rates = self._factors_of_scale(here, oracle.shapes)
         eta = factor * scale.step_size(state, settings.step)
         updates = state.steps < watch.WARM_STEPS or state.steps % _FACTOR_INTERVAL == 0
-        work = self._work[updates]
+        work = self._averaged_work(updates, space)
         numbers = [largest, 1.0 / state.gradient_unit, *weights, eta, share, scale.distance_weight(state)]
         vectors = (state.offset, *((state.start, state.drift) if updates else (None, None)))
         offset, *bound_from = (None if v is None else space.tensor(v) for v in vectors)
         read, point, new_offset, *drift = advance(
-            oracle, work, here, offset, here.new_tensor(numbers, dtype=torch.float64), rates, *bound_from
+            oracle, work, here, offset, here.new_tensor(numbers, dtype=torch.float64), rates, *bound_from, change
         )
         value, grad_norm, dual, away, *more = read.tolist()
         if not math.isfinite(value + grad_norm):
             return self._not_finite(x, oracle, value, grad_norm)
         state.nonfinite = 0
+        if state.steps in (1, 2) and _FIRST_OUTLIER * grad_norm < state.gradient_unit:
+            return self._start_again(x, value if oracle.values else math.nan, grad_norm)
         if oracle.values:
             watch.observe(state, x, value)
         clipping = largest / max(largest, grad_norm)
-        state.mean_square += weights[0] * ((clipping * grad_norm / state.gradient_unit) ** 2 - state.mean_square)
+        relative = clipping * grad_norm / state.gradient_unit
+        state.mean_square += weights[0] * (relative**2 - state.mean_square)
+        state.largest_norm = (
+            max(state.largest_norm, relative) if state.steps <= watch.WARM_STEPS else state.largest_norm
+        )
         state.offset = space.vector(new_offset)
         state.drift = space.vector(drift[0]) if drift else state.drift
         self._update_norms(more, eta, share)
@@ -275,7 +297,8 @@ class MinibatchIteration:
         state.steps, state.factor_updates = state.steps + 1, state.factor_updates + updates
         if state.steps - state.refreshed >= _interval(state.refreshed, settings.metric.refresh):
             state.refreshed = state.steps
-            work.metric.refresh()
+            self._metric.refresh()
+        state.written = space.vector(point) if state.projected else None
         dual = max(dual, 0.0) * state.gradient_unit
         record = Record(
             state.iteration,
@@ -289,12 +312,51 @@ class MinibatchIteration:
         )
         return space.vector(point), record
 
+    def _start_again(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
+        """Stay at x and drop metric and average, which an outlier has spoilt; the next gradient sets them up."""
+        state = self.state
+        state.steps = state.factor_updates = state.refreshed = 0
+        state.weight_sum, state.mean_square, state.largest_norm, state.offset = 0.0, 1.0, 1.0, None
+        self._metric, self._saved = None, ()
+        note = "the first gradient was an outlier: averaging starts again"
+        return x, Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
+
+    def _change_by_caller(self, x: Tensor, space: Space) -> Tensor | None:
+        """Return what the caller did to x after the last step, while it projects x; adapt z − x to it.
+
+        The change d of a projection points into the feasible set. An entry of the offset of the other sign would lead
+        out of it again, and grow from step to step: it is set to zero. Other entries are kept.
+        """
+        state = self.state
+        if not state.projected or state.written is None:
+            return None
+        d = x - space.tensor(state.written)
+        if state.offset is not None:
+            offset = space.tensor(state.offset)
+            state.offset = space.vector(torch.where(d * offset < 0.0, 0.0, offset))
+        return d
+
+    def _averaged_work(self, updates: bool, space: Space) -> AveragedStep:
+        """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
+        projected = self.state.projected > 0
+        if (projected, updates) not in self._steps:
+            assert self._metric is not None
+            self._steps[projected, updates] = AveragedStep(self._metric, self._averaging, updates, space.total)
+        return self._steps[projected, updates]
+
+    @property
+    def _averaging(self) -> float:
+        """β: 1 while the caller projects x, because other points than x may be infeasible."""
+        return 1.0 if self.state.projected else self.settings.average.averaging
+
     def _update_norms(self, read: Sequence[float], eta: float, share: float) -> None:
         """Update the state with ‖x‖² before and after the step and, where they were computed, the distance numbers."""
         state, expected = self.state, self.state.square_norm
         found, state.square_norm, *bound = read
-        if not abs(found - expected) <= _SAME_NORM * expected:  # the caller changed the parameters: keep the change
+        changed = not abs(found - expected) <= _SAME_NORM * expected
+        if changed:  # by the caller, and the change is kept
             state.mean, state.safe = math.nan, None
+        state.projected = _PROJECTION_STEPS if changed and state.steps else max(0, state.projected - 1)
         if bound:
             direction, state.offset_norm, along, drift_norm = bound
             many = 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
@@ -324,12 +386,8 @@ class MinibatchIteration:
         state, value = self.state, value if oracle.values else math.nan
         what = "gradient" if math.isfinite(value) or not oracle.values else "loss"
         note = f"the {what} of the gradient sample is not finite"
-        if state.iteration == 0 and oracle.values:
-            raise NonFiniteStartError(
-                f"{note} at the starting point (loss {value!r}, gradient norm {grad_norm!r})."
-                " Start where the loss is finite, and check the data and the initial weights."
-            )
         state.nonfinite += 1
+        self._report_nonfinite(note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if state.nonfinite < 2:
             return x, record
@@ -339,6 +397,25 @@ class MinibatchIteration:
                 return x, record
         state.reduction *= 0.5
         return self._go_back(x, oracle, record)
+
+    def _report_nonfinite(self, note: str, value: float, grad_norm: float) -> None:
+        """Warn after a few consecutive batches that were skipped, and raise after many."""
+        state = self.state
+        if state.nonfinite == state.iteration + 1 == _START_LIMIT:  # no batch was finite so far
+            raise NonFiniteStartError(
+                f"{note} at the starting point, on each of {state.nonfinite} batches (loss {value!r}, gradient norm "
+                f"{grad_norm!r}). Start where the loss is finite, and check the data and the initial weights."
+            )
+        if state.nonfinite < NONFINITE_WARNING:
+            return
+        text = (
+            f"{note} for {state.nonfinite} consecutive batches, and no step was made on them (loss {value!r}, gradient "
+            f"norm {grad_norm!r}): check the data and the model, or lower lr or the loss scale"
+        )
+        if state.nonfinite >= NONFINITE_LIMIT:
+            raise NonFiniteError(f"{text}. Restore a checkpoint from before these batches.")
+        if state.nonfinite == NONFINITE_WARNING:
+            warnings.warn(f"{text}. After {NONFINITE_LIMIT} of them this is an error.", RuntimeWarning, stacklevel=2)
 
     def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric ignores the batch."""
@@ -355,12 +432,12 @@ class MinibatchIteration:
     def gradient_point(self, x: Vector) -> Vector:
         """Return y for an average x."""
         offset = self.state.offset
-        return x if offset is None else x + offset * (1.0 - self.settings.average.averaging)
+        return x if offset is None or self.state.projected else x + offset * (1.0 - self._averaging)
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a y."""
         offset = self.state.offset
-        return y if offset is None else y - offset * (1.0 - self.settings.average.averaging)
+        return y if offset is None or self.state.projected else y - offset * (1.0 - self._averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 
@@ -374,7 +451,7 @@ class MinibatchIteration:
 
     def tensors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the tensors of the metric, by parameter; none before the first averaged step."""
-        return self._saved if self._work is None else self._work[0].metric.save()
+        return self._saved if self._metric is None else self._metric.save()
 
     def check(
         self,
@@ -408,14 +485,14 @@ class MinibatchIteration:
         plain = {name: held for name, held in numbers.items() if name != "second_order"}
         self.state = State(**plain, **vectors)
         self.second_order.restore(numbers["second_order"], {})
-        self._work, self._saved = None, tensors if any(tensors) else ()
+        self._metric, self._saved = None, tensors if any(tensors) else ()
 
     def reset(self) -> None:
         """Start again with vectors of another length; the counts stay."""
         state = self.state
         self.state = State(state.seed, state.iteration, state.seconds, state.averaged)
         self.second_order.reset()
-        self._work, self._saved = None, ()
+        self._metric, self._saved = None, ()
 
 
 def _create(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:

@@ -34,7 +34,8 @@ class State:
     weight_sum: float = 0.0  # of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
-    mean_square: float = 1.0  # of the gradient norms, in that unit
+    mean_square: float = 1.0  # of the gradient norms, in that unit …
+    largest_norm: float = 1.0  # … and the largest of the first ones
     reduction: float = 1.0  # factor of η, after the loss rose
     nonfinite: int = 0  # consecutive steps whose loss or gradient was not finite
     distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
@@ -46,9 +47,11 @@ class State:
     variance: float = 0.0  # … and its variance
     best: float = math.nan  # the lowest mean
     square_norm: float = math.nan  # ‖x‖² after the last averaged step; another value: the caller changed x
+    projected: int = 0  # steps for which the caller is taken to project x, since it changed x after a step
     probed_mean: float = math.nan  # the mean when stagnation was last checked …
     probes: int = 0  # … and how often it was
     offset: Vector | None = None  # z − x
+    written: Vector | None = None  # x after the last step, while the caller projects it
     safe: Vector | None = None  # a point to return to
     start: Vector | None = None  # where averaging began
     drift: Vector | None = None  # weighted sum of the directions

@@ -7,6 +7,7 @@ The first step fixes the style for all later ones. The oracle calls the closures
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ class Driver:
         self.meter = Meter()
         self.record: Record | None = None
         self.last_leaves: Leaves | None = None
+        self._warned = False  # of a state that was saved in train mode
         self.at_average = True
         self.unreached: list[Tensor] = []  # parameters without a gradient in the first step, until the warning
         self._clears_grads = False  # whether the closure was seen to clear gradients itself
@@ -306,6 +308,17 @@ class Driver:
         self.record = replace(record, style="gradients")
         if first:
             self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
+
+    def warn_of_train_mode(self) -> None:
+        """Warn once if a state is saved while the parameters are not at the average."""
+        if self.without_closures and not self.at_average and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "state_dict() was called in train mode: the parameters are where gradients are taken, not at the "
+                "average. Call eval() of the optimiser before you save or evaluate the model, and train() afterwards. "
+                "The state of the optimiser resumes in either mode.",
+                stacklevel=3,
+            )
 
     @uninterrupted
     @torch.no_grad()

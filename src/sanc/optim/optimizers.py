@@ -305,8 +305,9 @@ class CubicOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and tensors.
 
-        It does not include the parameters: save them with the model.
+        It does not include the parameters: save them with the model, in loops without a closure after `eval`.
         """
+        self._driver.warn_of_train_mode()
         self._driver.mode.saving(self.param_groups, self._iterates)
         self.state.clear()
         write_states(self._driver, self.state)

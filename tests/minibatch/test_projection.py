@@ -1,0 +1,92 @@
+"""Parameters that the caller projects after every step: clamped, masked, or of bounded norm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sanc
+
+PROJECTIONS = {
+    "clamped": lambda ps: [p.clamp_(-0.2, 0.2) for p in ps],
+    "tightly clamped": lambda ps: [p.clamp_(-0.1, 0.1) for p in ps],
+    "masked": lambda ps: [p.mul_(torch.arange(p.numel()).reshape(p.shape) % 2 == 0) for p in ps if p.ndim > 1],
+    "of bounded norm": lambda ps: [p.copy_(torch.renorm(p, 2, 0, 0.3)) for p in ps if p.ndim > 1],
+    "not negative": lambda ps: [p.clamp_(min=0) for p in ps],
+}
+
+
+def trained(style, projection, seed=0, steps=400, look=None):
+    """Return the loss on all data after training with a projection after every step."""
+    torch.manual_seed(seed)
+    x = torch.randn(1024, 8)
+    y = torch.tanh(x @ torch.randn(8, 1))
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    adam = style == "AdamW"
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3) if adam else sanc.SANC(model.parameters(), seed=0)
+    for k in range(steps):
+        rows = torch.randint(1024, (64,))
+
+        def loss(rows=rows):
+            return (model(x[rows]) - y[rows]).square().mean()
+
+        def backward(loss=loss):
+            opt.zero_grad()
+            value = loss()
+            value.backward()
+            return value
+
+        if style in ("loss", "backward"):
+            with torch.no_grad():
+                here = float(loss())
+            returned = opt.step(loss if style == "loss" else backward)
+            if look is not None:
+                look(k, here, float(returned))
+        else:
+            backward()
+            opt.step()
+        with torch.no_grad():
+            PROJECTIONS[projection](list(model.parameters()))
+    if style == "gradients":
+        opt.eval()
+    with torch.no_grad():
+        return float((model(x) - y).square().mean())
+
+
+@pytest.mark.parametrize(
+    ("style", "projection", "seeds"),
+    [("loss", "clamped", 1), ("gradients", "clamped", 1), ("backward", "masked", 1)]
+    + [pytest.param(style, projection, 5, marks=pytest.mark.slow)
+       for style in ("loss", "backward", "gradients") for projection in PROJECTIONS],
+)  # fmt: skip
+def test_projected_parameters_train_as_with_adamw(style, projection, seeds):
+    """Without regard to the projection the loss stays at its start, about 0.95."""
+    steps = 300 if seeds == 1 else 600
+    ratios = [trained(style, projection, s, steps) / trained("AdamW", projection, s, steps) for s in range(seeds)]
+    assert sorted(ratios)[seeds // 2] < 1.05
+
+
+def test_the_loss_of_a_step_is_that_of_the_projected_point():
+    seen = []
+    trained("loss", "clamped", steps=120, look=lambda k, here, returned: seen.append((k, here, returned)))
+    assert all(returned == pytest.approx(here, rel=1e-5) for k, here, returned in seen if k >= 60)
+
+
+def test_one_change_by_the_caller_is_kept_and_averaging_continues():
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.ones(6))
+    opt = sanc.SANC([p], seed=0, curvature=False)
+    draw = torch.Generator().manual_seed(1)
+    for k in range(150):
+        noise = torch.randn(6, generator=draw)
+        opt.step(lambda noise=noise: (p - noise).square().sum())
+        if k == 60:
+            with torch.no_grad():
+                p[0] += 3.0
+            before = float(p[0].detach())
+        if k == 61:
+            assert abs(float(p[0].detach()) - before) < 0.5  # it is not undone
+            assert opt._iterates.state.projected > 0
+    assert opt._iterates.state.projected == 0 and opt._iterates.state.written is None
+    assert opt.record.branch is sanc.Branch.AVERAGED and float(p[0].detach()) < before
