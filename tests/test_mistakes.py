@@ -10,6 +10,7 @@ import contextlib
 import copy
 import io
 import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -52,6 +53,14 @@ def meta():
     with torch.device("meta"):
         model = network()
     return sanc.SANC(model.parameters())
+
+
+def nine(model, opt):
+    """Make nine steps on batches that are not finite, which are skipped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(9):
+            opt.step(lambda: loss(model) * math.nan)
 
 
 def stepped(closure=None, cls=sanc.SANC, before=None, hessian=None, objective=None, **options):
@@ -209,8 +218,10 @@ STEPS = [
      "no_grad"),
     ("the loss of another model", lambda: stepped(lambda m, o: partial(loss, network())), "reaches none", "the model"),
     ("a new batch in each call", lambda: stepped(alternating), "closure returned", "fix the batch", "check=False"),
-    ("a loss that is not finite", lambda: stepped(lambda m, o: lambda: loss(m) * math.nan), "not finite",
-     "check the data"),
+    ("a loss that is not finite", lambda: stepped(lambda m, o: lambda: loss(m) * math.nan, preset="paper"),
+     "not finite", "check the data"),
+    ("ten such losses", lambda: stepped(lambda m, o: lambda: loss(m) * math.nan, before=nine),
+     "not finite", "each of 10 batches", "check the data"),
     ("backward() after plain closures", lambda: stepped(backwards, before=plain), "called backward()",
      "do one of the two in all"),
     ("gradients after closures", lambda: stepped(before=lambda m, o: (plain(m, o), loss(m).backward())),
