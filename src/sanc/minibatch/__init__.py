@@ -1,1 +1,1 @@
-"""The iteration on samples: judged steps as long as batches agree, then steps that are averaged in a learnt metric."""
+"""The iteration on samples: a second-order phase while batches agree, then averaged steps in a learnt metric."""

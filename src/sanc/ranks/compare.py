@@ -82,7 +82,7 @@ class Layout:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last step, after which the ranks may differ."""
+        """Reset the digests of the last step, after which the ranks may differ."""
         self._parameters: Any = None
         self._options: Any = None
         self._digests = (0, 0)
