@@ -139,7 +139,10 @@ def _branch(verdict: Verdict) -> Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptAll(Piece):
-    """Accepts every step at whose end f is finite; σ keeps its fixed value, and ρ is recorded only (2.5)."""
+    """Accepts every step at whose end f is finite; ρ is recorded only (2.5).
+
+    σ is fixed, except that it grows while f is not finite and then returns to its value.
+    """
 
     def __call__(self, here: Point, subspace: KrylovSubspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
         """Accept the trial point unless f is not finite there."""

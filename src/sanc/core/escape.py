@@ -21,7 +21,7 @@ _FALLBACK_L1 = 10.0
 """L1 where no Krylov space shows it, as the paper sets it for w1a; the step is halved until f decreases."""
 
 
-def stay(here: Point, sigma: float) -> Decision:
+def stay(sigma: float) -> Decision:
     """Return the decision to stay at x."""
     return Decision(sigma, at_rest=True)
 
@@ -53,7 +53,7 @@ class Stay(Piece):
 
     def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, only: bool) -> Decision:
         """Stay."""
-        return stay(here, sigma)
+        return stay(sigma)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class PaperEscape(Piece):
         ritz_value = math.nan if subspace is None else subspace.ritz_value
         branch, length = self.choose(ritz_value, here.grad_norm, only=only)
         if branch is Branch.STAYED:
-            return stay(here, sigma)
+            return stay(sigma)
         if branch is Branch.CURVATURE:
             assert subspace is not None
             d = subspace.ritz_vector() * (-length if here.coin(ESCAPE_SIGN) else length)
@@ -160,7 +160,7 @@ def take_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, only
     d = _scaled(here, d, sigma, only)
     norm = here.space.norm(d)
     if norm == 0.0:
-        return stay(here, sigma)
+        return stay(sigma)
     trial = here.x + d
     value = here.evaluate(trial)
     if not math.isfinite(value):
@@ -173,7 +173,7 @@ def take_if_lower(here: Point, d: Vector, branch: Branch, sigma: float, *, only:
     d = _scaled(here, d, sigma, only)
     norm = here.space.norm(d)
     if norm == 0.0:
-        return stay(here, sigma)
+        return stay(sigma)
     before, note = here.objective, f"the {branch} step does not lower the loss"
     trials = 0
     for _ in range(_HALVINGS):

@@ -40,7 +40,10 @@ class Verdict(Enum):
 
 
 def classify(actual: float, predicted: float, eta1: float, eta2: float, noise: float = 0.0) -> Verdict:
-    """Class of a step by actual ≥ η·predicted, with `noise` added to both sides."""
+    """Class of a step: very successful if actual > η2·predicted, successful if actual ≥ η1·predicted.
+
+    `noise` is added to both sides.
+    """
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
         return Verdict.UNSUCCESSFUL
     actual, predicted = actual + noise, predicted + noise
@@ -90,7 +93,7 @@ class Ray:
 
 
 def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, noise: float) -> float:
-    """Return κ of f(x+s) = q(s) + (κ/3)‖s‖³, within the bounds on the next step norm."""
+    """Return κ of f(x+s) = q(s) + (κ/3)‖s‖³, within the bounds on the next step norm; σ after a successful step."""
     sigma = ray.sigma
     if not math.isfinite(actual):
         return ray.scaled(SHORTEST)

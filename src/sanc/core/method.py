@@ -46,7 +46,8 @@ class Method(Piece):
     exact : bool
         Whether it is for one exact objective only.
     epsilon_s : float
-        ε_s of the paper: a run on samples ends where the method stays and the cubic step norm is at most this.
+        ε_s of the paper: the method is at rest where it stays and the cubic step norm is at most this. A run on samples
+        ends there if the gradient is zero.
     sampling : {"uniform", "buffered"}
         How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
         buffer of one batch, as the authors' program does.

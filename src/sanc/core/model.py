@@ -192,8 +192,9 @@ class CubicModel(KrylovModel):
     first_radius : float or None
         σ is at least so large that a step norm is at most this times the unit of length, or three times the last step
         norm. The first step of a run is limited only where σ alone limits it, because its Krylov space shows little or
-        negative curvature. The unit is the larger of ‖x‖/10 and the first Cauchy step ‖g‖²/‖Bg‖, bounded by |f|/‖g‖
-        and ‖x‖/10 of the first point. Where this rule or `sigma0` set σ, and f falls by more than the model predicts,
+        negative curvature. The unit is max(ℓ₀, ‖x‖/10), where
+        ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point x₀.
+        Where this rule or `sigma0` set σ, and f falls by more than the model predicts,
         longer steps in the same space are tried at once. None: no limit.
     """
 

@@ -134,8 +134,8 @@ class Acceptance(Protocol):
 class Escape(Protocol):
     """2.6 and 2.7: ends an iteration whose cubic step was rejected, or that had none.
 
-    `only` says that the method has no model, so that this is its step: the rule may not stay, and σ counts how often
-    the objective was not finite.
+    `only` says that the model proposes no steps, so that this is the step of the method: the rule should move unless
+    its step is zero, and σ counts how often the objective was not finite.
 
     Attributes
     ----------

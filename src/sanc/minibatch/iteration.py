@@ -262,21 +262,29 @@ class MinibatchIteration:
         weights = [max(1.0 - memory, 1.0 / (count + 1)) for count in (state.steps, state.factor_updates)]
         usual = math.sqrt(state.mean_square) if state.steps > watch.WARM_STEPS else state.largest_norm
         largest = max(_OUTLIER * usual * state.gradient_unit, 1e-300) if state.steps else 1e300
-        late = float(state.steps + 1) ** average.weighting
-        share = late / (state.weight_sum + late) if average.averaging else 1.0
-        here = space.tensor(x)
-        change = self._change_by_caller(here, space)
-        factor, rates = self._factors_of_scale(here, oracle.shapes)
+        point_weight = float(state.steps + 1) ** average.weighting
+        share = point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0
+        x_tensor = space.tensor(x)
+        change = self._change_by_caller(x_tensor, space)
+        factor, rates = self._factors_of_scale(x_tensor, oracle.shapes)
         eta = factor * scale.step_size(state, settings.step)
         updates = state.steps < watch.WARM_STEPS or state.steps % _FACTOR_INTERVAL == 0
         work = self._averaged_work(updates, space)
-        numbers = [largest, 1.0 / state.gradient_unit, *weights, eta, share, scale.distance_weight(state)]
+        host_numbers = [largest, 1.0 / state.gradient_unit, *weights, eta, share, scale.distance_weight(state)]
+        numbers = x_tensor.new_tensor(host_numbers, dtype=torch.float64)
         vectors = (state.offset, *((state.start, state.drift) if updates else (None, None)))
-        offset, *bound_from = (None if v is None else space.tensor(v) for v in vectors)
-        read, point, new_offset, *drift = advance(
-            oracle, work, here, offset, here.new_tensor(numbers, dtype=torch.float64), rates, *bound_from, change
+        offset, *distance_vectors = (None if v is None else space.tensor(v) for v in vectors)
+        numbers_read, point, new_offset, *drift = advance(
+            oracle,
+            work,
+            x_tensor,
+            offset,
+            x_tensor.new_tensor(numbers, dtype=torch.float64),
+            rates,
+            *distance_vectors,
+            change,
         )
-        value, grad_norm, dual, away, *more = read.tolist()
+        value, grad_norm, dual, offset_square, *norms = numbers_read.tolist()
         if not math.isfinite(value + grad_norm):
             return self._not_finite(x, oracle, value, grad_norm)
         state.nonfinite = 0
@@ -292,8 +300,8 @@ class MinibatchIteration:
         )
         state.offset = space.vector(new_offset)
         state.drift = space.vector(drift[0]) if drift else state.drift
-        self._update_norms(more, eta, share)
-        state.weight_sum += late
+        self._update_norms(norms, eta, share)
+        state.weight_sum += point_weight
         state.steps, state.factor_updates = state.steps + 1, state.factor_updates + updates
         if state.steps - state.refreshed >= _interval(state.refreshed, settings.metric.refresh):
             state.refreshed = state.steps
@@ -305,7 +313,7 @@ class MinibatchIteration:
             branch=Branch.AVERAGED,
             sigma=self._sigma(eta, dual, space.eps),
             grad_norm=grad_norm,
-            step_norm=share * math.sqrt(max(away, 0.0)),
+            step_norm=share * math.sqrt(max(offset_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual,
             value=value if oracle.values else math.nan,
             note="the gradient is an outlier and was clipped" if clipping < 1.0 else "",
