@@ -279,7 +279,7 @@ class MinibatchIteration:
             work,
             x_tensor,
             offset,
-            x_tensor.new_tensor(numbers, dtype=torch.float64),
+            numbers,
             rates,
             *distance_vectors,
             change,
