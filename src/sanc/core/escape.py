@@ -103,8 +103,11 @@ class PaperEscape(Piece):
 
     def choose(self, ritz_value: float, grad_norm: float, *, only: bool) -> tuple[Branch, float]:
         """Return the branch, and the step norm along v or the factor of −g."""
-        slack = resolved_epsilon_g(self.epsilon, self.epsilon_g) ** 2
-        return compare(ritz_value, grad_norm, self.L1, self.L2, self.epsilon, slack)
+        return self.compare(ritz_value, grad_norm, resolved_epsilon_g(self.epsilon, self.epsilon_g) ** 2)
+
+    def compare(self, ritz_value: float, grad_norm: float, gradient_slack: float) -> tuple[Branch, float]:
+        """Compare the predicted decreases with the constants of this rule; `gradient_slack` is ε_g² in the paper."""
+        return compare(ritz_value, grad_norm, self.L1, self.L2, self.epsilon, gradient_slack)
 
     def gradient(self, here: Point, subspace: KrylovSubspace | None) -> Vector:
         """Return the gradient of the step −g/L1."""

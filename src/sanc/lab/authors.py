@@ -30,11 +30,7 @@ class AuthorsEscape(PaperEscape):
             stays = not only and not math.isnan(ritz_value)
             return (Branch.STAYED, 0.0) if stays else (Branch.GRADIENT, 1.0 / self.L1)
         slack = self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
-        quotient = ritz_value / self.L2
-        curvature = quotient * quotient * (-2 * ritz_value / 3 - self.epsilon / 6)
-        if curvature > (grad_norm * grad_norm / 4 - slack) / self.L1:
-            return Branch.CURVATURE, 2 * -ritz_value / self.L2
-        return Branch.GRADIENT, 1.0 / self.L1
+        return self.compare(ritz_value, grad_norm, slack)
 
     def gradient(self, here: Point, subspace: Any) -> Any:
         """Return the gradient on S_B."""
