@@ -54,7 +54,7 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.escape._HALVINGS": (4, 400),
     "core.escape._FALLBACK_L1": (0.1, 1e3),
     "core.units._PART": (0.01, 1.0),
-    "core.units.FIRST": (1e-6, 1e-2),
+    "core.units.FIRST_SIGMA": (1e-6, 1e-2),
     "core.run._STALL_LIMIT": (3, 40),
 }
 """Constants of runs on an exact objective, and two other values of each."""
@@ -75,7 +75,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
 
 SAMPLES: Mapping[str, Sequence[float]] = {
     "core.judge._LARGEST_DROP": (1e-1, 1e-6),
-    "minibatch.iteration.KRYLOV_DIM": (2, 10),
+    "core.model.SAMPLED_KRYLOV_DIM": (2, 10),
     "minibatch.iteration._FACTOR_INTERVAL": (1, 20),
     "minibatch.iteration._FIRST_PROBE": (25, 10**6),
     "minibatch.iteration._OUTLIER": (2.0, 1e30),

@@ -32,8 +32,8 @@ from torch.profiler import ProfilerActivity, profile
 import sanc
 from benchmarks.reporting import command, machine, markdown_table, write_results
 from benchmarks.timing import synchronise
+from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.lab.models import cnn
-from sanc.minibatch.iteration import KRYLOV_DIM
 
 EXTRA, SLACK = 8, 0.1
 """Bound on the vectors of a step in addition to the J of its basis, and the tolerance for activations."""
@@ -248,7 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Vectors in addition to the parameters in a step of preset paper; layers of {width}×{width}, 2 rows.\n")
         document["steps"] = step_rows(models, dims)
         print(step_table(document["steps"], dims))
-        print(f"\n{steps} steps of the default preset, J = {KRYLOV_DIM}: peak, and vectors kept between steps.\n")
+        print(
+            f"\n{steps} steps of the default preset, J = {SAMPLED_KRYLOV_DIM}: peak, and vectors kept between steps.\n"
+        )
         document["robust"] = robust_rows(models, steps)
         cells = [[r["model"], r["products"], f"{r['peak']:.2f}", f"{r['rest']:.2f}"] for r in document["robust"]]
         print(markdown_table(["model", "products", "peak", "between steps"], cells, left=2))

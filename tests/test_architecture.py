@@ -17,6 +17,7 @@ from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
 from sanc.core.record import Record
+from sanc.minibatch.state import State as MinibatchState
 
 PIECES = [
     sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
@@ -134,10 +135,20 @@ def test_sigma_is_a_value_that_no_piece_writes():
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
 
 
+def replaces_a_state(node):
+    """Whether it is a call such as `replace(self.state, …)`."""
+    if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"):
+        return False
+    return getattr(node.args[0], "attr", getattr(node.args[0], "id", "")) == "state"
+
+
 def test_only_the_iterations_write_records_and_states():
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
     assert {path for path in modules() if "Record" in calls(path)} == iterations
     assert {path for path in modules() if "State" in calls(path)} == iterations
+    assert {
+        path for path in modules() if any(map(replaces_a_state, ast.walk(ast.parse(path.read_text()))))
+    } == iterations
     fields = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -146,7 +157,7 @@ def test_only_the_iterations_write_records_and_states():
 
 
 @pytest.mark.parametrize(
-    "kind", [Decision, Record, State, Point, Judge, KrylovSubspace, Method, *(type(p) for p in PIECES)]
+    "kind", [Decision, Record, State, MinibatchState, Point, Judge, KrylovSubspace, Method, *(type(p) for p in PIECES)]
 )
 def test_what_pieces_are_given_and_return_is_frozen(kind):
     assert kind.__dataclass_params__.frozen

@@ -103,7 +103,7 @@ class NewtonOrNothing:
 
     needs_products = False
 
-    def __call__(self, here, subspace, sigma, *, only):
+    def __call__(self, here, subspace, sigma, *, without_model):
         return sanc.Decision(here.judge.after_failure(sigma), note="stayed on purpose", at_rest=True)
 
 

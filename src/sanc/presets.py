@@ -50,7 +50,7 @@ def _curvature_only(preset: Method) -> Method:
 
 def _gradient_only(preset: Method) -> Method:
     """Return gradient descent, with a checked step if the preset checks its escape steps."""
-    step = GradientStep(checked=bool(getattr(preset.escape, "checked", False)))
+    step = GradientStep(checked=isinstance(preset.escape, CheckedEscape))
     return _fixed(preset, "sgd", model=NoModel(), acceptance=AcceptAll(), escape=step)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ import sanc
 from sanc import Branch
 from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
-from sanc.minibatch.iteration import KRYLOV_DIM, MinibatchIteration
+from sanc.core.model import SAMPLED_KRYLOV_DIM
+from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.scale import typical_weight, weight_unit
 from sanc.sums.oracle import SumOracle
 
@@ -46,7 +48,7 @@ def engine_on(problem, method="sanc", batch=29, seed=0, **options):
 def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
     """Every batch is the whole sum: bit for bit the steps of the core, as long as one likes."""
     engine, oracle = engine_on(problem, batch=None)
-    exact = Iteration(sanc.method_for(krylov_dim=KRYLOV_DIM), 0)
+    exact = Iteration(sanc.method_for(krylov_dim=SAMPLED_KRYLOV_DIM), 0)
     other = SumOracle(problem, (None,) * 3, 0)
     x = y = np.ones(problem.dim)
     for _ in range(40):
@@ -281,7 +283,7 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
         k += 1
         assert k < 100
         x = x + 0.1
-        engine.state.square_norm = float(x @ x)  # nobody else did it
+        engine.state = replace(engine.state, square_norm=float(x @ x))  # nobody else did it
         before = oracle.meter.paper_calls
         x, record = engine.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
@@ -323,7 +325,7 @@ def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
 def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
     engine = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    engine.state.safe, engine.state.first_loss = start, entry
+    engine.state = replace(engine.state, safe=start, first_loss=entry)
     oracle = types.SimpleNamespace(trial=lambda point: before if point is start else None)
     assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 

@@ -52,13 +52,13 @@ class RatioTest(Piece):
             actual, noise, note = self._without_cancellation(here, subspace, actual, step, trial, first=trials == 0)
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, noise)
         sigma = here.judge.after_trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, noise)
-        found = Decision(sigma, rho=ratio(actual, step.decrease, noise), trial_value=value, trials=1, step=step)
+        decision = Decision(sigma, rho=ratio(actual, step.decrease, noise), trial_value=value, trials=1, step=step)
         if not verdict.accepted:
-            return found if math.isfinite(value) else replace(found, note=Note.TRIAL_NOT_FINITE)
-        found = replace(found, point=trial, branch=_branch(verdict), step_norm=step.norm, note=note)
-        if subspace.guessed:
-            found = self._extended(here, subspace, found, trials)
-        return _checked_gradient(here, found, verdict) if here.judge.interpolates and here.ahead else found
+            return decision if math.isfinite(value) else replace(decision, note=Note.TRIAL_NOT_FINITE)
+        decision = replace(decision, point=trial, branch=_branch(verdict), step_norm=step.norm, note=note)
+        if subspace.sigma_is_guess:
+            decision = self._with_longer_steps(here, subspace, decision, trials)
+        return _with_gradient_ahead(here, decision, verdict) if here.judge.interpolates and here.ahead else decision
 
     def _without_cancellation(
         self, here: Point, subspace: KrylovSubspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
@@ -81,25 +81,29 @@ class RatioTest(Piece):
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
         return actual, 10.0 * eps * abs(value), note
 
-    def _extended(self, here: Point, subspace: KrylovSubspace, found: Decision, trials: int) -> Decision:
+    def _with_longer_steps(self, here: Point, subspace: KrylovSubspace, decision: Decision, trials: int) -> Decision:
         """Try steps of smaller σ in the same space while f decreases by more than the model predicts.
 
         This applies where σ does not follow from values of f: it is the first one, or was raised to limit a step.
         """
-        most = 1 + subspace.model.resolves
-        while found.step is not None and found.rho > _UNDERESTIMATED and found.sigma < found.step.sigma:
-            longer = subspace.model.propose(here, subspace, found.sigma) if trials + found.trials < most else None
-            if longer is None or longer.norm < 2.0 * found.step_norm:
+        most_trials = 1 + subspace.model.resolves
+        while decision.step is not None and decision.rho > _UNDERESTIMATED and decision.sigma < decision.step.sigma:
+            longer = (
+                subspace.model.propose(here, subspace, decision.sigma)
+                if trials + decision.trials < most_trials
+                else None
+            )
+            if longer is None or longer.norm < 2.0 * decision.step_norm:
                 break
             trial = subspace.trial_point(here.x, longer)
             value = here.evaluate(trial)
-            found = replace(found, trials=found.trials + 1)
-            if not -math.inf < value < found.trial_value:
+            decision = replace(decision, trials=decision.trials + 1)
+            if not -math.inf < value < decision.trial_value:
                 break
             actual = here.known_value - value
             verdict = classify(actual, longer.decrease, self.eta1, self.eta2)
-            found = replace(
-                found,
+            decision = replace(
+                decision,
                 sigma=here.judge.after_trial(
                     longer.sigma, verdict, actual, longer.decrease, longer.norm, here.grad_norm
                 ),
@@ -110,27 +114,27 @@ class RatioTest(Piece):
                 trial_value=value,
                 step=longer,
             )
-        return found
+        return decision
 
 
-def _checked_gradient(here: Point, found: Decision, verdict: Verdict) -> Decision:
+def _with_gradient_ahead(here: Point, decision: Decision, verdict: Verdict) -> Decision:
     """Evaluate the gradient at the new point, with which the next iteration starts, and update σ.
 
     If the gradient is not finite the step is rejected. If f still decreases at the end of a successful step, the step
     was too short.
     """
-    step, judge = found.step, here.judge
+    step, judge = decision.step, here.judge
     assert step is not None
-    assert found.point is not None
-    _, g = here.oracle.gradient(found.point)
+    assert decision.point is not None
+    _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
         sigma = judge.after_trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
-        return replace(found, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.NO_GRADIENT)
+        return replace(decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.NO_GRADIENT)
     if verdict is not Verdict.SUCCESSFUL:
-        return found
-    end = here.space.dot(g, found.point - here.x)
-    sigma = judge.after_derivative(found.sigma, step.sigma, step.decrease, found.step_norm, end)
-    return replace(found, sigma=sigma)
+        return decision
+    end = here.space.dot(g, decision.point - here.x)
+    sigma = judge.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end)
+    return replace(decision, sigma=sigma)
 
 
 def _branch(verdict: Verdict) -> Branch:
@@ -148,11 +152,11 @@ class AcceptAll(Piece):
         """Accept the trial point unless f is not finite there."""
         before = here.objective
         value = here.evaluate(trial)
-        found = Decision(here.judge.after_failure(step.sigma), trial_value=value, trials=1, step=step)
+        decision = Decision(here.judge.after_failure(step.sigma), trial_value=value, trials=1, step=step)
         if not math.isfinite(value):
-            return replace(found, note=Note.TRIAL_NOT_FINITE)
+            return replace(decision, note=Note.TRIAL_NOT_FINITE)
         return replace(
-            found,
+            decision,
             sigma=here.judge.after_acceptance(step.sigma),
             point=trial,
             branch=Branch.UNCONDITIONAL,
@@ -175,20 +179,20 @@ class Momentum(AcceptAll):
 
     def __call__(self, here: Point, subspace: KrylovSubspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
         """Accept the cubic point or the extrapolated one."""
-        found = super().__call__(here, subspace, step, trial, trials)
-        if found.point is None:
-            return found
+        decision = super().__call__(here, subspace, step, trial, trials)
+        if decision.point is None:
+            return decision
         previous = here.state.memory.get("previous", here.x)
-        found = replace(found, memory={"previous": trial})
+        decision = replace(decision, memory={"previous": trial})
         _, g = here.oracle.gradient(trial)
         here.oracle.meter.paper_calls += here.oracle.sizes[0]  # a second gradient is a second |S_g|
         beta = min(self.momentum, here.space.norm(g), step.norm)
         if not (math.isfinite(beta) and beta > 0.0):
-            return found
+            return decision
         ahead = trial + (trial - previous) * beta
         value = here.evaluate(ahead)
-        found = replace(found, trials=2)
-        if not -math.inf < value < found.trial_value:
-            return found
+        decision = replace(decision, trials=2)
+        if not -math.inf < value < decision.trial_value:
+            return decision
         norm = here.space.norm(ahead - here.x)
-        return replace(found, point=ahead, trial_value=value, step_norm=norm, note=Note.MOMENTUM)
+        return replace(decision, point=ahead, trial_value=value, step_norm=norm, note=Note.MOMENTUM)

@@ -49,9 +49,8 @@ class Stay(Piece):
     """Keeps x; σ has grown."""
 
     needs_products = False
-    checked = False
 
-    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, only: bool) -> Decision:
+    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Stay."""
         return stay(sigma)
 
@@ -73,10 +72,10 @@ class GradientStep(Piece):
 
     needs_products = False
 
-    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, only: bool) -> Decision:
+    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Step along −g."""
         take = take_if_lower if self.checked else take_if_finite
-        return take(here, here.g * -self.lr, Branch.GRADIENT, sigma, only=only)
+        return take(here, here.g * -self.lr, Branch.GRADIENT, sigma, without_model=without_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +98,8 @@ class PaperEscape(Piece):
     epsilon_g: float | None = setting(None, NOT_NEGATIVE)
 
     needs_products = True
-    checked = False
 
-    def choose(self, ritz_value: float, grad_norm: float, *, only: bool) -> tuple[Branch, float]:
+    def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[Branch, float]:
         """Return the branch, and the step norm along v or the factor of −g."""
         return self.compare(ritz_value, grad_norm, resolved_epsilon_g(self.epsilon, self.epsilon_g) ** 2)
 
@@ -113,10 +111,10 @@ class PaperEscape(Piece):
         """Return the gradient of the step −g/L1."""
         return here.g
 
-    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, only: bool) -> Decision:
+    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Choose and step."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
-        branch, length = self.choose(ritz_value, here.grad_norm, only=only)
+        branch, length = self.choose(ritz_value, here.grad_norm, without_model=without_model)
         if branch is Branch.STAYED:
             return stay(sigma)
         if branch is Branch.CURVATURE:
@@ -126,7 +124,7 @@ class PaperEscape(Piece):
             d = self.gradient(here, subspace) * -length
         if subspace is not None:
             subspace.release()
-        return take_if_finite(here, d, branch, sigma, only=only)
+        return take_if_finite(here, d, branch, sigma, without_model=without_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +135,8 @@ class CheckedEscape(Piece):
     """
 
     needs_products = True
-    checked = True
 
-    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, only: bool) -> Decision:
+    def __call__(self, here: Point, subspace: KrylovSubspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Choose and step."""
         L1, L2, ritz_value = _FALLBACK_L1, _FALLBACK_L1, math.nan
         if subspace is not None and subspace.spectrum is not None:
@@ -155,25 +152,27 @@ class CheckedEscape(Piece):
             d = here.g * -length
         if subspace is not None:
             subspace.release()
-        return take_if_lower(here, d, branch, sigma, only=only)
+        return take_if_lower(here, d, branch, sigma, without_model=without_model)
 
 
-def take_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, only: bool) -> Decision:
+def take_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, without_model: bool) -> Decision:
     """Return the decision for x + d, accepted if f is finite there."""
-    d = _scaled(here, d, sigma, only)
+    d = _scaled(here, d, sigma, without_model)
     norm = here.space.norm(d)
     if norm == 0.0:
         return stay(sigma)
     trial = here.x + d
     value = here.evaluate(trial)
     if not math.isfinite(value):
-        return Decision(_next_sigma(here, sigma, only, found=False), trials=1, note=f"the {branch} step is not finite")
-    return Decision(_next_sigma(here, sigma, only, found=True), trial, branch, math.nan, norm, value, 1)
+        return Decision(
+            _next_sigma(here, sigma, without_model, accepted=False), trials=1, note=f"the {branch} step is not finite"
+        )
+    return Decision(_next_sigma(here, sigma, without_model, accepted=True), trial, branch, math.nan, norm, value, 1)
 
 
-def take_if_lower(here: Point, d: Vector, branch: Branch, sigma: float, *, only: bool) -> Decision:
+def take_if_lower(here: Point, d: Vector, branch: Branch, sigma: float, *, without_model: bool) -> Decision:
     """Return the decision for the first of x + d, x + d/2, … at which f is lower than at x."""
-    d = _scaled(here, d, sigma, only)
+    d = _scaled(here, d, sigma, without_model)
     norm = here.space.norm(d)
     if norm == 0.0:
         return stay(sigma)
@@ -185,21 +184,21 @@ def take_if_lower(here: Point, d: Vector, branch: Branch, sigma: float, *, only:
         trials += 1
         if -math.inf < value < before:
             if not here.ahead or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
-                found = _next_sigma(here, sigma, only, found=True)
-                return Decision(found, trial, branch, math.nan, norm, value, trials)
+                next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
+                return Decision(next_sigma, trial, branch, math.nan, norm, value, trials)
             note = Note.NO_GRADIENT
         d, norm = d * 0.5, norm * 0.5
         if norm <= here.space.eps * max(here.norm, 1e-300):
             break
-    return Decision(_next_sigma(here, sigma, only, found=False), trials=trials, note=note)
+    return Decision(_next_sigma(here, sigma, without_model, accepted=False), trials=trials, note=note)
 
 
-def _scaled(here: Point, d: Vector, sigma: float, only: bool) -> Vector:
+def _scaled(here: Point, d: Vector, sigma: float, without_model: bool) -> Vector:
     """Scale the step of a method without a model by σ0/σ: σ grows with every step at which f is not finite."""
-    return d * (here.judge.first / sigma) if only else d
+    return d * (here.judge.first / sigma) if without_model else d
 
 
-def _next_sigma(here: Point, sigma: float, only: bool, *, found: bool) -> float:
-    if not only:
+def _next_sigma(here: Point, sigma: float, without_model: bool, *, accepted: bool) -> float:
+    if not without_model:
         return sigma
-    return here.judge.after_acceptance(sigma) if found else here.judge.after_failure(sigma)
+    return here.judge.after_acceptance(sigma) if accepted else here.judge.after_failure(sigma)

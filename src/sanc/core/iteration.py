@@ -109,8 +109,8 @@ class Iteration:
         oracle.begin(state.iteration, products=method.needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         judge = method.sigma.judge(oracle.space.eps, exact=oracle.exact)
-        how = (self._tol, self._one_sample, self._ahead, start)
-        here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *how)
+        options = (self._tol, self._one_sample, self._ahead, start)
+        here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *options)
         outcome = self._advance(here)
         size_g, size_b, _ = oracle.sizes
         dim = 0 if outcome.subspace is None else outcome.subspace.dim
@@ -144,8 +144,8 @@ class Iteration:
             outcome = self._cubic_step(outcome)  # 2.3 to 2.6
             if outcome.decision.point is not None or outcome.ended:
                 return outcome
-            only = not self.method.model.proposes
-            escaped = self.method.escape(here, outcome.subspace, outcome.decision.sigma, only=only)  # 2.6  x ← x + d
+            sigma, without_model = outcome.decision.sigma, not self.method.model.proposes
+            escaped = self.method.escape(here, outcome.subspace, sigma, without_model=without_model)  # 2.6  x ← x + d
             keeps = escaped.point is None and outcome.note == Note.NO_GRADIENT
             return replace(outcome, decision=escaped, note=outcome.note if keeps else escaped.note or outcome.note)
         except (NonFiniteValueError, NonFiniteProductError) as problem:
@@ -279,13 +279,13 @@ class Iteration:
 
 def _memory(where: str, numbers: Any) -> dict[str, float]:
     """Return the numbers that the acceptance rule remembers."""
-    found = numbers.get("memory")
+    text = numbers.get("memory")
     try:
-        memory = json.loads(found)
+        memory = json.loads(text)
     except (TypeError, ValueError):
         memory = None
     if not isinstance(memory, dict) or not all(isinstance(held, float) for held in memory.values()):
-        raise refuse(f"{where}['memory']", found, "a text of numbers by name")
+        raise refuse(f"{where}['memory']", text, "a text of numbers by name")
     return memory
 
 

@@ -97,11 +97,11 @@ def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, no
     sigma = ray.sigma
     if not math.isfinite(actual):
         return ray.scaled(SHORTEST)
-    seen = sigma if predicted <= noise else sigma + 3.0 * (predicted - actual) / ray.cube
+    observed = sigma if predicted <= noise else sigma + 3.0 * (predicted - actual) / ray.cube
     if verdict is Verdict.UNSUCCESSFUL:
-        return min(max(seen, ray.scaled(SHORTER)), ray.scaled(SHORTEST))
+        return min(max(observed, ray.scaled(SHORTER)), ray.scaled(SHORTEST))
     if verdict is Verdict.VERY_SUCCESSFUL:
-        return min(max(seen, ray.scaled(LONGER), _NEGLIGIBLE * predicted / ray.cube), sigma)
+        return min(max(observed, ray.scaled(LONGER), _NEGLIGIBLE * predicted / ray.cube), sigma)
     return sigma
 
 

@@ -30,7 +30,7 @@ class Columns(Protocol):
     @property
     def start_norm(self) -> float: ...
     def column(self, j: int) -> Sequence[float]: ...
-    def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]: ...
+    def combine(self, krylov: Krylov, coefficients: Sequence[Floats]) -> list[Vector]: ...
 
 
 class Lanczos:
@@ -127,19 +127,19 @@ class Lanczos:
         """Return Q as a block of rows."""
         return self._rows[:dim]
 
-    def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
+    def combine(self, krylov: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
         """Q u for each coefficient vector u, as fresh vectors; a second pass serves all of them at once."""
         if self._store:
-            return [self.space.combine(self._rows[: known.dim], c) for c in coefficients]
-        self.limit = known.dim  # the last vectors are not needed any more
+            return [self.space.combine(self._rows[: krylov.dim], c) for c in coefficients]
+        self.limit = krylov.dim  # the last vectors are not needed any more
         self._previous = self._current = self._residual = None
-        q: Vector = self._start / known.start_norm
+        q: Vector = self._start / krylov.start_norm
         previous: Vector | None = None
         sums = [q * float(c[0]) for c in coefficients]
-        for j, (alpha, beta) in enumerate(zip(known.alpha[:-1], known.beta[:-1], strict=True)):
+        for j, (alpha, beta) in enumerate(zip(krylov.alpha[:-1], krylov.beta[:-1], strict=True)):
             r = self._product(q)
             if previous is not None:
-                self.space.subtract(r, known.beta[j - 1], previous)
+                self.space.subtract(r, krylov.beta[j - 1], previous)
             self.space.subtract(r, alpha, q)
             if not math.isfinite(self.space.norm(r)):
                 raise NonFiniteProductError(f"the repeated Hessian product of iteration {j + 1} is not finite")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
-from sanc.core import cubic, units
+from sanc.core import cubic
 from sanc.core.judge import LONGER
 from sanc.core.krylov import Krylov, NonFiniteProductError
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
-from sanc.core.units import Units
+from sanc.core.units import FIRST_SIGMA, Units, measure_units
 
 _FORCING = 0.2
 """Largest ‖∇m‖ over ‖g‖ at which an inexact Newton step is accepted."""
+SAMPLED_KRYLOV_DIM = 5
+"""J with samples where `krylov_dim` leaves it open, as in the paper: a sampled Hessian is not exact."""
 _VANISHING_DIM = 10
 """Dimension at which the space ends if the step is below the working precision of x and the gradient is not zero."""
 _TOLERANCE_SHARE = 0.5
@@ -41,10 +44,10 @@ class KrylovSubspace:
         σ, set at the first point, or raised while the space grew.
     units : Units
         Units of the first point.
-    longest : float
+    longest_step : float
         The largest step norm to which σ is left alone.
-    guessed : bool
-        Whether σ was set by `longest` or is the first one, so that it does not follow from values of f.
+    sigma_is_guess : bool
+        Whether σ was set by `longest_step` or is the first one, so that it does not follow from values of f.
     step : CubicStep or None
         The cubic step for `sigma`.
     problem : str
@@ -57,8 +60,8 @@ class KrylovSubspace:
     spectrum: cubic.Spectrum | None
     sigma: float
     units: Units
-    longest: float = math.inf
-    guessed: bool = False
+    longest_step: float = math.inf
+    sigma_is_guess: bool = False
     step: cubic.CubicStep | None = None
     problem: str = ""
 
@@ -105,7 +108,8 @@ class KrylovModel(Piece):
     Attributes
     ----------
     krylov_dim : int or None
-        Largest number J of Lanczos iterations. None: as many as the stopping rule needs, in `minimize` alone.
+        Largest number J of Lanczos iterations. None: as many as the stopping rule needs; with samples 5, as in the
+        paper, because a sampled Hessian is not exact.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`; r is ‖g‖ over
@@ -137,6 +141,10 @@ class KrylovModel(Piece):
         """Whether the space ends by an inexact Newton condition."""
         return self.krylov_stop == "forcing"
 
+    def largest_dim(self, here: Point) -> int | None:
+        """Return the largest number of Lanczos iterations; None: no limit."""
+        return SAMPLED_KRYLOV_DIM if self.krylov_dim is None and here.one_sample else self.krylov_dim
+
     def build(self, here: Point) -> KrylovSubspace:
         """2.2 and 2.4: start Lanczos at the gradient; if that is zero, at the direction given or at random."""
         start = here.start
@@ -148,13 +156,13 @@ class KrylovModel(Piece):
                 here.oracle.lanczos(
                     operator,
                     here.g if start is None else start,
-                    limit=self.krylov_dim,
+                    limit=self.largest_dim(here),
                     store=self.lanczos == "store",
                     reorthogonalise=self.reorthogonalise,
                     linear=None if start is None else here.g,
                 )
             )
-            return _grown(self, here, krylov, operator)
+            return _build_subspace(self, here, krylov, operator)
         except BaseException:
             operator.release()
             raise
@@ -163,13 +171,13 @@ class KrylovModel(Piece):
         """Propose no step."""
         return None
 
-    def longest_step(self, here: Point, known: Units) -> float:
+    def longest_step(self, here: Point, first_units: Units) -> float:
         """Return the largest step norm to which σ is left alone."""
         return math.inf
 
-    def with_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+    def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
         """Return the subspace with the step of its σ, which may be raised; without a step if the model makes none."""
-        return known
+        return subspace
 
     def charge(self, here: Point, dim: int) -> int:
         """Return J as the paper's program counts it (D4): whether or not Lanczos stopped before.
@@ -218,27 +226,26 @@ class CubicModel(KrylovModel):
             step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
-    def longest_step(self, here: Point, known: Units) -> float:
+    def longest_step(self, here: Point, first_units: Units) -> float:
         if self.first_radius is None:
             return math.inf
-        return max(self.first_radius * length_scale(here, known), LONGER * here.state.step_norm)
+        return max(self.first_radius * length_scale(here, first_units), LONGER * here.state.step_norm)
 
-    def with_step(self, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+    def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
         """Minimise the model, with σ raised where the step is far longer than the last.
 
         σ follows from the last steps, and along another direction the model may be wrong that far from x. The first
         step of a run is Newton's, unless negative curvature leaves its norm to a guess of σ.
         """
-        spectrum, krylov, sigma, guessed = known.spectrum, known.krylov, known.sigma, known.guessed
+        spectrum, krylov, sigma_is_guess = subspace.spectrum, subspace.krylov, subspace.sigma_is_guess
         assert spectrum is not None
-        step = self._solve(here, krylov, spectrum, sigma)
-        if step.norm > known.longest and (here.state.step_norm > 0.0 or spectrum.leftmost < step.multiplier):
-            guessed = True
-            least = cubic.least_sigma(spectrum, krylov.linear, step, known.longest)
-            step = here.judge.shorten(
-                step, sigma, lambda sigma: self._solve(here, krylov, spectrum, sigma), known.longest, least
-            )
-        return replace(known, sigma=step.sigma, guessed=guessed, step=step)
+        step = self._solve(here, krylov, spectrum, subspace.sigma)
+        if step.norm > subspace.longest_step and (here.state.step_norm > 0.0 or spectrum.leftmost < step.multiplier):
+            sigma_is_guess = True
+            least = cubic.least_sigma(spectrum, krylov.linear, step, subspace.longest_step)
+            solve = partial(self._solve, here, krylov, spectrum)
+            step = here.judge.shorten(step, subspace.sigma, solve, subspace.longest_step, least)
+        return replace(subspace, sigma=step.sigma, sigma_is_guess=sigma_is_guess, step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,47 +267,47 @@ class NoModel(Piece):
         return 0
 
 
-def length_scale(here: Point, known: Units) -> float:
+def length_scale(here: Point, first_units: Units) -> float:
     """Return a length that is neither large nor small at x."""
-    return max(known.length, 0.1 * here.norm)
+    return max(first_units.length, 0.1 * here.norm)
 
 
-def _grown(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
+def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
     """Extend a Krylov space until the model is minimised well enough in it.
 
     Along negative curvature the model predicts most where it is least reliable. With "forcing" the space ends with the
     first negative curvature, close to the gradient, as truncated conjugate gradients do. A product that is not finite
     ends it without a spectrum.
     """
-    known = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
+    subspace = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
-    limit = min(model.krylov_dim or here.space.dim, here.space.dim)
-    test_at, latest, shift = 1, 0, math.nan
+    limit = min(model.largest_dim(here) or here.space.dim, here.space.dim)
+    next_test, latest_test, multiplier = 1, 0, math.nan
     try:
         while True:
             krylov.extend()
             j = krylov.dim
             if j == 1:
-                known = _measured(model, here, known)
+                subspace = _with_units(model, here, subspace)
             last = krylov.invariant or j >= limit or (model.forcing and here.oracle.exact and not krylov.definite)
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where μ of the last step predicts an end.
-                waits = j < test_at or (j < latest and krylov.model_gradient(shift) > 2.0 * tolerance)
-                if waits or (model.proposes and krylov.least_model_gradient(known.sigma) > tolerance):
+                is_early = j < next_test or (j < latest_test and krylov.model_gradient(multiplier) > 2.0 * tolerance)
+                if is_early or (model.proposes and krylov.least_model_gradient(subspace.sigma) > tolerance):
                     continue
             spectrum = cubic.spectrum(*krylov.tridiagonal())
-            known = replace(known, spectrum=spectrum)
+            subspace = replace(subspace, spectrum=spectrum)
             if last or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
-                known = model.with_step(here, known)
-                if last or known.step is None or _enough(model, here, known, tolerance):
-                    return known
+                subspace = model.with_step(here, subspace)
+                if last or subspace.step is None or _is_accurate(model, here, subspace, tolerance):
+                    return subspace
                 if model.forcing and krylov.from_gradient:
-                    test_at, latest, shift = j + 1, max(j + 8, j + j // 5), known.step.multiplier
+                    next_test, latest_test, multiplier = j + 1, max(j + 8, j + j // 5), subspace.step.multiplier
                     continue
-            test_at = j + max(1, j // 5)
+            next_test = j + max(1, j // 5)
     except NonFiniteProductError as problem:
-        return known.failed(str(problem))
+        return subspace.failed(str(problem))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
@@ -308,37 +315,39 @@ def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
     if not model.forcing:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
     norm, before = here.grad_norm, here.state.grad_norm
-    fell = norm / before if before > 0.0 else 1.0
-    return max(min(_FORCING, fell) * norm, _TOLERANCE_SHARE * here.tol)
+    reduction = norm / before if before > 0.0 else 1.0
+    return max(min(_FORCING, reduction) * norm, _TOLERANCE_SHARE * here.tol)
 
 
-def _enough(model: KrylovModel, here: Point, known: KrylovSubspace, tolerance: float) -> bool:
+def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tolerance: float) -> bool:
     """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-    assert known.step is not None
-    step_norm, residual = known.step.norm, known.krylov.residual_of(known.step.u)
+    assert subspace.step is not None
+    step_norm, residual = subspace.step.norm, subspace.krylov.residual_of(subspace.step.u)
     if residual > tolerance:
         return False
     if not model.forcing:
         return True
     if here.vanishes(step_norm):  # across a valley it may, where a step along the valley does not
-        return here.grad_norm > 0.0 and known.dim >= _VANISHING_DIM
-    wanted = step_norm / length_scale(here, known.units) * here.grad_norm
+        return here.grad_norm > 0.0 and subspace.dim >= _VANISHING_DIM
+    wanted = step_norm / length_scale(here, subspace.units) * here.grad_norm
     return residual <= max(wanted, _TOLERANCE_SHARE * here.tol)
 
 
-def _measured(model: KrylovModel, here: Point, known: KrylovSubspace) -> KrylovSubspace:
+def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     """Return the space with the units and σ of the first point, and the largest step norm from here."""
-    krylov, found = known.krylov, known.units
-    if found.length:
-        return replace(known, longest=model.longest_step(here, found))
+    krylov, first_units = subspace.krylov, subspace.units
+    if first_units.length:
+        return replace(subspace, longest_step=model.longest_step(here, first_units))
     curvature = math.hypot(krylov.alpha[0], krylov.residual)
     norm, size = here.grad_norm, here.norm
     if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
         norm = 0.0  # a stationary point, whose gradient shows no length
-    found = units.measured(here.value, norm, curvature, size)
-    sigma = here.judge.bounded(units.FIRST * found.cubic) if here.judge.measures else known.sigma
-    longest = model.longest_step(here, found)
-    return replace(known, units=found, sigma=sigma, longest=longest, guessed=longest < math.inf)
+    first_units = measure_units(here.value, norm, curvature, size)
+    sigma = here.judge.bounded(FIRST_SIGMA * first_units.cubic) if here.judge.measures else subspace.sigma
+    longest_step = model.longest_step(here, first_units)
+    return replace(
+        subspace, units=first_units, sigma=sigma, longest_step=longest_step, sigma_is_guess=longest_step < math.inf
+    )
 
 
 def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:

@@ -134,8 +134,8 @@ class Acceptance(Protocol):
 class Escape(Protocol):
     """2.6 and 2.7: ends an iteration whose cubic step was rejected, or that had none.
 
-    `only` says that the model proposes no steps, so that this is the step of the method: the rule should move unless
-    its step is zero, and σ counts how often the objective was not finite.
+    `without_model` says that the model proposes no steps, so that this is the step of the method: the rule should move
+    unless its step is zero, and σ counts how often the objective was not finite.
 
     Attributes
     ----------
@@ -145,4 +145,4 @@ class Escape(Protocol):
 
     @property
     def needs_products(self) -> bool: ...
-    def __call__(self, here: Point, subspace: Any, sigma: float, *, only: bool) -> Decision: ...
+    def __call__(self, here: Point, subspace: Any, sigma: float, *, without_model: bool) -> Decision: ...

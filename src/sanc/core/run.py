@@ -21,7 +21,7 @@ from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
 from sanc.core.space import Vector
-from sanc.core.units import Units, measured
+from sanc.core.units import Units, measure_units
 from sanc.errors import ArgumentError, NonFiniteStartError
 
 _STALL_LIMIT = 10
@@ -441,7 +441,7 @@ class Run:
         finally:
             operator.release()
             self.oracle.meter = meter
-        return measured(self.oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x))
+        return measure_units(self.oracle.gradient(self.x)[0], 0.0, curvature, space.norm(self.x))
 
     def _second_order_test(self) -> tuple[Status | None, Vector | None]:
         """Return the ending at a stationary point, or a direction of negative curvature to leave it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _PART = 0.1
 """Share of ‖x‖ that serves as a length: a tenth, so that steps change the leading digit of x at most."""
-FIRST = 1e-4
+FIRST_SIGMA = 1e-4
 """The first σ, in its unit: with 1e-4 the first step is Newton's unless that exceeds about 100 Cauchy steps."""
 
 
@@ -29,7 +29,7 @@ class Units:
         return self.cubic * self.length * self.length * self.length
 
 
-def measured(value: float, grad_norm: float, curvature: float, size: float) -> Units:
+def measure_units(value: float, grad_norm: float, curvature: float, size: float) -> Units:
     """Return the units that follow from f, ‖g‖, ‖Bq‖ and ‖x‖ at the first point.
 
     `grad_norm` is 0 if the gradient is roundoff, or so small that the run begins with a probe for negative curvature.

@@ -11,7 +11,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,33 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.minibatch.metrics.base import Preconditioner
 from sanc.minibatch.scale import DISTANCE_MEMORY
+
+
+class StepNumbers(NamedTuple):
+    """What the host decides before the gradient is known, in the order in which `AveragedStep` reads it."""
+
+    clip_norm: float  # the largest ‖g‖ that is not clipped
+    gradient_factor: float  # 1 over the unit of g
+    moment_weight: float  # of the gradient in the second moments …
+    factor_weight: float  # … and in the factors of the metric
+    eta: float  # η
+    average_weight: float  # c
+    distance_weight: float  # λ
+
+
+class StepResults(NamedTuple):
+    """What the host reads after the step, in the order in which `AveragedStep` returns it."""
+
+    value: float  # f …
+    grad_norm: float  # … and ‖g‖, before clipping
+    dual: float  # gᵀM⁻¹g in units of the factor of g
+    offset_square: float  # ‖z − x‖² between the step and the average
+    square_norm_before: float  # ‖x‖² …
+    square_norm: float  # … and after the step
+    direction_norm: float | None = None  # for the distance bound: the 1-norms of s/η …
+    offset_norm: float = 0.0  # … and of z − x,
+    along: float = 0.0  # ⟨p, x_0 − z⟩
+    drift_norm: float = 0.0  # and the 1-norm of the drift
 
 
 class AveragedStep:
@@ -67,10 +94,8 @@ class AveragedStep:
     ) -> list[Tensor]:
         """Return the numbers for the host, the new x, the new offset, and the new drift where there was one.
 
-        `numbers`, in float64, are the largest ‖g‖ that is not clipped, the factor of g, its weights in the second
-        moments and in the factors, η, c and λ. Where f or g is not finite the metric is not updated, and the iteration
-        stays at x. The numbers for the host are f, ‖g‖, gᵀM⁻¹g (in units of the factor), ‖z − x‖², ‖x‖² before and
-        after, and for the distance bound the 1-norms of s/η and of z − x, ⟨p, x_0 − z⟩ and the 1-norm of the drift.
+        `numbers` are `StepNumbers` in float64, and the numbers for the host are `StepResults`. Where f or g is not
+        finite the metric is not updated, and the iteration stays at x.
 
         `change` is what the caller, by a projection, did to x after the last step. Entries whose step would undo it are
         at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
@@ -80,20 +105,22 @@ class AveragedStep:
         if self._total is not None:
             norm = self._total(norm.square()).sqrt()
         usable = torch.isfinite(value + norm)
-        largest, factor, *more = numbers.unbind()
-        g = torch.where(usable, g * (factor * (largest / torch.maximum(norm, largest))), 0.0)
+        clip_norm, factor, *more = numbers.unbind()
+        g = torch.where(usable, g * (factor * (clip_norm / torch.maximum(norm, clip_norm))), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
-        weight, factor_weight, eta, share, trust = (torch.stack(more) * usable).to(g.dtype).unbind()
+        moment_weight, factor_weight, eta, average_weight, distance_weight = (
+            (torch.stack(more) * usable).to(g.dtype).unbind()
+        )
         at_bound = None if change is None else change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
-        direction = self.metric.update(g, weight, factor_weight if self.updates_factors else None)
+        direction = self.metric.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
-        away = torch.addcmul(offset, step, eta, value=-1.0)
-        new = [torch.addcmul(x, away, share), torch.addcmul(away, away, share, value=-1.0)]
-        read = [torch.dot(u, v) for u, v in ((g, direction), (away, away), (x, x), (new[0], new[0]))]
+        moved = torch.addcmul(offset, step, eta, value=-1.0)
+        new = [torch.addcmul(x, moved, average_weight), torch.addcmul(moved, moved, average_weight, value=-1.0)]
+        read = [torch.dot(u, v) for u, v in ((g, direction), (moved, moved), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
-            new.append(torch.addcmul(DISTANCE_MEMORY * drift, direction, trust))
+            new.append(torch.addcmul(DISTANCE_MEMORY * drift, direction, distance_weight))
             read += [step.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
             read.append(new[2].abs().sum())
         sums = torch.stack(read).double()
@@ -114,5 +141,5 @@ def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None
     if isinstance(oracle, Advances) and offset is not None:
         return oracle.advance(work, x, offset, *tensors)
     value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.point(x, offset)))
-    known = x.new_tensor(value if oracle.values else 0.0, dtype=torch.float64)
-    return list(work(known, oracle.space.tensor(g), x, offset, *tensors))
+    value_tensor = x.new_tensor(value if oracle.values else 0.0, dtype=torch.float64)
+    return list(work(value_tensor, oracle.space.tensor(g), x, offset, *tensors))

@@ -35,13 +35,10 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
 from sanc.minibatch import scale, watch
-from sanc.minibatch.averaging import AveragedStep, advance
+from sanc.minibatch.averaging import AveragedStep, StepNumbers, StepResults, advance
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
-
-KRYLOV_DIM = 5
-"""Dimension of the Krylov space where the settings leave it open, as in the paper: a sampled Hessian is not exact."""
 
 _FACTOR_INTERVAL = 5
 """After the first steps, one step in so many updates the factors of the metric and the distance bound."""
@@ -95,10 +92,7 @@ class MinibatchIteration:
         assert method.minibatch is not None
         settings: Minibatch = method.minibatch
         self.method, self.settings = method, settings
-        model = method.model
-        if getattr(model, "krylov_dim", KRYLOV_DIM) is None:
-            model = replace(model, krylov_dim=KRYLOV_DIM)  # type: ignore[type-var]
-        self.second_order = Iteration(replace(method, model=model), seed, one_sample=True)
+        self.second_order = Iteration(method, seed, one_sample=True)
         self.state = State(seed, averaged=not self.settings.curvature)
         self.went_back = False
         self.rates: Sequence[float] = ()
@@ -120,56 +114,59 @@ class MinibatchIteration:
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: return the next point, which is `x` itself where it stayed, and the record."""
         clock, before, second_order = time.perf_counter(), self.state, self.second_order.state
-        self.state = state = replace(before)  # a caller that keeps the state from before can restore it
         self.went_back = False
         try:
             point, record = self._advance(x, oracle)
         except BaseException:
             self.state, self.second_order.state = before, second_order
             raise
-        state.iteration += 1
-        state.seconds += time.perf_counter() - clock
-        calls = oracle.meter.snapshot()
-        return point, replace(record, calls=calls, seconds=state.seconds, hvp=oracle.hvp)
+        seconds = before.seconds + time.perf_counter() - clock
+        self._write(iteration=before.iteration + 1, seconds=seconds)
+        return point, replace(record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
+
+    def _write(self, **changes: Any) -> State:
+        """Replace fields of the state; return the new state."""
+        self.state = replace(self.state, **changes)
+        return self.state
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make a step of the phase that the losses of batches ask for."""
-        state = self.state
-        state.averaged = state.averaged or not oracle.values
+        state = self._write(averaged=True) if not oracle.values and not self.state.averaged else self.state
         oracle.begin(state.iteration, products=not state.averaged)
         if state.weight_unit == 0.0:
             if oracle.values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._not_finite(x, oracle, value, oracle.norm(g))
-                state.nonfinite = 0
-            self._find_unit(x, oracle)
+            state = self._write(nonfinite=0, weight_unit=self._weight_unit(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
-            if watch.batches_agree(state, x, value, self.settings.noise, oracle.space.eps):
+            if self._batches_agree(x, value, oracle.space.eps):
                 return self._second_order_step(x, oracle)
-            state.averaged = True
-            scale.continue_small(state, self.settings.step, value, self.second_order.state.step_norm, oracle.space.dim)
-            began = self._start_of_averaging(x, value, oracle)
-            if began is not x:
-                point, record = self._averaged_step(began, oracle)
-                note = "second-order steps had fitted other batches: back to where they began"
-                return point, replace(record, note=record.note or note)
-        elif (found := self._probe(x, oracle)) is not None:
-            return found
-        return self._averaged_step(x, oracle)
+            return self._first_averaged_step(x, value, oracle)
+        escaped = self._probe(x, oracle)
+        return self._averaged_step(x, oracle) if escaped is None else escaped
 
-    def _find_unit(self, x: Vector, oracle: Oracle) -> None:
-        """Set the unit of the step size at the first point."""
+    def _weight_unit(self, x: Vector, oracle: Oracle) -> float:
+        """Return the unit of the step size, from the first point."""
         space, value, gradient_sum = oracle.space, math.nan, math.nan
         if oracle.values:
             value, g = oracle.gradient(x)
             total = space.tensor(g).abs().sum(dtype=torch.float64)
             gradient_sum = float(total if space.total is None else space.total(total))
         typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.total)
-        self.state.weight_unit = scale.weight_unit(typical, value, gradient_sum)
+        return scale.weight_unit(typical, value, gradient_sum)
 
     # ------------------------------------------------------------------ the second-order phase
+
+    def _batches_agree(self, x: Vector, value: float, eps: float) -> bool:
+        """Whether the second-order phase continues, given the loss of a new batch."""
+        if math.isnan(self.state.last_loss):  # the first batch
+            self._write(level=value, first_loss=value, safe=x)
+            return True
+        continues, *counts = watch.agreement(self.state, value, self.settings.noise, eps)
+        self._write(**dict(zip(watch.Agreement._fields[1:], counts, strict=True)))
+        return continues
 
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration as if the batch were the objective, and remember its decrease."""
@@ -177,9 +174,23 @@ class MinibatchIteration:
         inner.state = replace(inner.state, iteration=state.iteration)
         point, record = inner.iterate(x, oracle, start)
         moved = point is not x
-        state.last_loss = record.trial_value if moved else record.value
-        state.decrease = record.value - record.trial_value if moved else 0.0
-        state.long_step = record.step_norm > scale.typical_step_norm(state, self.settings.step, oracle.space.dim)
+        self._write(
+            last_loss=record.trial_value if moved else record.value,
+            decrease=record.value - record.trial_value if moved else 0.0,
+            long_step=record.step_norm > scale.typical_step_norm(state, self.settings.step, oracle.space.dim),
+        )
+        return point, record
+
+    def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
+        """End the second-order phase: average from x, or from where that phase began if it fitted other batches."""
+        last_norm, dim = self.second_order.state.step_norm, oracle.space.dim
+        reduction = scale.first_reduction(self.state, self.settings.step, value, last_norm, dim)
+        self._write(averaged=True, reduction=reduction)
+        began = self._start_of_averaging(x, value, oracle)
+        point, record = self._averaged_step(began, oracle)
+        if began is not x:
+            note = "second-order steps had fitted other batches: back to where they began"
+            record = replace(record, note=record.note or note)
         return point, record
 
     def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
@@ -187,8 +198,8 @@ class MinibatchIteration:
         state = self.state
         if state.safe is None or value <= state.first_loss:
             return x
-        before = oracle.trial(state.safe)
-        return state.safe if before < value or (math.isfinite(before) and not math.isfinite(value)) else x
+        first = oracle.trial(state.safe)
+        return state.safe if first < value or (math.isfinite(first) and not math.isfinite(value)) else x
 
     def _probe(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Now and then, where the loss stagnates, follow negative curvature that Lanczos finds from a random start.
@@ -199,13 +210,14 @@ class MinibatchIteration:
         probes = oracle.values and self.settings.curvature and self.method.escape.needs_products
         if not probes or state.steps < _FIRST_PROBE << state.probes:
             return None
-        state.probes += 1
-        if not watch.stagnates(state):
+        stagnates = watch.stagnates(state)
+        self._write(probes=state.probes + 1, probed_mean=state.mean)
+        if not stagnates:
             return None
         start = oracle.space.normal(generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > 0.5:
-            state.offset = None
+            self._write(offset=None)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.state = before
         return None
@@ -214,30 +226,31 @@ class MinibatchIteration:
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make an averaged step, or return to an earlier point where the loss has risen."""
-        found = self._return_if_risen(x, oracle)
-        if found is None:
-            failed = self._begin(x, oracle) if self._metric is None else None
-            found = self._step(x, oracle) if failed is None else failed
+        outcome = self._return_if_risen(x, oracle)
+        if outcome is None and self._metric is None:
+            outcome = self._begin(x, oracle)
+        if outcome is None:
+            outcome = self._step(x, oracle)
         oracle.meter.paper_calls += oracle.sizes[0]
-        return found
+        return outcome
 
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Return to an earlier point if the loss has risen and the same batch shows that the steps caused it."""
         state = self.state
         if not oracle.values or not watch.rises(state):
             return None
-        rise, state.mean = state.mean - state.best, math.nan  # the watch starts again whatever the cause
-        safe = state.safe
+        rise, safe = state.mean - state.best, state.safe
+        self._write(mean=math.nan)  # the watch starts again whatever the cause
         if safe is None or safe is x or oracle.trial(x) - oracle.trial(safe) < 0.5 * rise:
             return None
         value, g = oracle.gradient(self.gradient_point(x))
-        state.reduction *= 0.5
+        self._write(reduction=0.5 * state.reduction)
         record = Record(state.iteration, value=value, grad_norm=oracle.norm(g), trials=2, note="the loss rose")
         return self._go_back(x, oracle, record)
 
     def _begin(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Create the metric: that of a resumed run, or one set up by a first gradient; return a failure to do so."""
-        state, settings, space = self.state, self.settings, oracle.space
+        settings, space = self.settings, oracle.space
         metric = self.create_metric(settings.metric, oracle.shapes, space.tensor(x))
         if self._saved:
             metric.restore(self._saved)
@@ -246,130 +259,167 @@ class MinibatchIteration:
             norm = oracle.norm(g)
             if not math.isfinite(norm + (value if oracle.values else 0.0)):
                 return self._not_finite(x, oracle, value, norm)
-            state.gradient_unit = norm or 1.0
-            if settings.step.distance:
-                state.start, state.drift = x, space.zeros()
-            metric.update(space.tensor(g) / state.gradient_unit, 1.0, 1.0)
+            unit = norm or 1.0
+            distance_vectors = {"start": x, "drift": space.zeros()} if settings.step.distance else {}
+            metric.update(space.tensor(g) / unit, 1.0, 1.0)
             metric.refresh()
+            self._write(gradient_unit=unit, **distance_vectors)
         self._metric, self._steps = metric, {}
         return None
 
     def _step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step, and update the state."""
-        state, settings, space = self.state, self.settings, oracle.space
+        state, space = self.state, oracle.space
         assert self._metric is not None
-        memory, average = settings.metric.memory, settings.average
-        weights = [max(1.0 - memory, 1.0 / (count + 1)) for count in (state.steps, state.factor_updates)]
-        usual = math.sqrt(state.mean_square) if state.steps > watch.WARM_STEPS else state.largest_norm
-        largest = max(_OUTLIER * usual * state.gradient_unit, 1e-300) if state.steps else 1e300
-        point_weight = float(state.steps + 1) ** average.weighting
-        share = point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0
         x_tensor = space.tensor(x)
-        change = self._change_by_caller(x_tensor, space)
-        factor, rates = self._factors_of_scale(x_tensor, oracle.shapes)
-        eta = factor * scale.step_size(state, settings.step)
-        updates = state.steps < watch.WARM_STEPS or state.steps % _FACTOR_INTERVAL == 0
-        work = self._averaged_work(updates, space)
-        host_numbers = [largest, 1.0 / state.gradient_unit, *weights, eta, share, scale.distance_weight(state)]
-        numbers = x_tensor.new_tensor(host_numbers, dtype=torch.float64)
-        vectors = (state.offset, *((state.start, state.drift) if updates else (None, None)))
-        offset, *distance_vectors = (None if v is None else space.tensor(v) for v in vectors)
-        numbers_read, point, new_offset, *drift = advance(
+        rate, rates = self._rates_of_parameters(x_tensor, oracle.shapes)
+        numbers = self._step_numbers(rate)
+        offset, change = self._adapted_offset(x_tensor, space)
+        updates_factors = self._updates_factors
+        start, drift = (state.start, state.drift) if updates_factors else (None, None)
+        results, point, new_offset, *new_drift = advance(
             oracle,
-            work,
+            self._averaged_work(updates_factors, space),
             x_tensor,
             offset,
-            numbers,
+            x_tensor.new_tensor(numbers, dtype=torch.float64),
             rates,
-            *distance_vectors,
+            None if start is None else space.tensor(start),
+            None if drift is None else space.tensor(drift),
             change,
         )
-        value, grad_norm, dual, offset_square, *norms = numbers_read.tolist()
-        if not math.isfinite(value + grad_norm):
-            return self._not_finite(x, oracle, value, grad_norm)
-        state.nonfinite = 0
-        if state.steps in (1, 2) and _FIRST_OUTLIER * grad_norm < state.gradient_unit:
-            return self._start_again(x, value if oracle.values else math.nan, grad_norm)
-        if oracle.values:
-            watch.observe(state, x, value)
-        clipping = largest / max(largest, grad_norm)
-        relative = clipping * grad_norm / state.gradient_unit
-        state.mean_square += weights[0] * (relative**2 - state.mean_square)
-        state.largest_norm = (
-            max(state.largest_norm, relative) if state.steps <= watch.WARM_STEPS else state.largest_norm
+        read = StepResults(*results.tolist())
+        if not math.isfinite(read.value + read.grad_norm):
+            return self._not_finite(x, oracle, read.value, read.grad_norm)
+        if state.steps in (1, 2) and _FIRST_OUTLIER * read.grad_norm < state.gradient_unit:
+            return self._start_again(x, read.value if oracle.values else math.nan, read.grad_norm)
+        vectors = {"offset": space.vector(new_offset)} | ({"drift": space.vector(new_drift[0])} if new_drift else {})
+        self._after_step(x, numbers, read, vectors, values=oracle.values)
+        new = space.vector(point)
+        if self.state.projected or self.state.written is not None:
+            self._write(written=new if self.state.projected else None)
+        return new, self._averaged_record(numbers, read, oracle)
+
+    @property
+    def _updates_factors(self) -> bool:
+        """Whether the next step updates the factors of the metric and the distance bound."""
+        return self.state.steps < watch.WARM_STEPS or self.state.steps % _FACTOR_INTERVAL == 0
+
+    def _step_numbers(self, rate: float) -> StepNumbers:
+        """Return the numbers of the next step, with `rate` as a factor of η."""
+        state, memory, average = self.state, self.settings.metric.memory, self.settings.average
+        usual = math.sqrt(state.mean_square) if state.steps > watch.WARM_STEPS else state.largest_norm
+        point_weight = self._point_weight
+        return StepNumbers(
+            clip_norm=max(_OUTLIER * usual * state.gradient_unit, 1e-300) if state.steps else 1e300,
+            gradient_factor=1.0 / state.gradient_unit,
+            moment_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
+            factor_weight=max(1.0 - memory, 1.0 / (state.factor_updates + 1)),
+            eta=rate * scale.step_size(state, self.settings.step),
+            average_weight=point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0,
+            distance_weight=scale.distance_weight(state),
         )
-        state.offset = space.vector(new_offset)
-        state.drift = space.vector(drift[0]) if drift else state.drift
-        self._update_norms(norms, eta, share)
-        state.weight_sum += point_weight
-        state.steps, state.factor_updates = state.steps + 1, state.factor_updates + updates
-        if state.steps - state.refreshed >= _interval(state.refreshed, settings.metric.refresh):
-            state.refreshed = state.steps
+
+    @property
+    def _point_weight(self) -> float:
+        """The weight of the next iterate in the average, k^p."""
+        weight: float = (self.state.steps + 1.0) ** self.settings.average.weighting
+        return weight
+
+    def _after_step(
+        self, x: Vector, numbers: StepNumbers, read: StepResults, vectors: Mapping[str, Vector], *, values: bool
+    ) -> None:
+        """Write what a step from x shows, and refresh the metric where that is due."""
+        assert self._metric is not None
+        state = self.state
+        changes: dict[str, Any] = {"nonfinite": 0, **vectors}
+        if values:
+            loss_mean = watch.mean_with(state, read.value)
+            is_best = math.isnan(state.mean) or loss_mean.mean <= state.best or state.safe is None
+            changes |= loss_mean._asdict() | ({"safe": x} if is_best else {})
+        norm = min(read.grad_norm, numbers.clip_norm) / state.gradient_unit
+        changes["mean_square"] = state.mean_square + numbers.moment_weight * (norm**2 - state.mean_square)
+        if state.steps <= watch.WARM_STEPS:
+            changes["largest_norm"] = max(state.largest_norm, norm)
+        changes |= self._norms_after(read) | self._distance_after(numbers, read)
+        steps = state.steps + 1
+        is_due = steps - state.refreshed >= _interval(state.refreshed, self.settings.metric.refresh)
+        self._write(
+            **changes,
+            weight_sum=state.weight_sum + self._point_weight,
+            steps=steps,
+            factor_updates=state.factor_updates + self._updates_factors,
+            refreshed=steps if is_due else state.refreshed,
+        )
+        if is_due:
             self._metric.refresh()
-        state.written = space.vector(point) if state.projected else None
-        dual = max(dual, 0.0) * state.gradient_unit
-        record = Record(
+
+    def _norms_after(self, read: StepResults) -> dict[str, Any]:
+        """Return the changes of the state that ‖x‖² shows: whether the caller changed x since the last step."""
+        state = self.state
+        changed = not abs(read.square_norm_before - state.square_norm) <= _SAME_NORM * state.square_norm
+        projected = _PROJECTION_STEPS if changed and state.steps else max(0, state.projected - 1)
+        changes: dict[str, Any] = {"square_norm": read.square_norm, "projected": projected}
+        return changes | ({"mean": math.nan, "safe": None} if changed else {})  # a change by the caller is kept
+
+    def _distance_after(self, numbers: StepNumbers, read: StepResults) -> dict[str, float]:
+        """Return the changes of the distance bound; none if the step did not compute its numbers."""
+        if read.direction_norm is None:
+            return {}
+        state = self.state
+        remaining, steps = 1.0 - numbers.average_weight, 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
+        path = remaining**steps * state.path + remaining * steps * numbers.eta * read.direction_norm
+        return scale.distance_bound(state, path, read.offset_norm, read.along, read.drift_norm)._asdict()
+
+    def _averaged_record(self, numbers: StepNumbers, read: StepResults, oracle: Oracle) -> Record:
+        """Return the record of an averaged step."""
+        state, eta = self.state, numbers.eta
+        dual = max(read.dual, 0.0) * state.gradient_unit
+        return Record(
             state.iteration,
             branch=Branch.AVERAGED,
-            sigma=self._sigma(eta, dual, space.eps),
-            grad_norm=grad_norm,
-            step_norm=share * math.sqrt(max(offset_square, 0.0)),
+            sigma=self._sigma(eta, dual, oracle.space.eps),
+            grad_norm=read.grad_norm,
+            step_norm=numbers.average_weight * math.sqrt(max(read.offset_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual,
-            value=value if oracle.values else math.nan,
-            note="the gradient is an outlier and was clipped" if clipping < 1.0 else "",
+            value=read.value if oracle.values else math.nan,
+            note="the gradient is an outlier and was clipped" if read.grad_norm > numbers.clip_norm else "",
         )
-        return space.vector(point), record
 
     def _start_again(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and drop metric and average, which an outlier has spoilt; the next gradient sets them up."""
-        state = self.state
-        state.steps = state.factor_updates = state.refreshed = 0
-        state.weight_sum, state.mean_square, state.largest_norm, state.offset = 0.0, 1.0, 1.0, None
+        zeros = dict.fromkeys(("nonfinite", "steps", "factor_updates", "refreshed"), 0)
+        self._write(**zeros, weight_sum=0.0, mean_square=1.0, largest_norm=1.0, offset=None)
         self._metric, self._saved = None, ()
         note = "the first gradient was an outlier: averaging starts again"
-        return x, Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
+        return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
 
-    def _change_by_caller(self, x: Tensor, space: Space) -> Tensor | None:
-        """Return what the caller did to x after the last step, while it projects x; adapt z − x to it.
+    def _adapted_offset(self, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
+        """Return z − x, and while the caller projects x, what it did to x after the last step.
 
         The change d of a projection points into the feasible set. An entry of the offset of the other sign would lead
         out of it again, and grow from step to step: it is set to zero. Other entries are kept.
         """
         state = self.state
+        offset = None if state.offset is None else space.tensor(state.offset)
         if not state.projected or state.written is None:
-            return None
-        d = x - space.tensor(state.written)
-        if state.offset is not None:
-            offset = space.tensor(state.offset)
-            state.offset = space.vector(torch.where(d * offset < 0.0, 0.0, offset))
-        return d
+            return offset, None
+        change = x - space.tensor(state.written)
+        return None if offset is None else torch.where(change * offset < 0.0, 0.0, offset), change
 
-    def _averaged_work(self, updates: bool, space: Space) -> AveragedStep:
+    def _averaged_work(self, updates_factors: bool, space: Space) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
         projected = self.state.projected > 0
-        if (projected, updates) not in self._steps:
+        if (projected, updates_factors) not in self._steps:
             assert self._metric is not None
-            self._steps[projected, updates] = AveragedStep(self._metric, self._averaging, updates, space.total)
-        return self._steps[projected, updates]
+            work = AveragedStep(self._metric, self._averaging, updates_factors, space.total)
+            self._steps[projected, updates_factors] = work
+        return self._steps[projected, updates_factors]
 
     @property
     def _averaging(self) -> float:
         """β: 1 while the caller projects x, because other points than x may be infeasible."""
         return 1.0 if self.state.projected else self.settings.average.averaging
-
-    def _update_norms(self, read: Sequence[float], eta: float, share: float) -> None:
-        """Update the state with ‖x‖² before and after the step and, where they were computed, the distance numbers."""
-        state, expected = self.state, self.state.square_norm
-        found, state.square_norm, *bound = read
-        changed = not abs(found - expected) <= _SAME_NORM * expected
-        if changed:  # by the caller, and the change is kept
-            state.mean, state.safe = math.nan, None
-        state.projected = _PROJECTION_STEPS if changed and state.steps else max(0, state.projected - 1)
-        if bound:
-            direction, state.offset_norm, along, drift_norm = bound
-            many = 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
-            state.path = (1.0 - share) ** many * state.path + (1.0 - share) * many * eta * direction
-            scale.update_distance(state, along, drift_norm)
 
     def _sigma(self, eta: float, dual: float, eps: float) -> float:
         """Return σ = 1/(η‖s‖_M) for the record, with ‖s‖_M = η√(gᵀM⁻¹g) and `dual` = gᵀM⁻¹g.
@@ -380,7 +430,7 @@ class MinibatchIteration:
             return self.method.sigma.judge(eps).bounded(1.0 / (eta * eta * math.sqrt(dual)))
         return self.second_order.state.sigma
 
-    def _factors_of_scale(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
+    def _rates_of_parameters(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the factor of η, and a vector of factors where parameters have different ones."""
         if len(set(self.rates)) <= 1:
             return (self.rates[0] if self.rates else 1.0), None
@@ -391,10 +441,10 @@ class MinibatchIteration:
 
     def _not_finite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay if this batch alone is not finite; return to an earlier point if others are not either."""
-        state, value = self.state, value if oracle.values else math.nan
+        value = value if oracle.values else math.nan
         what = "gradient" if math.isfinite(value) or not oracle.values else "loss"
         note = f"the {what} of the gradient sample is not finite"
-        state.nonfinite += 1
+        state = self._write(nonfinite=self.state.nonfinite + 1)
         self._report_nonfinite(note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if state.nonfinite < 2:
@@ -403,7 +453,7 @@ class MinibatchIteration:
             record = replace(record, trials=1)
             if not math.isfinite(oracle.trial(state.safe)):  # earlier batches were finite there: the data are not
                 return x, record
-        state.reduction *= 0.5
+        self._write(reduction=0.5 * state.reduction)
         return self._go_back(x, oracle, record)
 
     def _report_nonfinite(self, note: str, value: float, grad_norm: float) -> None:
@@ -427,8 +477,7 @@ class MinibatchIteration:
 
     def _go_back(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric ignores the batch."""
-        state = self.state
-        state.offset = None
+        state = self._write(offset=None)
         if state.safe is None or state.safe is x:
             return x, record
         self.went_back = True

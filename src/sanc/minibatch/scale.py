@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ DISTANCE_MEMORY = 0.998
 
 def step_size(state: State, step: StepScale) -> float:
     """η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`)."""
-    aligned = state.steps > 2 * step.warm_up and steps_are_aligned(state)
+    aligned = state.steps > 2 * step.warm_up and state.offset_norm > ALIGNED * state.path
     largest = math.inf if aligned else LARGEST_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), largest)
     ramp = min(1.0, (state.steps + 1) / step.warm_up) if step.warm_up else 1.0
@@ -54,25 +55,34 @@ def typical_step_norm(state: State, step: StepScale, dim: int) -> float:
     return state.weight_unit * step.scale * math.sqrt(dim)
 
 
-def steps_are_aligned(state: State) -> bool:
-    """Whether the last steps point the same way."""
-    return state.offset_norm > ALIGNED * state.path
+def first_reduction(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> float:
+    """Return the factor of η at the start of averaging.
 
-
-def continue_small(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> None:
-    """Reduce η to the last second-order step norm, if that phase removed nearly all of the loss with tiny steps."""
+    It leads to the norm of the last second-order step if that phase removed nearly all of the loss with tiny steps.
+    """
     share = step_norm / typical_step_norm(state, step, dim)
-    if value < CONVERGED * state.first_loss and share < CONVERGED:
-        state.reduction = share
+    return share if value < CONVERGED * state.first_loss and share < CONVERGED else state.reduction
 
 
-def update_distance(state: State, along: float, drift_norm: float) -> None:
-    """Raise the bound, given ⟨p, x_0 − z⟩ and ‖Σ λ_i p_i‖_1; let a reduced η grow."""
-    if steps_are_aligned(state):
-        state.reduction = min(1.0, REGROWTH * state.reduction)
-    state.alignment = DISTANCE_MEMORY * state.alignment + distance_weight(state) * along
-    if drift_norm > 0.0 and math.isfinite(state.alignment / drift_norm):
-        state.distance = max(state.distance, state.alignment / drift_norm / state.weight_unit)
+class DistanceBound(NamedTuple):
+    """The numbers of `State` that an update of the distance bound changes."""
+
+    path: float
+    offset_norm: float
+    reduction: float
+    alignment: float
+    distance: float
+
+
+def distance_bound(state: State, path: float, offset_norm: float, along: float, drift_norm: float) -> DistanceBound:
+    """Raise the bound, given ⟨p, x_0 − z⟩ and ‖Σ λ_i p_i‖_1, and let a reduced η grow where the steps are aligned."""
+    aligned = offset_norm > ALIGNED * path
+    reduction = min(1.0, REGROWTH * state.reduction) if aligned else state.reduction
+    alignment = DISTANCE_MEMORY * state.alignment + distance_weight(state) * along
+    distance = state.distance
+    if drift_norm > 0.0 and math.isfinite(alignment / drift_norm):
+        distance = max(distance, alignment / drift_norm / state.weight_unit)
+    return DistanceBound(path, offset_norm, reduction, alignment, distance)
 
 
 def distance_weight(state: State) -> float:
@@ -88,18 +98,18 @@ def typical_weight(x: Tensor, shapes: Sequence[tuple[int, ...]], total: Callable
     entries than the others. `total` sums over ranks that hold the other entries.
     """
     pieces = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
-    many = [float(len(piece)) if len(shape) > 1 else 0.0 for piece, shape in zip(pieces, shapes, strict=True)]
+    sizes = [float(len(piece)) if len(shape) > 1 else 0.0 for piece, shape in zip(pieces, shapes, strict=True)]
     sums = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in pieces])
-    sums = torch.stack([sums, sums.new_tensor(many)])
+    sums = torch.stack([sums, sums.new_tensor(sizes)])
     squares, counts = (sums if total is None else total(sums)).tolist()
-    known = [
+    matrices = [
         (math.sqrt(square / count), count) for square, count in zip(squares, counts, strict=True) if square * count
     ]
-    if not known:
+    if not matrices:
         return 0.0
-    entries = sum(count for _, count in known)
-    mean = math.exp(sum(count * math.log(root) for root, count in known) / entries)
-    return min(mean, _ABOVE_MEDIAN * median_low(root for root, _ in known))
+    entries = sum(count for _, count in matrices)
+    mean = math.exp(sum(count * math.log(root) for root, count in matrices) / entries)
+    return min(mean, _ABOVE_MEDIAN * median_low(root for root, _ in matrices))
 
 
 def weight_unit(weight: float, value: float, gradient_sum: float) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from sanc.core.space import Vector
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class State:
     """All of it except the metric: numbers, and vectors, which are never changed in place.
 
-    Unknown losses are NaN.
+    Only the iteration writes it. Unknown losses are NaN.
     """
 
     seed: int

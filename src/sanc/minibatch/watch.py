@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from sanc.core.space import Vector
 from sanc.minibatch.state import State
 
 _WORTHWHILE = 0.5
@@ -25,37 +25,52 @@ WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
-def batches_agree(state: State, x: Vector, value: float, noise: float, eps: float) -> bool:
-    """Whether the second-order phase continues, given the loss of a new batch where the last step ended.
+class Agreement(NamedTuple):
+    """What a new batch shows about the last second-order step."""
 
-    It does if the batch confirms the loss that the last step reached, up to roundoff. If it differs by less than the
-    decrease of the step, the phase continues while the loss is halved within some steps. It ends when batches differ by
-    more twice in a row, or once by far more.
+    continues: bool  # whether the second-order phase continues
+    disagreements: int  # these and the next two: as in `State`
+    slow_steps: int
+    level: float
+
+
+def agreement(state: State, value: float, noise: float, eps: float) -> Agreement:
+    """Compare the loss of a new batch where the last step ended with the loss that the step reached on its own batch.
+
+    The phase continues if they are equal up to roundoff. If they differ by less than the decrease of the step, it
+    continues while the loss is halved within some steps. It ends when batches differ by more twice in a row, or once by
+    far more.
     """
-    if math.isnan(state.last_loss):  # the first batch
-        state.level = state.first_loss = value
-        state.safe = x
-        return True
-    off = abs(value - state.last_loss) - 100.0 * eps * abs(value)
-    state.disagreements = 0 if off <= noise * state.decrease else state.disagreements + 1
-    state.slow_steps = 0 if value < _WORTHWHILE * state.level else state.slow_steps + 1
-    state.level = value if state.slow_steps == 0 else state.level
-    agrees = state.disagreements < _DISAGREEMENT_LIMIT and off <= _GROSS * noise * state.decrease
-    return off <= 0.0 or (agrees and state.slow_steps < (2 * _SLOW_LIMIT if state.long_step else _SLOW_LIMIT))
+    difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
+    disagreements = 0 if difference <= noise * state.decrease else state.disagreements + 1
+    halved = value < _WORTHWHILE * state.level
+    slow_steps, level = (0, value) if halved else (state.slow_steps + 1, state.level)
+    agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _GROSS * noise * state.decrease
+    worthwhile = slow_steps < (2 * _SLOW_LIMIT if state.long_step else _SLOW_LIMIT)
+    return Agreement(difference <= 0.0 or (agrees and worthwhile), disagreements, slow_steps, level)
 
 
-def observe(state: State, x: Vector, value: float) -> None:
-    """Update mean and variance of the loss, the best mean, and the point to return to."""
-    if math.isnan(state.mean):
-        state.mean = state.best = value
-        state.observed, state.variance, state.safe = 0, 0.0, None
-    state.observed += 1
-    weight = max(1 - _LOSS_MEMORY, 1.0 / (state.observed + 1))
-    off = value - state.mean
-    state.mean += weight * off
-    state.variance = min((1 - weight) * (state.variance + weight * off * off), 1e300)
-    if state.mean <= state.best or state.safe is None:
-        state.best, state.safe = state.mean, x
+class LossMean(NamedTuple):
+    """The running mean of the loss; the fields are those of `State`."""
+
+    observed: int
+    mean: float
+    variance: float
+    best: float
+
+
+def mean_with(state: State, value: float) -> LossMean:
+    """Return mean and variance with one more loss, and the lowest mean."""
+    starts = math.isnan(state.mean)
+    observed, mean, variance, best = (
+        (0, value, 0.0, value) if starts else (state.observed, state.mean, state.variance, state.best)
+    )
+    observed += 1
+    weight = max(1 - _LOSS_MEMORY, 1.0 / (observed + 1))
+    deviation = value - mean
+    mean += weight * deviation
+    variance = min((1 - weight) * (variance + weight * deviation * deviation), 1e300)
+    return LossMean(observed, mean, variance, min(mean, best))
 
 
 def rises(state: State) -> bool:
@@ -65,5 +80,4 @@ def rises(state: State) -> bool:
 
 def stagnates(state: State) -> bool:
     """Whether the mean loss has not fallen since the last check."""
-    before, state.probed_mean = state.probed_mean, state.mean
-    return state.mean > before - _FALLEN * math.sqrt(state.variance)
+    return state.mean > state.probed_mean - _FALLEN * math.sqrt(state.variance)

@@ -14,11 +14,11 @@ from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
+from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.core.record import Record
 from sanc.core.run import Iterates
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
-from sanc.minibatch.iteration import KRYLOV_DIM
 from sanc.optim.checkpoints import (
     checked_engine,
     checked_groups,
@@ -125,12 +125,12 @@ class CubicOptimizer(Optimizer):
         arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
         method = compose(self.method, preset, options, arguments)
-        if getattr(method.model, "krylov_dim", KRYLOV_DIM) is None:
+        if method.options().get("krylov_dim", 0) is None:
             if "krylov_dim" in options:
                 raise ArgumentError(
                     "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
                 )
-            method = with_options(method, {"krylov_dim": KRYLOV_DIM})
+            method = with_options(method, {"krylov_dim": SAMPLED_KRYLOV_DIM})
         one_of("hvp", hvp, HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
