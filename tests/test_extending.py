@@ -18,7 +18,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc.core import cubic
-from sanc.core.units import measured
+from sanc.core.units import measure_units
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -130,7 +130,7 @@ class DenseSubspace:
     sigma: float
     units: object
     problem: str = ""
-    guessed = False
+    sigma_is_guess = False
 
     dim = property(lambda self: len(self.vectors))
     ritz_value = property(lambda self: self.spectrum.leftmost)
@@ -161,7 +161,7 @@ class DenseModel:
         hessian = np.column_stack([operator(e) for e in np.eye(len(here.x))])
         values, vectors = np.linalg.eigh(hessian)
         spectrum = cubic.Spectrum(values, np.eye(len(values)))
-        units = here.units if here.units.length else measured(here.value, here.grad_norm, spectrum.size, here.norm)
+        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, spectrum.size, here.norm)
         return DenseSubspace(vectors, spectrum, vectors.T @ here.g, here.state.sigma, units)
 
     def propose(self, here, subspace, sigma):

@@ -11,7 +11,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 import zoo
-from sanc.core.units import Units, measured
+from sanc.core.units import Units, measure_units
 
 SCALES = [(2.0**-100, 1.0), (2.0**100, 1.0), (1.0, 2.0**-27), (1.0, 2.0**27), (2.0**-99, 2.0**26), (2.0**99, 2.0**-26)]
 
@@ -93,11 +93,11 @@ def test_the_curvature_asked_for_follows_a_small_f():
 
 
 def test_units_of_a_first_point():
-    assert measured(5.0, 6.0, 3.0, 100.0) == Units(2.0, 1.5)
+    assert measure_units(5.0, 6.0, 3.0, 100.0) == Units(2.0, 1.5)
     assert Units(2.0, 1.5).value == 12.0
-    assert measured(0.0, 0.0, 4.0, 10.0) == Units(1.0, 4.0)  # no gradient: a tenth of ‖x‖
-    assert measured(16.0, 0.0, 4.0, 0.0) == Units(2.0, 2.0)  # nor x: what the value and the curvature make
-    assert measured(0.0, 3.0, 0.0, 10.0) == Units(1.0, 3.0)  # no curvature
-    assert measured(6.0, 3.0, 0.0, 0.0) == Units(2.0, 0.75)
-    assert measured(0.0, 0.0, 0.0, 0.0).length == 1.0
-    assert math.isfinite(measured(1e300, 1e-300, 1e-300, 0.0).length)
+    assert measure_units(0.0, 0.0, 4.0, 10.0) == Units(1.0, 4.0)  # no gradient: a tenth of ‖x‖
+    assert measure_units(16.0, 0.0, 4.0, 0.0) == Units(2.0, 2.0)  # nor x: what the value and the curvature make
+    assert measure_units(0.0, 3.0, 0.0, 10.0) == Units(1.0, 3.0)  # no curvature
+    assert measure_units(6.0, 3.0, 0.0, 0.0) == Units(2.0, 0.75)
+    assert measure_units(0.0, 0.0, 0.0, 0.0).length == 1.0
+    assert math.isfinite(measure_units(1e300, 1e-300, 1e-300, 0.0).length)

@@ -72,6 +72,16 @@ class Leaves:
         same = self.shapes == other.shapes and (self.dtype, self.device) == (other.dtype, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
+    def places_in(self, other: Leaves) -> list[int | None]:
+        """Return the place of each leaf in the other layout; None if it is not there with the same shape and type."""
+        same_kind = (self.dtype, self.device) == (other.dtype, other.device)
+        places = {id(leaf): place for place, leaf in enumerate(other.tensors)} if same_kind else {}
+        found = (places.get(id(leaf)) for leaf in self.tensors)
+        return [
+            place if place is not None and other.shapes[place] == shape else None
+            for place, shape in zip(found, self.shapes, strict=True)
+        ]
+
     def flatten(self, tensors: Grads) -> Tensor:
         """Concatenate per-leaf tensors into one new vector without a graph; a tensor that is None counts as zero."""
         pieces = [

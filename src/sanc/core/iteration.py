@@ -271,6 +271,18 @@ class Iteration:
         memory = {name.removeprefix(_MEMORY): held for name, held in vectors.items()}
         self.state = State(**plain, memory={**_memory("numbers", numbers), **memory})
 
+    def snapshot(self) -> Any:
+        """Return everything that an iteration changes."""
+        return self.state
+
+    def roll_back(self, snapshot: Any) -> None:
+        """Return to a snapshot."""
+        self.state = snapshot
+
+    def rearrange(self, places: Sequence[int | None], fitted: Any, x: Vector, shapes: Any) -> None:
+        """Continue with other parameters: vectors of the acceptance rule are dropped."""
+        self.reset()
+
     def reset(self) -> None:
         """Drop what belongs to vectors of another length."""
         memory = {name: held for name, held in self.state.memory.items() if isinstance(held, float)}

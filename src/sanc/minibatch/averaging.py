@@ -39,7 +39,7 @@ class StepResults(NamedTuple):
     value: float  # f …
     grad_norm: float  # … and ‖g‖, before clipping
     dual: float  # gᵀM⁻¹g in units of the factor of g
-    offset_square: float  # ‖z − x‖² between the step and the average
+    offset_square: float  # ‖z − x‖² after the step on z, before that on x, which is c times as long
     square_norm_before: float  # ‖x‖² …
     square_norm: float  # … and after the step
     direction_norm: float | None = None  # for the distance bound: the 1-norms of s/η …
@@ -91,11 +91,14 @@ class AveragedStep:
         start: Tensor | None = None,
         drift: Tensor | None = None,
         change: Tensor | None = None,
+        average_weights: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the numbers for the host, the new x, the new offset, and the new drift where there was one.
 
         `numbers` are `StepNumbers` in float64, and the numbers for the host are `StepResults`. Where f or g is not
         finite the metric is not updated, and the iteration stays at x.
+
+        `average_weights` replaces c where entries have different ones.
 
         `change` is what the caller, by a projection, did to x after the last step. Entries whose step would undo it are
         at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
@@ -117,8 +120,12 @@ class AveragedStep:
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
         moved = torch.addcmul(offset, step, eta, value=-1.0)
+        averaged = moved
+        if average_weights is not None:
+            averaged = moved * (average_weights / average_weight)
+            average_weight = average_weights * usable
         new = [torch.addcmul(x, moved, average_weight), torch.addcmul(moved, moved, average_weight, value=-1.0)]
-        read = [torch.dot(u, v) for u, v in ((g, direction), (moved, moved), (x, x), (new[0], new[0]))]
+        read = [torch.dot(u, v) for u, v in ((g, direction), (averaged, averaged), (x, x), (new[0], new[0]))]
         if start is not None and drift is not None:
             new.append(torch.addcmul(DISTANCE_MEMORY * drift, direction, distance_weight))
             read += [step.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]

@@ -56,6 +56,8 @@ _SAME_NORM = 1e-5
 NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 """Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
 are too many for an occasional bad batch or for a loss scale that is lowered, and a hundred for any purpose."""
+_LOST_AGE = 0.5
+"""Share of their age in the average that parameters lose when others join, since their best values change then."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which further changes are expected, as after a projection."""
 
@@ -252,20 +254,41 @@ class MinibatchIteration:
         """Create the metric: that of a resumed run, or one set up by a first gradient; return a failure to do so."""
         settings, space = self.settings, oracle.space
         metric = self.create_metric(settings.metric, oracle.shapes, space.tensor(x))
-        if self._saved:
+        new = self._new_parameters(oracle.shapes, space)
+        if self._saved and not any(new):
             metric.restore(self._saved)
         else:
-            value, g = oracle.gradient(x)
+            value, g = oracle.gradient(self.gradient_point(x))
             norm = oracle.norm(g)
             if not math.isfinite(norm + (value if oracle.values else 0.0)):
                 return self._not_finite(x, oracle, value, norm)
-            unit = norm or 1.0
-            distance_vectors = {"start": x, "drift": space.zeros()} if settings.step.distance else {}
+            unit = self.state.gradient_unit if self._saved else norm or 1.0
             metric.update(space.tensor(g) / unit, 1.0, 1.0)
             metric.refresh()
-            self._write(gradient_unit=unit, **distance_vectors)
+            if self._saved:
+                fresh = zip(metric.save(), self._saved, new, strict=True)
+                metric.restore([first if is_new else saved for first, saved, is_new in fresh])
+                self._write(mean_square=self.state.mean_square * self._growth(g, norm, oracle))
+            else:
+                distance_vectors = {"start": x, "drift": space.zeros()} if settings.step.distance else {}
+                self._write(gradient_unit=unit, **distance_vectors)
         self._metric, self._steps = metric, {}
         return None
+
+    def _new_parameters(self, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
+        """Return which parameters have joined since the last step, so that the metric knows no gradient of theirs."""
+        if self.state.joined is None:
+            return []
+        parts = torch.split_with_sizes(space.tensor(self.state.joined), [math.prod(shape) for shape in shapes])
+        new = torch.stack([(part == self.state.steps).sum() for part in parts])
+        return [count > 0 for count in (new if space.total is None else space.total(new)).tolist()]
+
+    def _growth(self, g: Vector, norm: float, oracle: Oracle) -> float:
+        """Return the factor by which new entries raise ‖g‖²."""
+        assert self.state.joined is not None
+        is_new = oracle.space.tensor(self.state.joined) == self.state.steps
+        before = oracle.norm(oracle.space.vector(oracle.space.tensor(g).masked_fill(is_new, 0.0)))
+        return (norm / before) ** 2 if before > 0.0 else 1.0
 
     def _step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step, and update the state."""
@@ -287,6 +310,7 @@ class MinibatchIteration:
             None if start is None else space.tensor(start),
             None if drift is None else space.tensor(drift),
             change,
+            self._average_weights(numbers.average_weight, space),
         )
         read = StepResults(*results.tolist())
         if not math.isfinite(read.value + read.grad_norm):
@@ -326,6 +350,17 @@ class MinibatchIteration:
         weight: float = (self.state.steps + 1.0) ** self.settings.average.weighting
         return weight
 
+    def _average_weights(self, average_weight: float, space: Space) -> Tensor | None:
+        """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
+
+        The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
+        """
+        state, p = self.state, self.settings.average.weighting
+        if state.joined is None or not self.settings.average.averaging:
+            return None
+        joined = space.tensor(state.joined)
+        return torch.where(joined > 0.0, (p + 1.0) / (state.steps - joined + (p + 1.0)), average_weight)
+
     def _after_step(
         self, x: Vector, numbers: StepNumbers, read: StepResults, vectors: Mapping[str, Vector], *, values: bool
     ) -> None:
@@ -343,7 +378,8 @@ class MinibatchIteration:
             changes["largest_norm"] = max(state.largest_norm, norm)
         changes |= self._norms_after(read) | self._distance_after(numbers, read)
         steps = state.steps + 1
-        is_due = steps - state.refreshed >= _interval(state.refreshed, self.settings.metric.refresh)
+        interval = _interval(state.refreshed - state.extended, self.settings.metric.refresh)
+        is_due = steps - state.refreshed >= interval
         self._write(
             **changes,
             weight_sum=state.weight_sum + self._point_weight,
@@ -358,7 +394,8 @@ class MinibatchIteration:
         """Return the changes of the state that ‖x‖² shows: whether the caller changed x since the last step."""
         state = self.state
         changed = not abs(read.square_norm_before - state.square_norm) <= _SAME_NORM * state.square_norm
-        projected = _PROJECTION_STEPS if changed and state.steps else max(0, state.projected - 1)
+        by_caller = changed and state.steps > 0 and not math.isnan(state.square_norm)
+        projected = _PROJECTION_STEPS if by_caller else max(0, state.projected - 1)
         changes: dict[str, Any] = {"square_norm": read.square_norm, "projected": projected}
         return changes | ({"mean": math.nan, "safe": None} if changed else {})  # a change by the caller is kept
 
@@ -388,8 +425,8 @@ class MinibatchIteration:
 
     def _start_again(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and drop metric and average, which an outlier has spoilt; the next gradient sets them up."""
-        zeros = dict.fromkeys(("nonfinite", "steps", "factor_updates", "refreshed"), 0)
-        self._write(**zeros, weight_sum=0.0, mean_square=1.0, largest_norm=1.0, offset=None)
+        zeros = dict.fromkeys(("nonfinite", "steps", "factor_updates", "refreshed", "extended"), 0)
+        self._write(**zeros, weight_sum=0.0, mean_square=1.0, largest_norm=1.0, offset=None, joined=None)
         self._metric, self._saved = None, ()
         note = "the first gradient was an outlier: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
@@ -543,6 +580,42 @@ class MinibatchIteration:
         self.state = State(**plain, **vectors)
         self.second_order.restore(numbers["second_order"], {})
         self._metric, self._saved = None, tensors if any(tensors) else ()
+
+    def snapshot(self) -> Any:
+        """Return everything that an iteration changes, except the content of the metric."""
+        return self.state, self.second_order.state, self._metric, self._saved, self._steps
+
+    def roll_back(self, snapshot: Any) -> None:
+        """Return to a snapshot."""
+        self.state, self.second_order.state, self._metric, self._saved, self._steps = snapshot
+
+    def rearrange(
+        self,
+        places: Sequence[int | None],
+        fitted: Callable[[Tensor | None, Tensor], Tensor],
+        x: Tensor,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        """Continue with other parameters, of these shapes and with the values x.
+
+        `places` has for each of them its place among the parameters before, or None if it was not there. `fitted`
+        takes from a vector of the parameters before (None: zero) what belongs to these, and the rest from its second
+        argument.
+        """
+        state, zeros = self.state, torch.zeros_like(x)
+        fills = {"offset": zeros, "drift": zeros, "start": x, "safe": x, "written": x, "joined": zeros + state.steps}
+        changes: dict[str, Any] = {name: fitted(vector, fills[name]) for name, vector in self.vectors().items()}
+        saved = list(self.tensors()) if state.steps else []
+        if saved and None in places:
+            joined = fitted(self.vectors().get("joined"), fills["joined"]).clamp(min=_LOST_AGE * state.steps)
+            changes |= {"joined": joined, "extended": state.steps}
+            blank = self.create_metric(self.settings.metric, shapes, x).save()
+            saved = [new if place is None else saved[place] for place, new in zip(places, blank, strict=True)]
+        elif saved:
+            saved = [saved[place] for place in places if place is not None]
+        self._write(**changes, square_norm=math.nan)
+        self.second_order.reset()
+        self._metric, self._saved, self._steps = None, saved, {}
 
     def reset(self) -> None:
         """Start again with vectors of another length; the counts stay."""

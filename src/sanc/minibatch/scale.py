@@ -41,12 +41,16 @@ DISTANCE_MEMORY = 0.998
 
 
 def step_size(state: State, step: StepScale) -> float:
-    """η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`)."""
-    aligned = state.steps > 2 * step.warm_up and state.offset_norm > ALIGNED * state.path
+    """η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
+
+    Both start again when parameters join, since one gradient of theirs says little about their second moments.
+    """
+    steps = state.steps - state.extended
+    aligned = steps > 2 * step.warm_up and state.offset_norm > ALIGNED * state.path
     largest = math.inf if aligned else LARGEST_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), largest)
-    ramp = min(1.0, (state.steps + 1) / step.warm_up) if step.warm_up else 1.0
-    slower = math.sqrt(1.0 + state.steps / step.slow_down) if step.slow_down else 1.0
+    ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
+    slower = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down else 1.0
     return state.weight_unit * base * ramp / slower * state.reduction
 
 

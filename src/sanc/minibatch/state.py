@@ -30,7 +30,8 @@ class State:
     # The averaged phase.
     steps: int = 0
     factor_updates: int = 0  # steps that updated the factors of the metric
-    refreshed: int = 0  # the step after which the metric was last refreshed
+    refreshed: int = 0  # the step after which the metric was last refreshed …
+    extended: int = 0  # … and at which parameters last joined it
     weight_sum: float = 0.0  # of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
@@ -46,7 +47,9 @@ class State:
     mean: float = math.nan  # of the loss …
     variance: float = 0.0  # … and its variance
     best: float = math.nan  # the lowest mean
-    square_norm: float = math.nan  # ‖x‖² after the last averaged step; another value: the caller changed x
+    square_norm: float = (
+        math.nan
+    )  # ‖x‖² after the last averaged step (NaN: unknown); another value: the caller changed x
     projected: int = 0  # steps for which the caller is taken to project x, since it changed x after a step
     probed_mean: float = math.nan  # the mean when stagnation was last checked …
     probes: int = 0  # … and how often it was
@@ -55,3 +58,4 @@ class State:
     safe: Vector | None = None  # a point to return to
     start: Vector | None = None  # where averaging began
     drift: Vector | None = None  # weighted sum of the directions
+    joined: Vector | None = None  # the step at which each entry joined the average; None: all at the first

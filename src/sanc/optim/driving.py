@@ -208,20 +208,19 @@ class Driver:
         """Make one iteration and return the loss; after an exception nothing has changed."""
         x = point = oracle.start()
         iterates, last_leaves = self.iterates, self.last_leaves
-        meter, state, style_and_hvp = replace(self.meter), iterates.state, (self.oracle.style, self.oracle.hvp)
+        meter, snapshot, style_and_hvp = replace(self.meter), iterates.snapshot(), (self.oracle.style, self.oracle.hvp)
         try:
-            first = state.iteration == 0
+            first = iterates.state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
                 self._probe(oracle, x, first=first)
-            if last_leaves is None or not last_leaves.matches(oracle.leaves):
-                iterates.reset()
-            self.last_leaves = oracle.leaves
+            self._adapt_to(oracle.leaves, x)
             point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
             if iterates.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
-            iterates.state, self.last_leaves, self.meter = state, last_leaves, meter
+            iterates.roll_back(snapshot)
+            self.last_leaves, self.meter = last_leaves, meter
             self.oracle.style, self.oracle.hvp = style_and_hvp
             raise
         finally:
@@ -231,6 +230,26 @@ class Driver:
         self.record = replace(record, style=self.oracle.style)
         assert loss is not None
         return loss
+
+    def _adapt_to(self, leaves: Leaves, x: Tensor) -> None:
+        """If other parameters take part than in the last step, keep what belongs to those that stay."""
+        last, self.last_leaves = self.last_leaves, leaves
+        if last is not None and last.matches(leaves):
+            return
+        places = [] if last is None else leaves.places_in(last)
+        if last is None or all(place is None for place in places):
+            self.iterates.reset()
+            return
+
+        def fitted(vector: Tensor | None, fill: Tensor) -> Tensor:
+            """Return the parts of a vector that belong to leaves that stay, and those of `fill` for the others."""
+            parts = None if vector is None else last.split(vector)
+            pieces = []
+            for place, new in zip(places, leaves.split(fill), strict=True):
+                pieces.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
+            return torch.cat([piece.reshape(-1) for piece in pieces])
+
+        self.iterates.rearrange(places, fitted, x, leaves.shapes)
 
     def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""
@@ -294,16 +313,20 @@ class Driver:
             )
         if self.without_closures and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
-        if self.last_leaves is None or not self.last_leaves.matches(leaves):
+        first = iterates.state.iteration == 0
+        if self.last_leaves is not None and self.last_leaves.matches(leaves):
+            y = leaves.read()
+            x: Any = iterates.average(y)
+        else:
             if self.last_leaves is not None and self.last_leaves.intact:
                 self.move(at_average=True)  # parameters that are frozen from now on stay at the average
-            iterates.reset()
-        first = iterates.state.iteration == 0
-        y = leaves.read()
+            x = leaves.read()
+            self._adapt_to(leaves, x)
+            y = cast(Tensor, iterates.gradient_point(x))
         iterates.rates = leaves.rates
-        point, record = iterates.iterate(iterates.average(y), self.mode.given(leaves, y, self.meter))
+        point, record = iterates.iterate(x, self.mode.given(leaves, y, self.meter))
         leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
-        self.at_average, self.last_leaves = False, leaves
+        self.at_average = False
         self.oracle.style = "gradients"
         self.record = replace(record, style="gradients")
         if first:
