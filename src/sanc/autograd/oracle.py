@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,14 @@ from sanc.autograd.guards import donates_buffers
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
+from sanc.autograd.randomness import HOOK, Buffers, Repeated, StillBuffers, current_step, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.saved import refuse
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
+
+_Result = TypeVar("_Result", bound=tuple[Any, ...])
 
 
 class AutogradOracle(Oracle):
@@ -187,12 +190,18 @@ class AutogradOracle(Oracle):
         with self.still() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:
-                total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
+                unit = partial(self._value_pass, closure, sample.name)
+                (loss,) = self._repeatable(unit, sample, f"value of {sample.name}")
+                total = total + weight * loss.detach().double()
                 self._take_grads()
         self._owners.update(buffers.owners)
         self.calls = buffers.calls
         assert isinstance(total, Tensor)
         return total
+
+    def _value_pass(self, closure: Closure, name: str) -> tuple[Tensor]:
+        """Return the loss of a closure alone, as a tuple."""
+        return (self._loss(closure, name, graph=False),)
 
     # ------------------------------------------------------------------ gradients
 
@@ -274,23 +283,46 @@ class AutogradOracle(Oracle):
         assert g is not None
         return total, g
 
-    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
-        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves."""
+    def passes(
+        self, sample: Sample, *, create_graph: bool = False, once: bool = False
+    ) -> Iterator[tuple[float, Tensor, Grads]]:
+        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves.
+
+        Each closure is called once if `once`; otherwise perhaps again, to find out whether it draws random numbers.
+        """
         self._seed(sample)
         for weight, closure in sample.parts:
-            loss = self._loss(closure, sample.name)
-            if self.style == "backward":
-                yield weight, loss, self._take_grads()
-                continue
-            grads = self.differentiate(loss, create_graph)
-            if all(grad is None for grad in grads):
-                raise ArgumentError(
-                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass the "
-                    "parameters of the model that computes it, and check that nothing detaches it from them "
-                    "(detach(), a reentrant checkpoint)."
-                )
+            unit = partial(self._pass, closure, sample.name, create_graph)
+            loss, grads = unit() if once else self._repeatable(unit, sample, f"gradient of {sample.name}")
             yield weight, loss, grads
             del grads  # this variable would keep the graph of the last part alive
+
+    def _pass(self, closure: Closure, name: str, create_graph: bool) -> tuple[Tensor, Grads]:
+        """Return the loss of a closure and its gradient with respect to each leaf."""
+        loss = self._loss(closure, name)
+        if self.style == "backward":
+            return loss, self._take_grads()
+        grads = self.differentiate(loss, create_graph)
+        if all(grad is None for grad in grads):
+            raise ArgumentError(
+                f"{name} returned a loss that reaches none of this optimiser's parameters: pass the parameters of the "
+                "model that computes it, and check that nothing detaches it from them (detach(), a reentrant "
+                "checkpoint)."
+            )
+        return loss, grads
+
+    def _repeatable(self, unit: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
+        """Call a function that evaluates one part of a sample, with the random draws of the sample's seed."""
+        step = current_step()
+        if step is None or step.seeds_all or sample.seed is None:
+            return unit()
+        with Repeated(self._owners) as buffers:
+
+            def undo() -> None:
+                buffers.put_back()
+                self._take_grads()
+
+            return step.call(unit, undo, sample.seed, kind)
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         """Return the gradient of a loss with respect to each leaf."""
@@ -313,8 +345,13 @@ class AutogradOracle(Oracle):
 
     def _seed(self, sample: Sample) -> None:
         """Seed the random generators, as before every evaluation of this sample."""
-        if sample.seed is not None:
+        if sample.seed is None:
+            return
+        step = current_step()
+        if step is None:
             seed_all(sample.seed, self.leaves.device)
+        else:
+            step.seed(sample.seed)
 
     def _take_grads(self) -> Grads:
         """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""
