@@ -296,7 +296,7 @@ class StepRandomness:
         If they are equal in every bit, the function does not draw from them, or its draws do not matter. Otherwise
         these generators are seeded.
         """
-        held = {g: g.state() for g in self._saved}
+        held, before = {g: g.state() for g in self._saved}, {g: g.state() for g in asked}
         result = unit()
         if torch.equal(first[0].detach().nan_to_num(), result[0].detach().nan_to_num()):
             for g in asked:
@@ -307,7 +307,7 @@ class StepRandomness:
             g.restore(state)
         for g in asked:
             self._beliefs[g].draws = True
-            self._hold(g, earlier.get(g, g.state()))
+            self._hold(g, earlier.get(g, before[g]))
             g.seed(seed)
         return unit()
 

@@ -74,7 +74,8 @@ def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
     if math.isfinite(value) and _differ(value, again):
         raise ArgumentError(
             f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before the step and "
-            "return the loss on it, so that values can be compared; check=False turns this test off."
+            "return the loss on it, so that values can be compared. If another thread draws random numbers beside a "
+            "closure that draws from the same generator, give the thread its own; check=False turns this test off."
         )
 
 
