@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sanc.autograd import internals
-from sanc.autograd.guards import donates_buffers
+from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_derivative
+from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, Repeated, StillBuffers, current_step, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
@@ -71,6 +72,7 @@ class AutogradOracle(Oracle):
         self.style = ""
         self._differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
         self._products = True  # whether the iteration computes Hessian products
+        self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.fresh = True
         self.reached = [False] * len(leaves.tensors)
         self.calls = 0
@@ -201,7 +203,8 @@ class AutogradOracle(Oracle):
 
     def _value_pass(self, closure: Closure, name: str) -> tuple[Tensor]:
         """Return the loss of a closure alone, as a tuple."""
-        return (self._loss(closure, name, graph=False),)
+        with self._compilation(False):
+            return (self._loss(closure, name, graph=False),)
 
     # ------------------------------------------------------------------ gradients
 
@@ -226,9 +229,11 @@ class AutogradOracle(Oracle):
             try:
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
             except SecondDerivativeError as problem:
-                self.fall_back(problem)
+                exact = self.avoid_compiled(problem)
+                if not exact:
+                    self.fall_back(problem)
                 buffers.put_back()  # the pass that failed does not count as training
-                loss, g = self._loss_and_gradient(x, sample, False)
+                loss, g = self._loss_and_gradient(x, sample, exact)
         if buffers.calls < self.usual_calls:
             HOOK.stays = True  # compiled code ran the other modules
         if self.raw_loss is None:
@@ -299,10 +304,11 @@ class AutogradOracle(Oracle):
 
     def _pass(self, closure: Closure, name: str, create_graph: bool) -> tuple[Tensor, Grads]:
         """Return the loss of a closure and its gradient with respect to each leaf."""
-        loss = self._loss(closure, name)
-        if self.style == "backward":
-            return loss, self._take_grads()
-        grads = self.differentiate(loss, create_graph)
+        with self._compilation(create_graph):
+            loss = self._loss(closure, name)
+            if self.style == "backward":
+                return loss, self._take_grads()
+            grads = self.differentiate(loss, create_graph)
         if all(grad is None for grad in grads):
             raise ArgumentError(
                 f"{name} returned a loss that reaches none of this optimiser's parameters: pass the parameters of the "
@@ -310,6 +316,19 @@ class AutogradOracle(Oracle):
                 "checkpoint)."
             )
         return loss, grads
+
+    def _compilation(self, create_graph: bool) -> AbstractContextManager[None]:
+        """Return a context in which compiled code runs as it was written if a product needs its graph.
+
+        All evaluations of a step with products run so: compiled code rounds in another way, and draws other numbers.
+        """
+        return uncompiled() if self._avoids_compiled and (create_graph or self._products) else nullcontext()
+
+    def avoid_compiled(self, problem: SecondDerivativeError) -> bool:
+        """Evaluate without compiled code where products need it; return whether that may solve the problem."""
+        solves = problem.operator.startswith(COMPILED) and not self._avoids_compiled
+        self._avoids_compiled = self._avoids_compiled or solves
+        return solves
 
     def _repeatable(self, unit: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
         """Call a function that evaluates one part of a sample, with the random draws of the sample's seed."""
@@ -335,7 +354,7 @@ class AutogradOracle(Oracle):
             return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
         except RuntimeError as problem:
             if create_graph and donates_buffers(problem):
-                raise no_second_derivative("torch.compile with aot_autograd") from problem
+                raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
             raise
 
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
