@@ -140,7 +140,7 @@ def test_products_of_compiled_code_are_exact(how, hvp):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:Using .torch.compile")
 def test_a_compiled_closure_trains_as_the_one_that_is_not_compiled():
-    """Losses after 45 second-order steps agree within 5 %; differences of gradients end elsewhere."""
+    """Losses after 45 steps agree within 5 %, without differences of gradients."""
     ends = []
     for compiled in (False, True):
         torch._dynamo.reset()
