@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -369,6 +370,108 @@ def test_optimisers_in_two_threads_are_independent():
         assert torch.equal(end, other_end) and draws == other_draws
     assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
     assert np.array_equal(np.random.get_state()[1], state[2])
+
+
+@contextmanager
+def drawing_thread(*draws, pause=1e-4):
+    """Call these functions again and again in another thread; yield a list of what each returned."""
+    drawn, stop = [[] for _ in draws], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            for numbers, draw in zip(drawn, draws, strict=True):
+                numbers.append(draw())
+            time.sleep(pause)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield drawn
+    finally:
+        stop.set()
+        thread.join()
+
+
+def torch_number():
+    return float(torch.rand((), dtype=torch.float64))
+
+
+def ended(model, steps=12, preset="robust"):
+    """Train a network on fixed data and return its parameters."""
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5, generator=generator)
+    x, y = torch.randn(30, 5, dtype=torch.float64, generator=generator), torch.arange(30) % 3
+    opt = sanc.SANC(model.parameters(), seed=0, preset=preset)
+    for _ in range(steps):
+        opt.step(loss_of(model, x, y))
+    return flat(model)
+
+
+def test_a_thread_beside_a_loss_that_draws_nothing_draws_no_number_twice():
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    alone = ended(copy.deepcopy(model), 30)
+    with drawing_thread(random.random, np.random.random, torch_number) as drawn:
+        beside = ended(model, 30)
+    assert torch.equal(alone, beside) and int(model[1].num_batches_tracked) == 30
+    for numbers in drawn:
+        # Before, a quarter was drawn twice. A number may repeat if it is drawn between two calls that seed.
+        assert len(numbers) > 20 and len(numbers) - len(set(numbers)) <= max(2, len(numbers) // 1000)
+
+
+def test_a_thread_that_draws_from_other_generators_does_not_change_dropout():
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3)).double()
+    alone = ended(copy.deepcopy(model))
+    state = torch.get_rng_state()
+    with drawing_thread(random.random, np.random.random) as drawn:
+        assert torch.equal(alone, ended(model))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(len(numbers) - len(set(numbers)) <= 2 for numbers in drawn)
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("source", ["numpy", "python"])
+def test_steps_beside_a_quiet_thread_are_those_without_it(source, preset, monkeypatch):
+    """Draws that begin and end are repeated within each step, and undone after it, as if all generators were seeded."""
+    ends = []
+    for others in (False, True):
+        monkeypatch.setattr("sanc.autograd.randomness._others_run", lambda others=others: others)
+        loss = Drawing(source, begins=0)
+        opt = sanc.SANC([loss.w], seed=1, preset=preset)
+        seed_host(3)
+        for step, drawing in enumerate((False, True, True, False, False, True)):
+            loss.begins, loss.step = (0 if drawing else 9), step
+            opt.step(loss)
+        ends.append((loss.w.detach().clone(), draw_host()))
+    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
+
+
+def test_an_evaluation_that_another_thread_disturbs_is_compared(monkeypatch):
+    """Beside draws of another thread, equal losses show that a closure draws nothing, and others that it does."""
+    from sanc.autograd import randomness
+
+    device, generator = torch.device("cpu"), randomness._Python()
+    monkeypatch.setattr(randomness, "_others_run", lambda: True)
+    monkeypatch.setattr(randomness, "_drawn_by_others", lambda states, seconds: set(states))
+    for draws in (False, True):
+        beliefs, seen = {}, []
+
+        def unit(draws=draws, seen=seen):
+            number = random.random()  # the other thread's, unless `draws`
+            seen.append(number)
+            return (torch.tensor(number if draws else 1.0),)
+
+        random.seed(5)
+        with randomness.own_randomness(device, beliefs, repeats=True):
+            for _ in range(8):
+                randomness.current_step().seed(7)
+                randomness.current_step().call(unit, lambda: None, 7, "value")
+        assert beliefs[generator.name].draws is draws
+        if draws:
+            assert len(set(seen[2:])) == 1
+            assert random.random() == random.Random(5).random()
+        else:
+            assert len(set(seen)) == len(seen) and beliefs[generator.name].shared
 
 
 def test_buffers_of_a_model_in_another_thread_are_not_restored():

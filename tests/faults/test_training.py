@@ -1,6 +1,10 @@
-"""Corrupted batches: outliers, rows that are not finite, label noise. The final loss is near that without them."""
+"""Corrupted batches (outliers, rows that are not finite, label noise) and threads that draw random numbers."""
 
 from __future__ import annotations
+
+import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -104,3 +108,90 @@ def test_label_noise(tally):
         cases += 1
         failures += [] if ends[0] < 1.05 * ends[1] else [(seed, ends)]
     tally("label noise", cases, failures)
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+
+def loader_of_batches():
+    """Return a function that draws the order of a DataLoader without workers, and returns the seed it used."""
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+
+    def draw():
+        return tuple(
+            float(v) for (rows,) in torch.utils.data.DataLoader(data, 4, shuffle=True) for v in rows
+        ), torch_number()
+
+    return draw
+
+
+def torch_number():
+    return float(torch.rand((), dtype=torch.float64))
+
+
+THREADS = {
+    "python": ("python", random.random),
+    "numpy": ("numpy", np.random.random),
+    "torch": ("torch", torch_number),
+    "loader": ("torch", loader_of_batches()),
+    "modules": ("torch", lambda: float(nn.Linear(3, 3).weight.detach().sum())),
+}
+"""Threads: the generator that each draws from, and a draw."""
+
+
+def beside_thread(draw, pause, width, dropout, steps):
+    """Train beside a thread; return its draws and the parameters at the end."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 1))
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3, generator=generator)
+    x = torch.randn(64, 6, generator=generator)
+    y = torch.sin(x.sum(1, keepdim=True))
+    drawn, stop = [], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            drawn.append(draw())
+            time.sleep(pause)
+
+    thread = threading.Thread(target=work if draw is not None else stop.wait)
+    thread.start()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    try:
+        for _ in range(steps):
+            opt.step(lambda: (model(x) - y).square().mean())
+    finally:
+        stop.set()
+        thread.join()
+    with torch.no_grad():
+        end = float((model.eval()(x) - y).square().mean())
+    return drawn, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), end
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_threads_that_draw_random_numbers(dropout, tally):
+    """A thread draws no number twice, and changes no step, unless the model draws from the same generator."""
+    cases, failures = 0, []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for width in (4, 64):
+            _, alone, end = beside_thread(None, 0.0, width, dropout, 40)
+            for name, (source, draw) in THREADS.items():
+                for pause in (1e-5, 1e-3):
+                    cases += 1
+                    try:
+                        drawn, beside, other_end = beside_thread(draw, pause, width, dropout, 40)
+                    except sanc.SancError as problem:  # both draw from one generator, which the message says
+                        if not (dropout and source == "torch" and "another thread" in str(problem)):
+                            failures.append((name, width, pause, str(problem)))
+                        continue
+                    if dropout and source == "torch":
+                        fine = other_end < 2.0 * end + 0.1
+                    else:
+                        repeated = len(drawn) - len(set(drawn))
+                        fine = repeated <= max(2, len(drawn) // 1000) and torch.equal(alone, beside)
+                    failures += [] if fine else [(name, width, pause, len(drawn), len(set(drawn)), end, other_end)]
+    finally:
+        torch.set_num_threads(threads)
+    tally("threads that draw random numbers", cases, failures)

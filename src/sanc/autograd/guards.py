@@ -10,6 +10,7 @@ and a closure with a GradScaler is found by the gradients that it leaves: both b
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -54,14 +55,37 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling()
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+class _Uncompiled:
+    """The state of `uncompiled`: the first block that begins sets torch's stance, the last one that ends resets it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._blocks += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._stance.__exit__(None, None, None)
+
+
+_UNCOMPILED = _Uncompiled()
+
+
+def uncompiled() -> AbstractContextManager[None]:
     """Return a context in which functions under torch.compile run as they were written.
 
-    It applies to all threads, whose results do not depend on it. Only one thread at a time may enter it, such as the
-    one that makes a step.
+    It applies to all threads, whose results do not depend on it, apart from rounding. Blocks may be nested, and several
+    threads may enter it.
     """
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    return _UNCOMPILED
 
 
 def donates_buffers(problem: RuntimeError) -> bool:

@@ -9,22 +9,26 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sanc.autograd import internals
-from sanc.autograd.guards import donates_buffers
+from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import HVP_MODES, OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import HOOK, Buffers, StillBuffers, seed_all
+from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
+from sanc.autograd.randomness import HOOK, Buffers, Repeated, StillBuffers, current_step, seed_all
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, Recent
 from sanc.core.saved import refuse
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
+
+_Result = TypeVar("_Result", bound=tuple[Any, ...])
 
 
 class AutogradOracle(Oracle):
@@ -68,6 +72,7 @@ class AutogradOracle(Oracle):
         self.style = ""
         self._differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
         self._products = True  # whether the iteration computes Hessian products
+        self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.fresh = True
         self.reached = [False] * len(leaves.tensors)
         self.calls = 0
@@ -187,12 +192,19 @@ class AutogradOracle(Oracle):
         with self.still() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:
-                total = total + weight * self._loss(closure, sample.name, graph=False).detach().double()
+                unit = partial(self._value_pass, closure, sample.name)
+                (loss,) = self._repeatable(unit, sample, f"value of {sample.name}")
+                total = total + weight * loss.detach().double()
                 self._take_grads()
         self._owners.update(buffers.owners)
         self.calls = buffers.calls
         assert isinstance(total, Tensor)
         return total
+
+    def _value_pass(self, closure: Closure, name: str) -> tuple[Tensor]:
+        """Return the loss of a closure alone, as a tuple."""
+        with self._compilation(False):
+            return (self._loss(closure, name, graph=False),)
 
     # ------------------------------------------------------------------ gradients
 
@@ -217,9 +229,11 @@ class AutogradOracle(Oracle):
             try:
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
             except SecondDerivativeError as problem:
-                self.fall_back(problem)
+                exact = self.avoid_compiled(problem)
+                if not exact:
+                    self.fall_back(problem)
                 buffers.put_back()  # the pass that failed does not count as training
-                loss, g = self._loss_and_gradient(x, sample, False)
+                loss, g = self._loss_and_gradient(x, sample, exact)
         if buffers.calls < self.usual_calls:
             HOOK.stays = True  # compiled code ran the other modules
         if self.raw_loss is None:
@@ -274,23 +288,60 @@ class AutogradOracle(Oracle):
         assert g is not None
         return total, g
 
-    def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]:
-        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves."""
+    def passes(
+        self, sample: Sample, *, create_graph: bool = False, once: bool = False
+    ) -> Iterator[tuple[float, Tensor, Grads]]:
+        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves.
+
+        Each closure is called once if `once`; otherwise perhaps again, to find out whether it draws random numbers.
+        """
         self._seed(sample)
         for weight, closure in sample.parts:
-            loss = self._loss(closure, sample.name)
-            if self.style == "backward":
-                yield weight, loss, self._take_grads()
-                continue
-            grads = self.differentiate(loss, create_graph)
-            if all(grad is None for grad in grads):
-                raise ArgumentError(
-                    f"{sample.name} returned a loss that reaches none of this optimiser's parameters: pass the "
-                    "parameters of the model that computes it, and check that nothing detaches it from them "
-                    "(detach(), a reentrant checkpoint)."
-                )
+            unit = partial(self._pass, closure, sample.name, create_graph)
+            loss, grads = unit() if once else self._repeatable(unit, sample, f"gradient of {sample.name}")
             yield weight, loss, grads
             del grads  # this variable would keep the graph of the last part alive
+
+    def _pass(self, closure: Closure, name: str, create_graph: bool) -> tuple[Tensor, Grads]:
+        """Return the loss of a closure and its gradient with respect to each leaf."""
+        with self._compilation(create_graph):
+            loss = self._loss(closure, name)
+            if self.style == "backward":
+                return loss, self._take_grads()
+            grads = self.differentiate(loss, create_graph)
+        if all(grad is None for grad in grads):
+            raise ArgumentError(
+                f"{name} returned a loss that reaches none of this optimiser's parameters: pass the parameters of the "
+                "model that computes it, and check that nothing detaches it from them (detach(), a reentrant "
+                "checkpoint)."
+            )
+        return loss, grads
+
+    def _compilation(self, create_graph: bool) -> AbstractContextManager[None]:
+        """Return a context in which compiled code runs as it was written if a product needs its graph.
+
+        All evaluations of a step with products run so: compiled code rounds in another way, and draws other numbers.
+        """
+        return uncompiled() if self._avoids_compiled and (create_graph or self._products) else nullcontext()
+
+    def avoid_compiled(self, problem: SecondDerivativeError) -> bool:
+        """Evaluate without compiled code where products need it; return whether that may solve the problem."""
+        solves = problem.operator.startswith(COMPILED) and not self._avoids_compiled
+        self._avoids_compiled = self._avoids_compiled or solves
+        return solves
+
+    def _repeatable(self, unit: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
+        """Call a function that evaluates one part of a sample, with the random draws of the sample's seed."""
+        step = current_step()
+        if step is None or step.seeds_all or sample.seed is None:
+            return unit()
+        with Repeated(self._owners) as buffers:
+
+            def undo() -> None:
+                buffers.put_back()
+                self._take_grads()
+
+            return step.call(unit, undo, sample.seed, kind)
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         """Return the gradient of a loss with respect to each leaf."""
@@ -303,7 +354,7 @@ class AutogradOracle(Oracle):
             return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
         except RuntimeError as problem:
             if create_graph and donates_buffers(problem):
-                raise no_second_derivative("torch.compile with aot_autograd") from problem
+                raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
             raise
 
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
@@ -313,8 +364,13 @@ class AutogradOracle(Oracle):
 
     def _seed(self, sample: Sample) -> None:
         """Seed the random generators, as before every evaluation of this sample."""
-        if sample.seed is not None:
+        if sample.seed is None:
+            return
+        step = current_step()
+        if step is None:
             seed_all(sample.seed, self.leaves.device)
+        else:
+            step.seed(sample.seed)
 
     def _take_grads(self) -> Grads:
         """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""

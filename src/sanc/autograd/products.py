@@ -23,6 +23,10 @@ HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-dif
 HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
 
 
+COMPILED = "torch.compile"
+"""How the operator of an error begins if it is compiled code."""
+
+
 class GradientOracle(Protocol):
     """The part of `AutogradOracle` that Hessian products use."""
 
@@ -36,6 +40,7 @@ class GradientOracle(Protocol):
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
     def fall_back(self, problem: SecondDerivativeError) -> None: ...
+    def avoid_compiled(self, problem: SecondDerivativeError) -> bool: ...
 
 
 class Hessian(Operator):
@@ -49,11 +54,21 @@ class Hessian(Operator):
         with torch.enable_grad():
             oracle.load(self.x)
             try:
-                result = self.product(v)
-            except RuntimeError as problem:
-                _raise_explained(problem)
+                result = self._explained_product(v)
+            except SecondDerivativeError as problem:
+                if not oracle.avoid_compiled(problem):
+                    raise
+                self.release()
+                result = self._explained_product(v)
         oracle.meter.count_product(self.sample.size)
         return oracle.leaves.add_decay(result, v)
+
+    def _explained_product(self, v: Tensor) -> Tensor:
+        """Return `product`; errors of torch about a missing derivative have the operator and a remedy."""
+        try:
+            return self.product(v)
+        except RuntimeError as problem:
+            _raise_explained(problem)
 
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:
@@ -212,7 +227,7 @@ def no_second_derivative(operator: str, *, forward: bool = False) -> SecondDeriv
         )
     if "cudnn_rnn" in operator:
         remedy += "; or run the model under torch.backends.cudnn.flags(enabled=False)"
-    if operator.startswith("torch.compile"):
+    if operator.startswith(COMPILED):
         remedy += "; or compute the loss with the model that is not compiled, which has the same parameters"
     return SecondDerivativeError(
         f"the operator {operator} has no {kind} in torch {torch.__version__}, so this mode of hvp cannot compute exact "

@@ -4,17 +4,25 @@ A loss with dropout is a different function in every call, unless the random sta
 BatchNorm layer in training mode updates its running averages in every forward pass. Without this module f(x) and
 f(x + s) would be values of two functions, and trial evaluations would count as training.
 
-The random generators belong to the process, so only one thread at a time makes a step. All oracles share one hook
-before the forward pass of modules; it notifies the `Buffers` of the thread that runs the module.
+The random generators belong to the process, so only one thread at a time makes a step. Other threads may draw from them
+during a step, for example to augment data. A step therefore writes to a generator only if its closures draw from it,
+and finds out whether they do; see `StepRandomness`.
+
+All oracles share one hook before the forward pass of modules; it notifies the `Buffers` of the thread that runs the
+module.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,36 +39,357 @@ def derive(seed: int, *path: int) -> int:
 
 
 _STEP_GENERATOR = np.random.MT19937(0)
-"""NumPy's global generator during a step; `seed_all` seeds it before each evaluation."""
+"""NumPy's global generator while closures draw from it; it is seeded before each evaluation."""
 _GENERATORS_LOCK = threading.RLock()
 """Held by the thread whose step uses the global generators."""
+_WATCHED = 10.0
+"""How long the generators are watched for draws of other threads, in multiples of an evaluation's time.
+
+A thread that draws at the rate r is taken for the closure if it draws during an evaluation of time T, and not during
+the time 10 T after it. The probability is (1 - exp(-rT)) exp(-10 rT), at most 0.035 for any r.
+"""
+_LONGEST_WATCH = 1.0
+"""The most seconds to watch. A thread that draws less often harms one step, after which the closure is seen not to."""
+
+
+class _Torch:
+    """A generator of torch."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator, self.name = generator, f"torch {generator.device}"
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def state(self) -> Tensor:
+        return self._generator.get_state()
+
+    def restore(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+    @staticmethod
+    def same(a: Tensor, b: Tensor) -> bool:
+        return torch.equal(a, b)
+
+
+class _NumPy:
+    """NumPy's global generator: the object and its state."""
+
+    name = "numpy"
+
+    def seed(self, seed: int) -> None:
+        np.random.set_bit_generator(_STEP_GENERATOR)  # type: ignore[attr-defined]  # np.random.seed needs MT19937
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+
+    def state(self) -> Any:
+        return np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]  # noqa: NPY002
+
+    def restore(self, state: Any) -> None:
+        np.random.set_bit_generator(state[0])  # type: ignore[attr-defined]
+        np.random.set_state(state[1])  # noqa: NPY002
+
+    @staticmethod
+    def same(a: Any, b: Any) -> bool:
+        return a[0] is b[0] and _equal(a[1], b[1])
+
+
+class _Python:
+    """The generator of Python's `random`."""
+
+    name = "python"
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+    def state(self) -> Any:
+        return random.getstate()
+
+    def restore(self, state: Any) -> None:
+        random.setstate(state)
+
+    @staticmethod
+    def same(a: Any, b: Any) -> bool:
+        return bool(a == b)
+
+
+_Global = _Torch | _NumPy | _Python
+States = dict[_Global, Any]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether two states of NumPy are equal: nested dicts of numbers and arrays."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b))
+
+
+def _generators(device: torch.device) -> list[_Global]:
+    """Return the global generators that a closure on this device may draw from."""
+    torchs = [torch.default_generator]
+    if device.type == "cuda":
+        torchs.append(torch.cuda.default_generators[device.index])
+    return [*map(_Torch, torchs), _Python(), _NumPy()]
+
+
+def _others_run() -> bool:
+    """Return whether the process has other threads that run Python, which may draw random numbers."""
+    return len(sys._current_frames()) > 1
+
+
+def _drawn_by_others(states: States, seconds: float) -> set[_Global]:
+    """Return the generators that change while this thread waits, for a multiple of the seconds of an evaluation."""
+    seconds = min(_WATCHED * seconds, _LONGEST_WATCH)
+    found: set[_Global] = set()
+    end = time.monotonic() + seconds
+    while len(found) < len(states) and time.monotonic() < end:
+        time.sleep(seconds / 10)
+        found |= {generator for generator, state in states.items() if not generator.same(generator.state(), state)}
+    return found
+
+
+@dataclass
+class Belief:
+    """What is known of the draws of closures from one generator.
+
+    Attributes
+    ----------
+    draws : bool
+        Whether closures draw from it.
+    tried : set of str
+        The kinds of evaluations with which this was found out.
+    shared : bool
+        Whether another thread was seen to draw from it.
+    trusted, tests : int
+        How many evaluations that another thread disturbs are accepted before the next test, and how many tests the
+        closures passed. The number doubles with each test.
+    """
+
+    draws: bool = False
+    tried: set[str] = field(default_factory=set)
+    shared: bool = False
+    trusted: int = 0
+    tests: int = 0
+
+    def passed(self) -> None:
+        """Note that a closure gave the same loss with other random numbers."""
+        self.draws, self.shared = False, True
+        self.trusted = 2**self.tests - 1
+        self.tests += 1
+
+
+class StepRandomness:
+    """The global generators during a step: those that closures draw from are seeded before each evaluation.
+
+    A generator that closures do not draw from is not written to, since its sequence may belong to other threads. If the
+    process has no other threads, all generators are seeded.
+    """
+
+    def __init__(self, device: torch.device, beliefs: dict[str, Belief], *, repeats: bool) -> None:
+        self._generators = _generators(device)
+        self._beliefs = {g: beliefs.setdefault(g.name, Belief()) for g in self._generators}
+        self._all = not repeats or not _others_run()
+        self._saved: States = {g: g.state() for g in self._generators if self._all or self._beliefs[g].draws}
+        self._drawn: set[_Global] = set()
+
+    @property
+    def seeds_all(self) -> bool:
+        """Whether all generators are seeded before each evaluation."""
+        return self._all
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators that closures draw from."""
+        for generator in self._saved:
+            generator.seed(seed)
+
+    def end(self) -> None:
+        """Restore the generators that the step has seeded."""
+        for generator, state in self._saved.items():
+            generator.restore(state)
+            if not self._all and generator not in self._drawn:
+                self._beliefs[generator].draws = False  # no evaluation of this step drew from it
+
+    def call(self, unit: Callable[[], _Result], undo: Callable[[], None], seed: int, kind: str) -> _Result:
+        """Call a function that returns a loss, and something else; call it again if it turns out to draw.
+
+        `undo` is called before it is called again. `kind` is what it evaluates; other kinds may draw or not.
+        """
+        free = [g for g in self._generators if g not in self._saved]
+        unknown = {g for g in free if kind not in self._beliefs[g].tried}
+        for g in self._generators:
+            self._beliefs[g].tried.add(kind)
+        # Another thread would draw the same numbers again from a generator that is seeded with this seed twice.
+        seedable = [g for g in free if g in unknown and not self._beliefs[g].shared]
+        if seedable:
+            return self._find_out(unit, undo, seed, seedable, {})
+        before = {g: g.state() for g in self._generators}
+        started = time.monotonic()
+        try:
+            result = unit()
+        except BaseException:
+            restore_own({g: before[g] for g in free}, time.monotonic() - started)
+            raise
+        changed = [g for g in self._generators if not g.same(g.state(), before[g])]
+        self._drawn.update(g for g in changed if g in self._saved)
+        changed = [g for g in changed if g in free]
+        asked = [g for g in changed if g in unknown or not self._beliefs[g].trusted]
+        for g in changed:
+            self._beliefs[g].trusted = max(0, self._beliefs[g].trusted - 1)
+        if not asked:
+            return result
+        undo()
+        for g in self._saved:
+            g.restore(before[g])
+        if all(self._beliefs[g].shared for g in asked):
+            return self._compare(unit, undo, seed, asked, result, before)
+        return self._find_out(unit, undo, seed, asked, before)
+
+    def _find_out(
+        self, unit: Callable[[], _Result], undo: Callable[[], None], seed: int, asked: list[_Global], earlier: States
+    ) -> _Result:
+        """Return the result with these generators seeded, and find out whether the function draws from them.
+
+        `earlier` are the states to restore at the end of the step.
+        """
+        natural, seeded, after = {}, {}, {}
+        held = {g: g.state() for g in self._saved}
+        started = time.monotonic()
+        for g in asked:  # one after the other: another thread that draws in between would draw the same number again
+            natural[g] = g.state()
+            g.seed(seed)
+            seeded[g] = g.state()
+        try:
+            result = unit()
+        finally:
+            for g in asked:
+                after[g] = g.state()
+                g.restore(natural[g])
+        after = {g: state for g, state in after.items() if not g.same(state, seeded[g])}
+        self._drawn.update(g for g in held if not g.same(g.state(), held[g]))
+        for g in asked:
+            self._beliefs[g].draws = g in after
+        others = _drawn_by_others({g: natural[g] for g in after}, time.monotonic() - started) if after else set()
+        for g, state in after.items():
+            if g not in others:  # only the function can have changed it
+                self._hold(g, earlier.get(g, natural[g]))
+                g.restore(state)
+        if not others:
+            return result
+        undo()
+        for g, state in held.items():
+            g.restore(state)
+        for g in after:
+            if g not in others:
+                g.restore(seeded[g])
+        return self._compare(unit, undo, seed, [g for g in after if g in others], result, earlier)
+
+    def _compare(
+        self,
+        unit: Callable[[], _Result],
+        undo: Callable[[], None],
+        seed: int,
+        asked: list[_Global],
+        first: _Result,
+        earlier: States,
+    ) -> _Result:
+        """Call the function once more while other threads draw from these generators, and compare the losses.
+
+        If they are equal in every bit, the function does not draw from them, or its draws do not matter. Otherwise
+        these generators are seeded.
+        """
+        held, before = {g: g.state() for g in self._saved}, {g: g.state() for g in asked}
+        result = unit()
+        if torch.equal(first[0].detach().nan_to_num(), result[0].detach().nan_to_num()):
+            for g in asked:
+                self._beliefs[g].passed()
+            return result
+        undo()
+        for g, state in held.items():
+            g.restore(state)
+        for g in asked:
+            self._beliefs[g].draws = True
+            self._hold(g, earlier.get(g, before[g]))
+            g.seed(seed)
+        return unit()
+
+    def _hold(self, generator: _Global, state: Any) -> None:
+        """Seed this generator from now on, and restore the state at the end of the step."""
+        self._saved[generator] = state
+        self._drawn.add(generator)
+
+
+_Result = TypeVar("_Result", bound=tuple[Any, ...])
+
+
+class _ActiveSteps(threading.local):
+    """The steps that this thread makes, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[StepRandomness] = []
+
+
+_STEPS = _ActiveSteps()
+
+
+def current_step() -> StepRandomness | None:
+    """Return the randomness of the step that this thread makes; None if it makes none."""
+    return _STEPS.stack[-1] if _STEPS.stack else None
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore the global random states of torch, NumPy and Python at the end of the block.
+def own_randomness(device: torch.device, beliefs: dict[str, Belief], *, repeats: bool) -> Iterator[None]:
+    """Seed what closures draw from before each evaluation, and restore it at the end of the block.
 
-    Other threads wait for its end before they enter such a block.
+    Other threads wait for its end before they enter such a block. `beliefs` is what earlier steps found out. `repeats`
+    is whether a closure may be called again to find out whether it draws; if not, all generators are seeded.
     """
-    with _GENERATORS_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        python = random.getstate()
-        generator, numpy = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]  # noqa: NPY002
-        np.random.set_bit_generator(_STEP_GENERATOR)  # type: ignore[attr-defined]  # np.random.seed needs MT19937
+    with _GENERATORS_LOCK:
+        step = StepRandomness(device, beliefs, repeats=repeats)
+        _STEPS.stack.append(step)
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_bit_generator(generator)  # type: ignore[attr-defined]
-            np.random.set_state(numpy)  # noqa: NPY002
+            _STEPS.stack.pop()
+            step.end()
+
+
+def restore_own(before: States, seconds: float) -> bool:
+    """Restore the generators that this thread has changed since `before`, and return whether there are any.
+
+    Those that other threads draw from are not restored.
+    """
+    now = {g: g.state() for g, state in before.items() if not g.same(g.state(), state)}
+    others = _drawn_by_others(now, seconds) if now and _others_run() else set()
+    for g in now:
+        if g not in others:
+            g.restore(before[g])
+    return len(now) > len(others)
+
+
+class Undone:
+    """Context that restores the global generators if its block draws; `draws` is whether it did."""
+
+    draws = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._generators = _generators(device)
+
+    def __enter__(self) -> Undone:
+        _GENERATORS_LOCK.acquire()
+        self._before = {g: g.state() for g in self._generators}
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self.draws = restore_own(self._before, time.monotonic() - self._started)
+        finally:
+            _GENERATORS_LOCK.release()
 
 
 def seed_all(seed: int, device: torch.device) -> None:
     """Seed the global generators of torch, NumPy and Python."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    for generator in _generators(device):
+        generator.seed(seed)
 
 
 class _ActiveBuffers(threading.local):
@@ -177,6 +506,20 @@ class StillBuffers(Buffers):
             self.put_back()
         finally:
             super().__exit__(*exception)
+
+
+class Repeated(Buffers):
+    """Buffers around a call that may be repeated: `put_back` also resets the counts of the blocks around it."""
+
+    def __enter__(self) -> Repeated:
+        self._counts = [(buffers, buffers.calls) for buffers in _ACTIVE.stack]
+        super().__enter__()
+        return self
+
+    def put_back(self) -> None:
+        super().put_back()
+        for buffers, calls in self._counts:
+            buffers.calls = calls
 
 
 class InEvaluation(StillBuffers):

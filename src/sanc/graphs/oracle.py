@@ -18,7 +18,7 @@ from torch import Tensor
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.autograd.randomness import Buffers, own_randomness
+from sanc.autograd.randomness import Buffers, Undone
 from sanc.core.krylov import Columns, Krylov, Lanczos
 from sanc.core.oracle import Meter, Operator
 from sanc.core.space import Floats, Space, Vector
@@ -28,7 +28,6 @@ from sanc.graphs.recording import (
     NotRecordableError,
     Recorder,
     Recording,
-    random_states,
     reset_gradient_accumulators,
 )
 
@@ -96,8 +95,7 @@ class CapturedOracle(AutogradOracle):
         with Buffers() as buffers:
             try:
                 with torch.enable_grad():
-                    with own_randomness(leaves.device):
-                        self._inspect_loss()
+                    self._inspect_loss()
                     self._record()
             except RuntimeError as problem:
                 text = str(problem).strip().split("\n")[0]
@@ -108,12 +106,13 @@ class CapturedOracle(AutogradOracle):
 
     def _inspect_loss(self) -> None:
         """Raise `NotRecordableError` if the loss draws random numbers; detect whether values need a graph."""
-        inner, before = self._inner, random_states(self.leaves.device)
+        inner = self._inner
         inner.bind(*self._inputs.samples)
-        inner.gradient(self._point)
-        inner.evaluate(self._point, inner.samples[2])
+        with Undone(self.leaves.device) as undone:
+            inner.gradient(self._point)
+            inner.evaluate(self._point, inner.samples[2])
         self._differentiates = inner._differentiates
-        if random_states(self.leaves.device) != before:
+        if undone.draws:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 
     def _record(self) -> None:

@@ -7,11 +7,9 @@ graph has the same effect, so the code that uses recordings can be tested on any
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,12 +171,3 @@ def dependencies(function: Any) -> list[Any]:
         cells = [function]
     named = function.__kwdefaults__ or {}
     return [*cells, *(function.__defaults__ or ()), *(named[name] for name in sorted(named)), function.__globals__]
-
-
-def random_states(device: torch.device) -> tuple[Any, ...]:
-    """Return the states of the global random generators, which change if a loss draws random numbers."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    states = [torch.default_generator.get_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return (random.getstate(), numpy[1].tobytes(), numpy[2], *(state.numpy().tobytes() for state in states))

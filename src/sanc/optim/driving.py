@@ -23,7 +23,7 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import HOOK, derive, own_randomness
+from sanc.autograd.randomness import HOOK, Belief, Undone, derive, own_randomness
 from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
@@ -82,6 +82,7 @@ class Driver:
         self.last_leaves: Leaves | None = None
         self._warned = False  # of a state that was saved in train mode
         self.at_average = True
+        self._beliefs: dict[str, Belief] = {}  # of the draws of closures from each global generator
         self.unreached: list[Tensor] = []  # parameters without a gradient in the first step, until the warning
         self._clears_grads = False  # whether the closure was seen to clear gradients itself
         earlier = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
@@ -137,7 +138,8 @@ class Driver:
             if captured is not None:  # its loss draws no random numbers
                 captured.fill(given, self.meter)
                 return self._iterate(captured)
-            with own_randomness(leaves.device), HOOK:  # one hook for all evaluations
+            repeats = not self.mode.path  # not with several ranks, which evaluate together
+            with own_randomness(leaves.device, self._beliefs, repeats=repeats), HOOK:  # one hook for all evaluations
                 loss = self._iterate(self._eager(leaves, samples))
         if first:
             pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
@@ -162,7 +164,7 @@ class Driver:
             return
         if not isinstance(closure, Batch):
             marks = [torch.full_like(leaf, math.nan) for leaf in held]
-            with _grads(held, marks), own_randomness(leaves.device), self.oracle.still(), torch.enable_grad():
+            with _grads(held, marks), Undone(leaves.device), self.oracle.still(), torch.enable_grad():
                 with interruptible(), callers_precision():
                     closure()
                 left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
@@ -286,7 +288,7 @@ class Driver:
         kept = [cast(Tensor, p.grad) for p in given]
         copies = [grad.clone() for grad in kept]  # a closure that computes a loss may change them
         _put(given, copies)
-        with own_randomness(given[0].device), self.oracle.still(), interruptible(), callers_precision():
+        with Undone(given[0].device), self.oracle.still(), interruptible(), callers_precision():
             empty = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
         if not empty:
             _put(given, kept)

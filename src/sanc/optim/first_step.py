@@ -74,7 +74,8 @@ def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
     if math.isfinite(value) and _differ(value, again):
         raise ArgumentError(
             f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before the step and "
-            "return the loss on it, so that values can be compared; check=False turns this test off."
+            "return the loss on it, so that values can be compared. If another thread draws random numbers beside a "
+            "closure that draws from the same generator, give the thread its own; check=False turns this test off."
         )
 
 
@@ -158,7 +159,7 @@ def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
     for _ in range(oracle.tries):
         oracle.load(x)
         with oracle.still(), torch.enable_grad(), _Roots(oracle.leaves) as roots:
-            _, loss, grads = next(iter(oracle.passes(part)))
+            _, loss, grads = next(iter(oracle.passes(part, once=True)))
         found, value = sum(roots.values), float(loss.detach())
         if not (roots.values and math.isfinite(value)):
             return
