@@ -148,6 +148,7 @@ class Run:
     smooth: bool = False  # whether the values were checked for noise
     cause: str = ""  # a sentence about the ending, beside that of its status
     units: Units = field(default_factory=Units)  # of the first point, if it is stationary
+    rounding: float = 0.0  # rounding error of the gradient at x, if the run stalled there
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until an ending is reached."""
@@ -347,7 +348,25 @@ class Run:
         if any(record.note == Note.NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
         self.cause = self._below_difference_error() or consistency.cause(self.oracle, self.x, self._units.length or 1.0)
-        return Status.STALLED
+        return Status.STALLED if self.cause else self._stationary_to_roundoff()
+
+    def _stationary_to_roundoff(self) -> Status:
+        """Return the ending of a stalled run whose gradient may be within its rounding error.
+
+        The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the
+        error.
+        """
+        meter = replace(self.oracle.meter)
+        error = consistency.gradient_rounding(self.oracle, self.x, self._units.length or 1.0)
+        self.oracle.meter = meter
+        if not self.oracle.space.norm(self.oracle.gradient(self.x)[1]) <= error:
+            return Status.STALLED
+        if not self.limits.default_tol:
+            self.cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
+            return Status.STALLED
+        self.rounding = error
+        ending, _ = self._second_order_test()
+        return Status.STALLED if ending is None else ending
 
     def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
         """End the run where gradient, values and products contradict each other.
@@ -387,9 +406,9 @@ class Run:
 
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector."""
-        eps, eps_curvature = self._tol, self.limits.curvature_tol
+        eps, eps_curvature = max(self._tol, self.rounding), self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
-            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
+            eps_curvature = math.sqrt(self._tol) * math.sqrt(min(1.0, self._units.cubic or 1.0))
         return probe(
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
         )

@@ -98,7 +98,8 @@ def minimize(
         Accepted only if they do not bind: infinite bounds, and no constraints. Others are an error.
     tol : float, optional
         Stop if ‖∇f‖₂ ≤ tol and λ_min ≥ −`curvature_tol`. By default 1e-8 in float64 and 1e-4 in float32. With `jac`
-        "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this.
+        "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this. A run
+        that stalls with a gradient within its rounding error has the default raised to that error.
     callback : callable, optional
         Called as ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration. StopIteration, or a
         return value of True, ends the run. The intermediate result has x, fun (on the objective sample; NaN if it was
