@@ -232,3 +232,20 @@ def test_stalls_at_the_roundoff_of_the_gradient(tally):
         if result.success and norm > max(1.01e-8, 1e5 * torch.finfo(dtype).eps):
             failures.append((seed, constant, dtype, "false success", norm, result.certificate.eps_gradient))
     tally("stalls at the roundoff of the gradient", cases, failures)
+
+
+def test_f_of_any_size(tally):
+    """Random functions times powers of ten up to the limits of the type, with a tolerance in proportion."""
+    cases, failures = 0, []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        f, x0 = random_function(rng)
+        s = 10.0 ** rng.uniform(-290, 290)
+        result = sanc.minimize(lambda x, f=f, s=s: s * f(x), x0, tol=1e-6 * s, curvature_tol=1e-3 * s, seed=seed)
+        cases += 1
+        x = torch.from_numpy(np.asarray(result.x))
+        norm = float(torch.autograd.functional.jacobian(f, x).norm())
+        lowest = float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(f, x))[0])
+        if not result.success or norm > 1.01e-6 or lowest < -1.01e-3:
+            failures.append((seed, s, result.message, norm, lowest))
+    tally("f of any size", cases, failures)

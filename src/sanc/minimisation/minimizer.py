@@ -355,23 +355,23 @@ def _is_true(returned: Any) -> bool:
 
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
-    oracle, meter = run.oracle, run.oracle.meter
+    oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
+        run.certificate, _ = run.probe(run.oracle if oracle.exact else whole, run.limits.max_products, run.seed)
     return Result(
         x=restore(run.x),
         fun=value,
         jac=restore(g),
         success=status.success,
         status=status,
-        message=f"{status.sentence} {run.cause}".rstrip(),
+        message=f"{status.sentence} {run.message}".rstrip(),
         nit=run.iteration,
         history=run.history,
-        certificate=run.certificate,
+        certificate=run.unscaled_certificate,
         hvp=oracle.hvp,
         **counts,
     )
