@@ -408,8 +408,13 @@ class Run:
         """Return the ending of a stalled run whose gradient may be within its rounding error.
 
         The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the
-        error.
+        error. In a valley of extreme condition the error across it may hide the gradient along it. So the models of the
+        last iterations also have to predict no decrease beyond the roundoff of f, as the ratio test measures it.
         """
+        stalled = self.history[-_STALL_LIMIT:]
+        roundoff = 10.0 * self.oracle.space.eps
+        if not all(record.model_decrease <= roundoff * abs(record.value) for record in stalled):
+            return Status.STALLED
         meter = replace(self.oracle.meter)
         error = consistency.gradient_rounding(self.oracle, self.x, self._units.length or 1.0)
         self.oracle.meter = meter
