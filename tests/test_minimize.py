@@ -1241,3 +1241,21 @@ def test_the_certificate_of_a_function_whose_squares_leave_the_range(n, scale):
     )  # fmt: skip
     assert result.second_order and not result.saddle
     assert result.lower_bound <= scale <= (result.lambda_min + result.rounding) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("size", [1e8, 1e10, 1e12])
+def test_a_minimum_exact_to_roundoff_is_a_success(size):
+    """The gradient of a large sum of squares stays above the default tolerance; a tolerance of the caller holds."""
+    rng = np.random.default_rng(1)
+    A, y = rng.standard_normal((50, 5)), size * rng.standard_normal(50)
+    expected = np.linalg.lstsq(A, y)[0]
+    A, y = torch.from_numpy(A), torch.from_numpy(y)
+
+    def f(x):
+        return (A @ x - y).square().sum()
+
+    found = sanc.minimize(f, np.zeros(5))
+    assert found.status is Status.SECOND_ORDER and found.certificate.second_order
+    assert np.linalg.norm(found.x - expected) <= 1e-13 * np.linalg.norm(expected)
+    strict = sanc.minimize(f, np.zeros(5), tol=1e-9)
+    assert strict.status is Status.STALLED and "Roundoff alone may cause a gradient" in strict.message

@@ -187,3 +187,16 @@ def test_nonlinearity_against_the_closed_form():
     drawn = [[np.random.default_rng((0, k, j)).standard_normal(4) for j in range(2)] for k in range(3)]
     sums = [np.linalg.norm(u / np.linalg.norm(u) + v / np.linalg.norm(v)) for u, v in drawn]
     assert largest == pytest.approx(max(5.0 * abs(1 - 2 / s) for s in sums))
+
+
+def test_rounding_of_a_gradient_against_exact_arithmetic():
+    """A constant in f does not raise it, and for sums of squares it bounds the error that longdouble shows."""
+    rng = np.random.default_rng(0)
+    for size in (1.0, 1e6, 1e10):
+        A, y, x = rng.standard_normal((50, 5)), size * rng.standard_normal(50), size * rng.standard_normal(5)
+        given = {"jac": lambda x, A=A, y=y: 2 * A.T @ (A @ x - y), "hessp": lambda x, v, A=A: 2 * A.T @ (A @ v)}
+        wide = A.astype(np.longdouble)
+        error = np.linalg.norm((given["jac"](x) - 2 * wide.T @ (wide @ x - y)).astype(float))
+        for constant in (0.0, 1e40):
+            oracle = CallableOracle(lambda x, A=A, y=y, c=constant: float(((A @ x - y) ** 2).sum()) + c, x, **given)
+            assert error < consistency.gradient_rounding(oracle, x, 1.0) < 1e3 * error

@@ -203,3 +203,49 @@ def test_saddles_below_the_roundoff_of_f(tally):
         if not abs(float(result.x[-1])) > 0.9 * math.sqrt(-float(d[-1])):
             failures.append((seed, n, dtype, constant, result.message))
     tally("saddles below roundoff", cases, failures)
+
+
+def test_stalls_at_the_roundoff_of_the_gradient(tally):
+    """Sums of squares of any size and type succeed; large constants cause no false success."""
+    cases, failures = 0, []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        dtype = torch.float32 if seed % 2 else torch.float64
+        m, n = int(10.0 ** rng.uniform(1, 4)), int(rng.integers(1, 9))
+        A = rng.standard_normal((m, n))
+        y = 10.0 ** rng.uniform(0, 4 if seed % 2 else 12) * rng.standard_normal(m)
+        typed, target = torch.tensor(A, dtype=dtype), torch.tensor(y, dtype=dtype)
+        result = sanc.minimize(lambda x, A=typed, y=target: (A @ x - y).square().sum(), torch.zeros(n, dtype=dtype))
+        expected = np.linalg.lstsq(A, y)[0]
+        cases += 1
+        close = np.linalg.norm(result.x.double().numpy() - expected) <= 1e3 * torch.finfo(dtype).eps * np.linalg.norm(y)
+        if not (result.success and close):
+            failures.append((seed, m, n, dtype, result.message))
+        constant, x0 = 10.0 ** rng.uniform(0, 30), torch.tensor(1.5 * rng.standard_normal(n + 1), dtype=dtype)
+
+        def valley(x, c=constant):
+            return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum() + c
+
+        result = sanc.minimize(valley, x0, max_iter=200)
+        cases += 1
+        norm = float(torch.autograd.functional.jacobian(valley, result.x.double()).norm())
+        if result.success and norm > max(1.01e-8, 1e5 * torch.finfo(dtype).eps):
+            failures.append((seed, constant, dtype, "false success", norm, result.certificate.eps_gradient))
+    tally("stalls at the roundoff of the gradient", cases, failures)
+
+
+def test_f_of_any_size(tally):
+    """Random functions times powers of ten up to the limits of the type, with a tolerance in proportion."""
+    cases, failures = 0, []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        f, x0 = random_function(rng)
+        s = 10.0 ** rng.uniform(-290, 290)
+        result = sanc.minimize(lambda x, f=f, s=s: s * f(x), x0, tol=1e-6 * s, curvature_tol=1e-3 * s, seed=seed)
+        cases += 1
+        x = torch.from_numpy(np.asarray(result.x))
+        norm = float(torch.autograd.functional.jacobian(f, x).norm())
+        lowest = float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(f, x))[0])
+        if not result.success or norm > 1.01e-6 or lowest < -1.01e-3:
+            failures.append((seed, s, result.message, norm, lowest))
+    tally("f of any size", cases, failures)

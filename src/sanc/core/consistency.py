@@ -20,6 +20,8 @@ _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative that roundoff cannot explain; a thousandth of it for asymmetry."""
 _COARSE = 4.0
 """Differenced gradients with a norm of at most this many errors are unreliable."""
+_ROUNDINGS = 10.0
+"""Rounding errors of a single operation that a gradient may have: ten, as for values and Ritz values."""
 INACCURATE = 10.0
 """Asymmetry of products, in units of their nonlinearity, that inaccuracy explains: ten errors, as for differences."""
 _NOISY, GROSS = 1e2, 1e6
@@ -60,6 +62,36 @@ def gradient(oracle: Oracle, x: Vector, length: float) -> str:
     if abs(ratio + 1.0) <= _RELATIVE_ERROR + 10.0 * error:
         return "The sign of the gradient is wrong: f decreases along it."
     return f"The gradient is inconsistent with f: along it f changes {ratio:.3g} times as fast as it predicts."
+
+
+def gradient_rounding(oracle: Oracle, x: Vector, length: float) -> float:
+    """Estimate the norm of the rounding error of an exact gradient at x; 0 where a product is not finite.
+
+    Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
+    about eps·√(2‖B‖|f|). For f = ‖r‖² with r = Ax − y this is 2 eps·‖A‖‖r‖, a bound on the error of the inner products
+    in 2Aᵀr. ‖B‖ is the Frobenius norm, which is the root mean square of ‖Bξ‖. A constant in f raises this bound and not
+    the error. So the second term is at most the noise that gradients near x show.
+    """
+    space, operator, value = oracle.space, oracle.hessian(x), oracle.gradient(x)[0]
+    moved = size = 0.0
+    try:
+        for k in range(3):
+            v = space.normal(np.random.default_rng((k, 11)))
+            moved, size = max(moved, space.norm(operator(x * v))), max(size, space.norm(operator(v)))
+    except NonFiniteProductError:
+        return 0.0
+    finally:
+        operator.release()
+    sums = space.eps * math.sqrt(2.0 * size) * math.sqrt(abs(value))
+    return _ROUNDINGS * (space.eps * moved + min(sums, gradient_noise(oracle, x, length)))
+
+
+def gradient_noise(oracle: Oracle, x: Vector, length: float, seed: int = 0) -> float:
+    """Estimate the noise of the gradient near x from third differences on a line, as `noise` does for f."""
+    differences = [oracle.gradient(point)[1] for point in _line(oracle.space, x, length, seed)]
+    for _ in range(3):
+        differences = [after - before for before, after in itertools.pairwise(differences)]
+    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(20.0 * len(differences))  # (3!)²/6! = 1/20
 
 
 def missing_derivative(oracle: Oracle, x: Vector, length: float) -> str:
@@ -193,14 +225,19 @@ def noise(oracle: Oracle, x: Vector, length: float, least: float = _NOISY, seed:
     It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011).
     """
     space = oracle.space
-    d = space.normal(np.random.default_rng((seed, 7)))
-    step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)
-    values = np.array([oracle.value(x + d * (step * k)) for k in range(-3, 4)])
+    values = np.array([oracle.value(point) for point in _line(space, x, length, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         size = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
     if not size > least * space.eps * float(np.max(np.abs(values))):
         return ""
     return f"The values are noisy: about ±{size:.1g} between neighbouring points."
+
+
+def _line(space: Space, x: Vector, length: float, seed: int) -> list[Vector]:
+    """Return seven points around x on a random line, about a thousand rounding errors of x apart."""
+    d = space.normal(np.random.default_rng((seed, 7)))
+    step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)
+    return [x + d * (step * k) for k in range(-3, 4)]
 
 
 def cause(oracle: Oracle, x: Vector, length: float) -> str:

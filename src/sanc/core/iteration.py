@@ -74,7 +74,7 @@ class Iteration:
         self.state = State(seed=seed, sigma=method.sigma.judge(0.0).first)
         self.at_rest = False
         self.rates: Sequence[float] = ()
-        self._tol, self._one_sample, self._ahead = tol, one_sample, ahead
+        self.tol, self._one_sample, self._ahead = tol, one_sample, ahead
 
     @property
     def units(self) -> Units:
@@ -109,7 +109,7 @@ class Iteration:
         oracle.begin(state.iteration, products=method.needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         judge = method.sigma.judge(oracle.space.eps, exact=oracle.exact)
-        options = (self._tol, self._one_sample, self._ahead, start)
+        options = (self.tol, self._one_sample, self._ahead, start)
         here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *options)
         outcome = self._advance(here)
         size_g, size_b, _ = oracle.sizes

@@ -20,6 +20,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
+from sanc.core.scaled import ScaledOracle, saved_exponent, scaling_exponent
 from sanc.core.space import Vector
 from sanc.core.units import Units, measure_units
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -151,12 +152,15 @@ class Run:
     smooth: bool = False  # whether the values were checked for noise
     cause: str = ""  # a sentence about the ending, beside that of its status
     units: Units = field(default_factory=Units)  # of the first point, if it is stationary
+    rounding: float = 0.0  # rounding error of the gradient at x, if the run stalled there
 
     def go(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until an ending is reached."""
         if self.limits.max_time < math.inf:
             deadline = clock() + self.limits.max_time
             self.late = lambda: clock() >= deadline
+        if self.oracle.exact and not self.iteration and self.iterates.method.sigma.sigma0 is None:
+            self._scale(scaling_exponent(self.oracle, self.x))
         while True:
             direction = g = None
             if self.oracle.exact:
@@ -187,7 +191,7 @@ class Run:
                 self.x, record = self.iterates.iterate(before, self.oracle, direction)
             except NonFiniteStartError:
                 return Status.NOT_FINITE
-            self.history.append(record)
+            self.history.append(self._unscaled_record(record))
             self._watch(record)
             self.oracle.end(record.step_norm)
             if report(self):
@@ -202,6 +206,55 @@ class Run:
     def iteration(self) -> int:
         """Iterations made, including those before an interruption."""
         return int(self.iterates.state.iteration)
+
+    @property
+    def objective(self) -> Oracle:
+        """The oracle of f, where the run may use one of f times a power of two."""
+        return self.oracle.inner if isinstance(self.oracle, ScaledOracle) else self.oracle
+
+    @property
+    def _factor(self) -> float:
+        """The power of two by which f is scaled."""
+        return self.oracle.factor if isinstance(self.oracle, ScaledOracle) else 1.0
+
+    def _scale(self, exponent: int) -> None:
+        """Continue with 2^exponent · f and tolerances to match, unless the one on the gradient would overflow."""
+        factor = math.ldexp(1.0, exponent)
+        if not exponent or self.limits.tol * factor == math.inf:
+            return
+        self.oracle = ScaledOracle(self.oracle, exponent)
+        curvature = self.limits.curvature_tol
+        self.limits = replace(
+            self.limits,
+            tol=self.limits.tol * factor,
+            curvature_tol=None if curvature is None else curvature * factor,
+        )
+        iterates: Any = self.iterates  # that of the core: objectives on samples are not scaled
+        iterates.tol = self.limits.tol
+
+    def _unscaled_record(self, record: Record) -> Record:
+        """Return the record in the units of f."""
+        if self._factor == 1.0:
+            return record
+        names = ("sigma", "grad_norm", "ritz_value", "model_decrease", "value", "trial_value")
+        return replace(record, **{name: getattr(record, name) / self._factor for name in names})
+
+    @property
+    def unscaled_certificate(self) -> Certificate | None:
+        """The certificate in the units of f."""
+        cert = self.certificate
+        if cert is None or self._factor == 1.0:
+            return cert
+        names = ["grad_norm", "lambda_min", "error_bound", "rounding", "residual", "asymmetry"]
+        names += ["eps_gradient", "eps_curvature"]
+        return replace(cert, **{name: getattr(cert, name) / self._factor for name in names})
+
+    @property
+    def message(self) -> str:
+        """The sentence about the cause of the ending, which may have numbers of the scaled f."""
+        if not self.cause or not isinstance(self.oracle, ScaledOracle):
+            return self.cause
+        return f"{self.cause} Numbers in this message are of f times 2^{self.oracle.exponent}."
 
     def state(self) -> dict[str, Any]:
         """Return everything that `resume` needs to continue bit for bit: plain numbers, vectors and tensors."""
@@ -261,9 +314,11 @@ class Run:
             raise refuse("resume['consistency']", known, "an integer ≥ 0 and two of True and False")
         meter = Meter(**state["meter"])
         saved, wanted = require_mapping("resume['oracle']", state["oracle"]), self.oracle.numbers()
-        if set(saved) != set(wanted):
+        if set(saved) - {"exponent"} != set(wanted):
             raise refuse("resume['oracle']", sorted(map(str, saved)), f"{sorted(wanted)}")
-        self.oracle.restore(saved)
+        exponent = saved_exponent(self.oracle, self.x, saved)
+        self.oracle.restore({name: saved[name] for name in wanted})
+        self._scale(exponent)
         self.x = state["x"]
         self.iterates.restore(numbers, vectors, tensors)
         self.stalled, self.best_gradient = state["stalled"], best
@@ -350,7 +405,30 @@ class Run:
         if any(record.note == Note.NO_GRADIENT for record in stays):
             return Status.NO_GRADIENT
         self.cause = self._below_difference_error() or consistency.cause(self.oracle, self.x, self._units.length or 1.0)
-        return Status.STALLED
+        return Status.STALLED if self.cause else self._stationary_to_roundoff()
+
+    def _stationary_to_roundoff(self) -> Status:
+        """Return the ending of a stalled run whose gradient may be within its rounding error.
+
+        The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the
+        error. In a valley of extreme condition the error across it may hide the gradient along it. So the models of the
+        last iterations also have to predict no decrease beyond the roundoff of f, as the ratio test measures it.
+        """
+        stalled = self.history[-_STALL_LIMIT:]
+        roundoff = 10.0 * self.oracle.space.eps
+        if not all(record.model_decrease <= roundoff * abs(record.value) for record in stalled):
+            return Status.STALLED
+        meter = replace(self.oracle.meter)
+        error = consistency.gradient_rounding(self.oracle, self.x, self._units.length or 1.0)
+        self.oracle.meter = meter
+        if not self.oracle.space.norm(self.oracle.gradient(self.x)[1]) <= error:
+            return Status.STALLED
+        if not self.limits.default_tol:
+            self.cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
+            return Status.STALLED
+        self.rounding = error
+        ending, _ = self._second_order_test()
+        return Status.STALLED if ending is None else ending
 
     def _contradicted(self, record: Record, before: Vector, g: Vector | None) -> Status | None:
         """End the run where gradient, values and products contradict each other.
@@ -390,16 +468,17 @@ class Run:
 
     def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector."""
-        eps, eps_curvature = self._tol, self.limits.curvature_tol
+        eps, eps_curvature = max(self._tol, self.rounding), self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
-            eps_curvature = math.sqrt(eps) * math.sqrt(min(1.0, self._units.cubic or 1.0))
+            one = self._factor  # the unit of L2
+            eps_curvature = math.sqrt(self._tol) * math.sqrt(min(one, self._units.cubic or one))
         return probe(
             oracle, self.x, eps=eps, eps_curvature=eps_curvature, max_products=max_products, seed=seed, late=self.late
         )
 
     def _below_difference_error(self) -> str:
         """Return a cause if no gradient of this run exceeded the error of differences, where that error is large."""
-        known = [record.grad_norm for record in self.history]
+        known = [record.grad_norm * self._factor for record in self.history]
         longest = max((norm for norm in known if math.isfinite(norm)), default=0.0)
         longest = max(longest, self.iterates.grad_norm, _LARGE_ERROR * self.limits.tol)
         return consistency.coarse(self.oracle, self.x, longest)

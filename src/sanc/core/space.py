@@ -78,6 +78,9 @@ class Space:
             square = self.inner(v, v)
             if self._least < float(square) < 1.0 / self._least:
                 return square.sqrt()
+            if float(square) == 0.0 and len(v):  # the square may underflow where the norm does not
+                largest = v.abs().max()
+                return torch.linalg.vector_norm(v / largest) * largest if float(largest) > 0.0 else largest
         if len(v) <= _PIECE:
             return torch.linalg.vector_norm(v)
         pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])

@@ -98,7 +98,8 @@ def minimize(
         Accepted only if they do not bind: infinite bounds, and no constraints. Others are an error.
     tol : float, optional
         Stop if ‖∇f‖₂ ≤ tol and λ_min ≥ −`curvature_tol`. By default 1e-8 in float64 and 1e-4 in float32. With `jac`
-        "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this.
+        "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this. A run
+        that stalls with a gradient within its rounding error has the default raised to that error.
     callback : callable, optional
         Called as ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration. StopIteration, or a
         return value of True, ends the run. The intermediate result has x, fun (on the objective sample; NaN if it was
@@ -354,23 +355,23 @@ def _is_true(returned: Any) -> bool:
 
 def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
-    oracle, meter = run.oracle, run.oracle.meter
+    oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(whole, run.limits.max_products, run.seed)
+        run.certificate, _ = run.probe(run.oracle if oracle.exact else whole, run.limits.max_products, run.seed)
     return Result(
         x=restore(run.x),
         fun=value,
         jac=restore(g),
         success=status.success,
         status=status,
-        message=f"{status.sentence} {run.cause}".rstrip(),
+        message=f"{status.sentence} {run.message}".rstrip(),
         nit=run.iteration,
         history=run.history,
-        certificate=run.certificate,
+        certificate=run.unscaled_certificate,
         hvp=oracle.hvp,
         **counts,
     )

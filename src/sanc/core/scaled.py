@@ -1,0 +1,131 @@
+"""An oracle of f times a power of two, for functions whose derivatives are near the limits of their number type.
+
+Rules of the iteration form squares of norms, and products of f, σ and cubes of norms, which overflow or underflow long
+before f itself does. A power of two changes no digit of f, g and Hv, so the steps are those of f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sanc.core.oracle import Meter, Operator, Oracle
+from sanc.core.saved import refuse
+from sanc.core.space import Vector
+
+_CUBES = 3
+"""The highest power of derivatives that rules form: within this root of the range of the type they are not scaled."""
+_MARGIN = 8
+"""Exponents between the largest factor and the limit of the type, so that the factor and its inverse are normal."""
+
+
+class ScaledOracle(Oracle):
+    """Evaluates 2^exponent · f; it counts in the meter of the oracle of f, `inner`."""
+
+    def __init__(self, inner: Oracle, exponent: int) -> None:
+        self.inner, self.exponent = inner, exponent
+        self.factor = math.ldexp(1.0, exponent)
+        self.space, self.exact, self.hvp = inner.space, inner.exact, inner.hvp
+        self.values, self.written, self.differences = inner.values, inner.written, inner.differences
+
+    @property
+    def meter(self) -> Meter:
+        """The counters of `inner`."""
+        return self.inner.meter
+
+    @meter.setter
+    def meter(self, meter: Meter) -> None:
+        self.inner.meter = meter
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.inner.sizes
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        return self.inner.shapes
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self.inner.begin(iteration, products=products)
+
+    def end(self, step_norm: float) -> None:
+        self.inner.end(step_norm)
+        self.hvp = self.inner.hvp
+
+    def numbers(self) -> dict[str, Any]:
+        return self.inner.numbers() | {"exponent": self.exponent}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.inner.restore({name: number for name, number in numbers.items() if name != "exponent"})
+
+    def knows(self, x: Vector) -> tuple[bool, bool]:
+        return self.inner.knows(x)
+
+    def value(self, x: Vector) -> float:
+        return self.inner.value(x) * self.factor
+
+    def trial(self, x: Vector) -> float:
+        return self.inner.trial(x) * self.factor
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        value, g = self.inner.gradient(x)
+        return value * self.factor, g * self.factor
+
+    def gradient_error(self, x: Vector) -> float:
+        return self.inner.gradient_error(x) * self.factor
+
+    def hessian(self, x: Vector) -> Operator:
+        return _ScaledOperator(self.inner.hessian(x), self.factor)
+
+
+class _ScaledOperator(Operator):
+    def __init__(self, inner: Operator, factor: float) -> None:
+        self.inner, self.factor = inner, factor
+
+    def __call__(self, v: Vector) -> Vector:
+        return self.inner(v) * self.factor
+
+    def gradient(self) -> Vector:
+        return self.inner.gradient() * self.factor
+
+    def error(self, v: Vector, product: Vector) -> float:
+        return self.inner.error(v, product * (1.0 / self.factor)) * self.factor
+
+    def release(self) -> None:
+        self.inner.release()
+
+
+def scaling_exponent(oracle: Oracle, x: Vector) -> int:
+    """Return the exponent by which to scale f, from the first gradient or, where that is zero, the first value.
+
+    It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
+    the middle between 1 and that bound, since gradients fall during a run.
+    """
+    most = _largest_exponent(oracle, x)
+    bound = most // _CUBES
+    value, g = oracle.gradient(x)
+    size = _largest_entry(oracle, g) or abs(value)
+    exponent = math.frexp(size)[1] if 0.0 < size < math.inf else 0
+    if abs(exponent) <= bound:
+        return 0
+    return max(_MARGIN - most, min(bound // 2 - exponent, most - _MARGIN))
+
+
+def saved_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
+    """Return the exponent among the saved numbers of an oracle, after a check; 0 if f was not scaled."""
+    exponent, most = numbers.get("exponent", 0), _largest_exponent(oracle, x) - _MARGIN
+    if type(exponent) is not int or abs(exponent) > most:
+        raise refuse("resume['oracle']['exponent']", exponent, f"an integer from {-most} to {most}")
+    return exponent
+
+
+def _largest_exponent(oracle: Oracle, x: Vector) -> int:
+    return math.frexp(torch.finfo(oracle.space.tensor(x).dtype).max)[1]
+
+
+def _largest_entry(oracle: Oracle, v: Vector) -> float:
+    """Return the largest absolute entry, which neither overflows nor underflows as a norm may."""
+    return float(oracle.space.tensor(v).abs().max())
