@@ -631,6 +631,14 @@ def widen(model, opt):
     opt.add_param_group({"params": [("more", torch.zeros(3, dtype=model[0].weight.dtype, requires_grad=True))]})
 
 
+def narrow(model, opt):
+    model.bfloat16()
+
+
+def empty_group(model, opt):
+    opt.param_groups.append(opt.param_groups[0] | {"params": [], "param_names": []})
+
+
 def state(model, opt):
     iterates = opt._driver.iterates
     iterates.state = replace(iterates.state, seed=iterates.state.seed + 1)
@@ -647,6 +655,8 @@ DRIFTS = {
     decay: r"parameter 0\.weight has weight_decay = 0\.1 on rank 1 and weight_decay = 0\.0 on rank 0",
     invalid_rate: r"parameter 0\.weight has lr = -1\.0 on rank 1",
     widen: "the number of parameters of rank 1 differs",
+    narrow: r"parameter 0\.weight has dtype = torch\.bfloat16 on rank 1 and dtype = torch\.float(64|32) on rank 0",
+    empty_group: "the number of parameter groups of rank 1 differs",
     state: "'seed' in the state of the method of rank 1 differs",
 }
 """Changes on one rank only, and what the error says of them."""
@@ -689,6 +699,130 @@ def drift(changes, moments, styles, dtype=torch.float64, parts=0, settings=None)
                 closure = {"gradients": None, "backward": backward, "loss": loss}[style]
                 kind, text = error_of(lambda opt=opt, closure=closure: opt.step(closure))
                 found[f"{change.__name__}, {style}, step {at}"] = kind, text, torch.equal(gathered(opt), before)
+    return found
+
+
+class Elsewhere(sanc.Diagonal):
+    """A metric of a user without a `repr` of its own: that of `object` contains an address."""
+
+    __repr__ = object.__repr__
+
+
+DIFFERENT_OPTIONS = {
+    "preset": {"preset": "paper"},
+    "metric": {"metric": "diagonal"},
+    "an option of the metric": {"refresh": 3},
+    "an option of the model": {"krylov_dim": 3},
+    "curvature": {"curvature": False},
+    "lr": {"lr": 0.5},
+    "weight_decay": {"weight_decay": 0.1},
+    "seed": {"seed": 1},
+    "hvp": {"hvp": "finite-difference"},
+    "microbatch": {"microbatch": 2},
+    "check": {"check": False},
+    "compare_every": {"compare_every": 3},
+    "no comparison": {"compare_every": 0},
+}
+"""Options of rank 1 only."""
+
+
+def different_options(parts=0):
+    """Construct optimisers with different options on rank 1; return the errors by name."""
+    rank, _ = rank_and_size()
+    found = {}
+    for name, options in DIFFERENT_OPTIONS.items():
+        model = deep() if parts else network()
+        settings = {"seed": 0} | (options if rank == 1 else {})
+        found[name] = error_of(lambda model=model, settings=settings: sanc.SANC(model.parameters(), **settings))
+    model = deep() if parts else network()
+    kind = sanc.SCR if rank == 1 else sanc.SANC
+    found["method"] = error_of(lambda: kind(model.parameters(), seed=0))
+    return found
+
+
+STYLES = ("loss", "backward", "gradients")
+
+
+def different_styles(settings):
+    """Make the first step in another style on rank 1; return the errors, and parameters after steps in one style."""
+    rank, size = rank_and_size()
+    found = {}
+    for pair in [(one, other) for one in STYLES for other in STYLES if one != other]:
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0, **settings)
+        data = [share(batch, rank, size) for batch in batches(4)]
+        before = flat(model)
+        error = error_of(lambda model=model, opt=opt: train(opt, model, data[:1], pair[rank]))
+        same = torch.equal(flat(model), before)
+        opt.zero_grad()
+        train(opt, model, data[1:])
+        found[" and ".join(pair)] = error, same, flat(model)
+    return found
+
+
+EXTRAS = {
+    str(dtype): torch.ones(5).to(dtype)
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool,
+        torch.complex64, torch.complex128,
+    )
+} | {"of one entry": torch.ones(()), "without entries": torch.ones(0)}  # fmt: skip
+"""Frozen parameters of all types, with an odd number of entries."""
+
+
+def frozen_parameters():
+    """Train beside frozen parameters of all types; return the errors, and those after one is changed on rank 1."""
+    rank, size = rank_and_size()
+    found = {}
+    for name, extra in EXTRAS.items():
+        model = network()
+        frozen = nn.Parameter(extra.clone(), requires_grad=False)
+        groups = [*model.named_parameters(), ("extra", frozen)]
+        data = [share(batch, rank, size) for batch in batches(4)]
+
+        def made(groups=groups, model=model, data=data):
+            opt = sanc.SANC(groups, seed=0, compare_every=1, metric=Elsewhere())
+            train(opt, model, data[:2])
+            return opt
+
+        error = error_of(made)
+        opt = made()
+        if rank == 1 and extra.numel():
+            frozen.view(-1)[-1:].zero_()
+        found[name] = error, error_of(lambda opt=opt, model=model, data=data: train(opt, model, data[2:3]))
+    return found
+
+
+def fail_alone(parts, moments):
+    """Make a call before a step on rank 1 only, after which it cannot make the step.
+
+    Return by name the errors, the seconds, and the parameters after both ranks have trained on.
+    """
+    rank, size = rank_and_size()
+    found = {}
+    for name in ("eval", "zero_grad", "load_state_dict"):
+        for at in moments:
+            model = deep() if parts else network()
+            opt = sanc.SANC(model.parameters(), seed=0)
+            data = [share(batch, rank, size) for batch in batches(at + 3)]
+            train(opt, model, data[:at], "gradients")
+            opt.train()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                saved = opt.state_dict()  # at the point of gradients
+            opt.zero_grad()
+            loss_of(model)(*data[at]).backward()
+            before, begun = gathered(opt), time.monotonic()
+            if rank == 1:
+                opt.load_state_dict(saved) if name == "load_state_dict" else getattr(opt, name)()
+            error, seconds = error_of(opt.step), time.monotonic() - begun
+            if name != "eval":
+                assert torch.equal(gathered(opt), before)
+            if name == "load_state_dict":  # now on all ranks
+                opt.load_state_dict(saved)
+            opt.eval()
+            train(opt, model, data[at + 1 :], "gradients")
+            found[f"{name}, step {at}"] = error, seconds, gathered(opt)
     return found
 
 

@@ -1,6 +1,6 @@
-"""One of two ranks has rows that are not finite, or changes parameters or options alone.
+"""One of two ranks has rows that are not finite, changes parameters or options alone, or makes other calls.
 
-In the first case no rank makes the step, and both continue with equal parameters. In the second both raise an error.
+In the first case no rank makes the step, and both continue with equal parameters. In the others both raise an error.
 """
 
 from __future__ import annotations
@@ -51,3 +51,63 @@ def test_changes_on_one_rank_alone(tally, dtype, settings):
         elif not re.search(rank_jobs.DRIFTS[change], text):
             failures.append(f"{name}: {text}")
     tally("changes on one rank alone", len(one), failures)
+
+
+shards = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"
+)
+both = pytest.mark.parametrize("parts", [0, pytest.param(1, marks=shards)], ids=["whole", "sharded"])
+
+
+@both
+def test_options_of_one_rank_alone(tally, parts):
+    one, other = without_errors(run_on_ranks(2, rank_jobs.different_options, parts, timeout=20.0, limit=60.0))
+    failures = [
+        f"{name}: {kind} {text}"
+        for name, (kind, text) in one.items()
+        if kind != "RanksError" or "one of the settings" not in text or other[name] != (kind, text)
+    ]
+    tally("options of one rank alone", len(one), failures)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"check": False}, {"curvature": False, "check": False}, {"compare_every": 0}], ids=str
+)
+def test_styles_of_one_rank_alone(tally, settings):
+    one, other = without_errors(run_on_ranks(2, rank_jobs.different_styles, settings, timeout=20.0, limit=60.0))
+    failures = []
+    for name, (error, same, end) in one.items():
+        its_error, its_same, its_end = other[name]
+        kinds = {error[0], its_error[0]}
+        if not (kinds <= {"ArgumentError", "RanksError"} and same and its_same and torch.equal(end, its_end)):
+            failures.append(f"{name}: {error}, {its_error}, {same}, {its_same}")
+    tally("styles of one rank alone", len(one), failures)
+
+
+def test_frozen_parameters_of_all_types(tally):
+    one, other = without_errors(run_on_ranks(2, rank_jobs.frozen_parameters, timeout=20.0, limit=60.0))
+    failures = []
+    for name, (error, changed) in one.items():
+        expected = r"^$" if "without" in name else r"parameter extra of shape .* of rank 1 differs from that of rank 0"
+        if error != ("", "") or not re.match(expected, changed[1]) or other[name] != (error, changed):
+            failures.append(f"{name}: {error}, {changed}, {other[name]}")
+    tally("frozen parameters of all types", len(one), failures)
+
+
+@both
+def test_calls_of_one_rank_alone(tally, parts):
+    """The other rank raises an error at once, not after the timeout, and both can continue."""
+    timeout = 20.0
+    results = run_on_ranks(2, rank_jobs.fail_alone, parts, (1, 2, 5), timeout=timeout, limit=100.0)
+    one, other = without_errors(results)
+    failures = []
+    for name, (error, seconds, end) in one.items():
+        its_error, _, its_end = other[name]
+        kinds = [("RankFailedError", "ArgumentError")]
+        if name.startswith("load"):
+            kinds = [("RanksError", "RanksError")]
+        elif name.startswith("eval") and not parts:  # the average may be the point of gradients
+            kinds.append(("RanksError", "RanksError"))
+        if (error[0], its_error[0]) not in kinds or seconds > timeout / 2 or not torch.equal(end, its_end):
+            failures.append(f"{name}: {error}, {its_error}, {seconds}")
+    tally("calls of one rank alone", len(one), failures)
