@@ -33,7 +33,7 @@ def everything(folder):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return without_errors(run_on_ranks(2, everything, tmp_path_factory.mktemp("empty"), timeout=20.0, limit=60.0))
+    return without_errors(run_on_ranks(2, everything, tmp_path_factory.mktemp("empty")))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -92,7 +92,7 @@ def everything_sharded(folder):
 @pytest.fixture(scope="module")
 def two_sharded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    return without_errors(run_on_ranks(2, everything_sharded, folder, timeout=20.0, limit=60.0))
+    return without_errors(run_on_ranks(2, everything_sharded, folder))
 
 
 @shards
