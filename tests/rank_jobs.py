@@ -561,6 +561,101 @@ def kill_while_saving(folder):
     return error_of(lambda: sanc.save_checkpoint(folder, model, opt))
 
 
+def end_process(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_after(function):
+    def changed(*arguments, **options):
+        function(*arguments, **options)
+        end_process()
+
+    return changed
+
+
+def end_halfway(writer, *arguments, **options):
+    """Write the first half of a file of this rank."""
+    (writer.path / f"__{dist.get_rank()}_0.distcp").write_bytes(b"PK" + bytes(100))
+    end_process()
+
+
+def end_while_deleting(folder, *arguments, **options):
+    """Delete one file of a checkpoint, and end."""
+    next(path for path in sorted(folder.iterdir()) if path.is_file()).unlink()
+    end_process()
+
+
+def moments():
+    """Return by name the ranks that are killed, and owner, name and replacement of the function in which they are."""
+    import pathlib
+    import shutil
+
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    write, finish, rename = FileSystemWriter.write_data, FileSystemWriter.finish, pathlib.Path.rename
+    renamed = []
+
+    def end_before_name(number):
+        def changed(path, target):
+            renamed.extend([path] * path.is_dir())  # torch changes the names of files
+            return end_process() if len(renamed) == number else rename(path, target)
+
+        return changed
+
+    return {
+        "before a step": (range(4), sanc.SANC, "step", end_process),
+        "one rank before a step": ([2], sanc.SANC, "step", end_process),
+        "one rank after a step": ([1], sanc.SANC, "step", end_after(sanc.SANC.step)),
+        "before a save": (range(4), sanc, "save_checkpoint", end_process),
+        "before writing": (range(4), FileSystemWriter, "write_data", end_process),
+        "one rank while writing": ([3], FileSystemWriter, "write_data", end_halfway),
+        "all ranks while writing": (range(4), FileSystemWriter, "write_data", end_halfway),
+        "one rank after writing": ([1], FileSystemWriter, "write_data", end_after(write)),
+        "before the metadata": ([0], FileSystemWriter, "finish", end_process),
+        "after the metadata": ([0], FileSystemWriter, "finish", end_after(finish)),
+        "before the first name is changed": ([0], pathlib.Path, "rename", end_before_name(1)),
+        "before the second name is changed": ([0], pathlib.Path, "rename", end_before_name(2)),
+        "before the third name is changed": ([0], pathlib.Path, "rename", end_before_name(3)),
+        "while an old one is deleted": ([0], shutil, "rmtree", end_while_deleting),
+    }
+
+
+def resumable(folder, end, twice=False, kill=None, at=0):
+    """Train sharded parameters from the newest checkpoint, save after every second step, and return the losses by step.
+
+    `twice` saves each checkpoint again, which replaces it. `kill` names one of `moments`, from the end of step `at` on.
+    """
+    rank, size = rank_and_size()
+    model = deep()
+    opt = sanc.SANC(model.parameters(), seed=0, compare_every=3)
+    done = sanc.load_checkpoint(folder, model, opt)
+    losses = {}
+    for step, batch in enumerate(batches(end)[done:], done + 1):
+        a, b = share(batch, rank, size)
+        losses[step] = float(opt.step(lambda a=a, b=b: loss_of(model)(a, b)))
+        if step == at:
+            ranks, owner, name, replacement = moments()[kill]
+            if rank in ranks:
+                setattr(owner, name, replacement)
+        for _ in range((1 + twice) * (step % 2 == 0)):
+            sanc.save_checkpoint(folder, model, opt)
+    return losses
+
+
+def resumed(folders, end):
+    """Continue the runs of several folders."""
+    return [resumable(folder, end) for folder in folders]
+
+
+def load_damaged(folder, parts):
+    """Load a damaged checkpoint; return the error, and whether model and optimiser are unchanged."""
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    before, state = gathered(opt), str(opt.state_dict()["engine"])
+    error = error_of(lambda: sanc.load_checkpoint(folder, model, opt))
+    return error, torch.equal(gathered(opt), before) and str(opt.state_dict()["engine"]) == state
+
+
 def raise_under_a_wrapper(wrapped):
     """Raise an exception in the closure of rank 1; return the error, and whether parameters are unchanged."""
     rank, _ = rank_and_size()
