@@ -2,12 +2,14 @@
 
     python -m benchmarks.ranks --out docs/results     # minutes on two cores
     python -m benchmarks.ranks --quick                # seconds
+    python -m benchmarks.ranks --digests              # the cost of comparing the ranks in every step, minutes
 
 The network has three layers in float32; the ranks share one global batch and communicate by gloo on this machine.
 DistributedDataParallel with AdamW and three kinds of SANC are timed alternately: driven by gradients (averaged in DDP's
 backward pass), driven by closures (averaged steps), and with preset "paper" (each step with its Krylov space). A
 collective is counted when it is called; its bytes are those of the tensors that one rank passes in. --out writes
-ranks.json and ranks.md.
+ranks.json and ranks.md. --digests times steps with and without the digests that all ranks compare, alternately in one
+run on 2 ranks, and prints the ratios for a network of 10⁶ parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sanc
 from benchmarks.common import zoo  # noqa: F401 - puts tests/ on the path, for the next import
 from benchmarks.reporting import command, machine, markdown_table, write_results
-from benchmarks.timing import interleaved, medians
+from benchmarks.timing import interleaved, median_ratio, medians
 from together import run_on_ranks, without_errors
 
 ADAMW = "DDP + AdamW"
@@ -54,14 +56,14 @@ class Candidate:
         Traffic of DistributedDataParallel, counted by its communication hook.
     """
 
-    def __init__(self, name: str, width: int, rows: int) -> None:
+    def __init__(self, name: str, width: int, rows: int, **options: Any) -> None:
         self.collectives = self.bytes = 0
         size, model = dist.get_world_size(), network(width)
         self.style, settings = CANDIDATES.get(name, ("gradients", {}))
         self.model: nn.Module = model
         self.opt: Any = torch.optim.AdamW(model.parameters())
         if name != ADAMW:
-            self.opt = sanc.SANC(model.parameters(), seed=0, **settings)
+            self.opt = sanc.SANC(model.parameters(), seed=0, **settings | options)
         if size > 1 and self.style == "gradients":
             self.model = DistributedDataParallel(model)
             self.model.register_comm_hook(None, self._hook)
@@ -106,6 +108,34 @@ def measure(width: int, rows: int, steps: int) -> dict[str, dict[str, float]]:
     for name, seconds in medians(interleaved(candidates, seconds=0.0, least=steps, most=steps)).items():
         found[name]["milliseconds"] = 1e3 * seconds
     return found
+
+
+def measure_digests(width: int, rows: int, steps: int) -> dict[str, tuple[float, float, float]]:
+    """Return by candidate the ratio of step times with and without digests, its quartile distance, and milliseconds.
+
+    With `compare_every` = 0 a step sends the digest of which parameters take part alone.
+    """
+    found = {}
+    for name in CANDIDATES:
+        every = {"with": 100, "without": 0}
+        pair = {key: Candidate(name, width, rows, compare_every=value) for key, value in every.items()}
+        times = interleaved(pair, seconds=0.0, warm_up=5, least=steps, most=steps)
+        ratios = sorted(a / b for a, b in zip(times["with"], times["without"], strict=True))
+        spread = ratios[3 * steps // 4] - ratios[steps // 4]
+        found[name] = median_ratio(times["with"], times["without"]), spread, 1e3 * medians(times)["without"]
+    return found
+
+
+def print_digests(width: int, rows: int, steps: int) -> None:
+    """Measure the cost of the digests on 2 ranks, and print it as a table."""
+    found = without_errors(run_on_ranks(2, measure_digests, width, rows, steps, timeout=120, limit=900))[0]
+    parameters = sum(p.numel() for p in network(width).parameters())
+    print(f"2 ranks, gloo, {parameters:,} parameters, {rows} rows, {steps} interleaved steps")
+    entries = [
+        (name, f"{ratio:.3f}", f"{spread:.3f}", f"{milliseconds:.1f}")
+        for name, (ratio, spread, milliseconds) in found.items()
+    ]
+    print(markdown_table(("step", "with ÷ without digests", "quartile distance", "ms without"), entries))
 
 
 # ---------------------------------------------------------------------- estimate for many ranks
@@ -202,7 +232,11 @@ def page(document: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="a small network on 1 and 2 processes, seconds", out="ranks.json and ranks.md")
     parser.add_argument("--steps", type=int, default=30, help="timed steps; by default 30")
+    parser.add_argument("--digests", action="store_true", help="the cost of comparing the ranks in every step alone")
     options = parser.parse_args(arguments)
+    if options.digests:
+        print_digests(*(16, 16, 4) if options.quick else (680, 512, options.steps))
+        return 0
     width, rows, steps = (16, 16, 2) if options.quick else (256, 512, options.steps)
     measured, load = {}, os.getloadavg()[0]
     for size in (1, 2) if options.quick else (1, 2, 4):

@@ -561,6 +561,101 @@ def kill_while_saving(folder):
     return error_of(lambda: sanc.save_checkpoint(folder, model, opt))
 
 
+def end_process(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_after(function):
+    def changed(*arguments, **options):
+        function(*arguments, **options)
+        end_process()
+
+    return changed
+
+
+def end_halfway(writer, *arguments, **options):
+    """Write the first half of a file of this rank."""
+    (writer.path / f"__{dist.get_rank()}_0.distcp").write_bytes(b"PK" + bytes(100))
+    end_process()
+
+
+def end_while_deleting(folder, *arguments, **options):
+    """Delete one file of a checkpoint, and end."""
+    next(path for path in sorted(folder.iterdir()) if path.is_file()).unlink()
+    end_process()
+
+
+def moments():
+    """Return by name the ranks that are killed, and owner, name and replacement of the function in which they are."""
+    import pathlib
+    import shutil
+
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    write, finish, rename = FileSystemWriter.write_data, FileSystemWriter.finish, pathlib.Path.rename
+    renamed = []
+
+    def end_before_name(number):
+        def changed(path, target):
+            renamed.extend([path] * path.is_dir())  # torch changes the names of files
+            return end_process() if len(renamed) == number else rename(path, target)
+
+        return changed
+
+    return {
+        "before a step": (range(4), sanc.SANC, "step", end_process),
+        "one rank before a step": ([2], sanc.SANC, "step", end_process),
+        "one rank after a step": ([1], sanc.SANC, "step", end_after(sanc.SANC.step)),
+        "before a save": (range(4), sanc, "save_checkpoint", end_process),
+        "before writing": (range(4), FileSystemWriter, "write_data", end_process),
+        "one rank while writing": ([3], FileSystemWriter, "write_data", end_halfway),
+        "all ranks while writing": (range(4), FileSystemWriter, "write_data", end_halfway),
+        "one rank after writing": ([1], FileSystemWriter, "write_data", end_after(write)),
+        "before the metadata": ([0], FileSystemWriter, "finish", end_process),
+        "after the metadata": ([0], FileSystemWriter, "finish", end_after(finish)),
+        "before the first name is changed": ([0], pathlib.Path, "rename", end_before_name(1)),
+        "before the second name is changed": ([0], pathlib.Path, "rename", end_before_name(2)),
+        "before the third name is changed": ([0], pathlib.Path, "rename", end_before_name(3)),
+        "while an old one is deleted": ([0], shutil, "rmtree", end_while_deleting),
+    }
+
+
+def resumable(folder, end, twice=False, kill=None, at=0):
+    """Train sharded parameters from the newest checkpoint, save after every second step, and return the losses by step.
+
+    `twice` saves each checkpoint again, which replaces it. `kill` names one of `moments`, from the end of step `at` on.
+    """
+    rank, size = rank_and_size()
+    model = deep()
+    opt = sanc.SANC(model.parameters(), seed=0, compare_every=3)
+    done = sanc.load_checkpoint(folder, model, opt)
+    losses = {}
+    for step, batch in enumerate(batches(end)[done:], done + 1):
+        a, b = share(batch, rank, size)
+        losses[step] = float(opt.step(lambda a=a, b=b: loss_of(model)(a, b)))
+        if step == at:
+            ranks, owner, name, replacement = moments()[kill]
+            if rank in ranks:
+                setattr(owner, name, replacement)
+        for _ in range((1 + twice) * (step % 2 == 0)):
+            sanc.save_checkpoint(folder, model, opt)
+    return losses
+
+
+def resumed(folders, end):
+    """Continue the runs of several folders."""
+    return [resumable(folder, end) for folder in folders]
+
+
+def load_damaged(folder, parts):
+    """Load a damaged checkpoint; return the error, and whether model and optimiser are unchanged."""
+    model = deep(parts)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    before, state = gathered(opt), str(opt.state_dict()["engine"])
+    error = error_of(lambda: sanc.load_checkpoint(folder, model, opt))
+    return error, torch.equal(gathered(opt), before) and str(opt.state_dict()["engine"]) == state
+
+
 def raise_under_a_wrapper(wrapped):
     """Raise an exception in the closure of rank 1; return the error, and whether parameters are unchanged."""
     rank, _ = rank_and_size()
@@ -631,6 +726,14 @@ def widen(model, opt):
     opt.add_param_group({"params": [("more", torch.zeros(3, dtype=model[0].weight.dtype, requires_grad=True))]})
 
 
+def narrow(model, opt):
+    model.bfloat16()
+
+
+def empty_group(model, opt):
+    opt.param_groups.append(opt.param_groups[0] | {"params": [], "param_names": []})
+
+
 def state(model, opt):
     iterates = opt._driver.iterates
     iterates.state = replace(iterates.state, seed=iterates.state.seed + 1)
@@ -647,6 +750,8 @@ DRIFTS = {
     decay: r"parameter 0\.weight has weight_decay = 0\.1 on rank 1 and weight_decay = 0\.0 on rank 0",
     invalid_rate: r"parameter 0\.weight has lr = -1\.0 on rank 1",
     widen: "the number of parameters of rank 1 differs",
+    narrow: r"parameter 0\.weight has dtype = torch\.bfloat16 on rank 1 and dtype = torch\.float(64|32) on rank 0",
+    empty_group: "the number of parameter groups of rank 1 differs",
     state: "'seed' in the state of the method of rank 1 differs",
 }
 """Changes on one rank only, and what the error says of them."""
@@ -689,6 +794,130 @@ def drift(changes, moments, styles, dtype=torch.float64, parts=0, settings=None)
                 closure = {"gradients": None, "backward": backward, "loss": loss}[style]
                 kind, text = error_of(lambda opt=opt, closure=closure: opt.step(closure))
                 found[f"{change.__name__}, {style}, step {at}"] = kind, text, torch.equal(gathered(opt), before)
+    return found
+
+
+class Elsewhere(sanc.Diagonal):
+    """A metric of a user without a `repr` of its own: that of `object` contains an address."""
+
+    __repr__ = object.__repr__
+
+
+DIFFERENT_OPTIONS = {
+    "preset": {"preset": "paper"},
+    "metric": {"metric": "diagonal"},
+    "an option of the metric": {"refresh": 3},
+    "an option of the model": {"krylov_dim": 3},
+    "curvature": {"curvature": False},
+    "lr": {"lr": 0.5},
+    "weight_decay": {"weight_decay": 0.1},
+    "seed": {"seed": 1},
+    "hvp": {"hvp": "finite-difference"},
+    "microbatch": {"microbatch": 2},
+    "check": {"check": False},
+    "compare_every": {"compare_every": 3},
+    "no comparison": {"compare_every": 0},
+}
+"""Options of rank 1 only."""
+
+
+def different_options(parts=0):
+    """Construct optimisers with different options on rank 1; return the errors by name."""
+    rank, _ = rank_and_size()
+    found = {}
+    for name, options in DIFFERENT_OPTIONS.items():
+        model = deep() if parts else network()
+        settings = {"seed": 0} | (options if rank == 1 else {})
+        found[name] = error_of(lambda model=model, settings=settings: sanc.SANC(model.parameters(), **settings))
+    model = deep() if parts else network()
+    kind = sanc.SCR if rank == 1 else sanc.SANC
+    found["method"] = error_of(lambda: kind(model.parameters(), seed=0))
+    return found
+
+
+STYLES = ("loss", "backward", "gradients")
+
+
+def different_styles(settings):
+    """Make the first step in another style on rank 1; return the errors, and parameters after steps in one style."""
+    rank, size = rank_and_size()
+    found = {}
+    for pair in [(one, other) for one in STYLES for other in STYLES if one != other]:
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0, **settings)
+        data = [share(batch, rank, size) for batch in batches(4)]
+        before = flat(model)
+        error = error_of(lambda model=model, opt=opt: train(opt, model, data[:1], pair[rank]))
+        same = torch.equal(flat(model), before)
+        opt.zero_grad()
+        train(opt, model, data[1:])
+        found[" and ".join(pair)] = error, same, flat(model)
+    return found
+
+
+EXTRAS = {
+    str(dtype): torch.ones(5).to(dtype)
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool,
+        torch.complex64, torch.complex128,
+    )
+} | {"of one entry": torch.ones(()), "without entries": torch.ones(0)}  # fmt: skip
+"""Frozen parameters of all types, with an odd number of entries."""
+
+
+def frozen_parameters():
+    """Train beside frozen parameters of all types; return the errors, and those after one is changed on rank 1."""
+    rank, size = rank_and_size()
+    found = {}
+    for name, extra in EXTRAS.items():
+        model = network()
+        frozen = nn.Parameter(extra.clone(), requires_grad=False)
+        groups = [*model.named_parameters(), ("extra", frozen)]
+        data = [share(batch, rank, size) for batch in batches(4)]
+
+        def made(groups=groups, model=model, data=data):
+            opt = sanc.SANC(groups, seed=0, compare_every=1, metric=Elsewhere())
+            train(opt, model, data[:2])
+            return opt
+
+        error = error_of(made)
+        opt = made()
+        if rank == 1 and extra.numel():
+            frozen.view(-1)[-1:].zero_()
+        found[name] = error, error_of(lambda opt=opt, model=model, data=data: train(opt, model, data[2:3]))
+    return found
+
+
+def fail_alone(parts, moments):
+    """Make a call before a step on rank 1 only, after which it cannot make the step.
+
+    Return by name the errors, the seconds, and the parameters after both ranks have trained on.
+    """
+    rank, size = rank_and_size()
+    found = {}
+    for name in ("eval", "zero_grad", "load_state_dict"):
+        for at in moments:
+            model = deep() if parts else network()
+            opt = sanc.SANC(model.parameters(), seed=0)
+            data = [share(batch, rank, size) for batch in batches(at + 3)]
+            train(opt, model, data[:at], "gradients")
+            opt.train()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                saved = opt.state_dict()  # at the point of gradients
+            opt.zero_grad()
+            loss_of(model)(*data[at]).backward()
+            before, begun = gathered(opt), time.monotonic()
+            if rank == 1:
+                opt.load_state_dict(saved) if name == "load_state_dict" else getattr(opt, name)()
+            error, seconds = error_of(opt.step), time.monotonic() - begun
+            if name != "eval":
+                assert torch.equal(gathered(opt), before)
+            if name == "load_state_dict":  # now on all ranks
+                opt.load_state_dict(saved)
+            opt.eval()
+            train(opt, model, data[at + 1 :], "gradients")
+            found[f"{name}, step {at}"] = error, seconds, gathered(opt)
     return found
 
 

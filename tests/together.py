@@ -32,18 +32,36 @@ def run_on_ranks(size, job, *arguments, timeout=60.0, limit=300.0, backend="gloo
         end = time.monotonic() + limit
         for process in processes:
             process.join(max(0.0, end - time.monotonic()))
+        late = [process.is_alive() for process in processes]
         for process in processes:
             if process.is_alive():
                 process.kill()
                 process.join()
         found = [Path(folder) / f"{rank}.pt" for rank in range(size)]
-        return [torch.load(path, weights_only=False) if path.exists() else None for path in found]
+        results = Results(torch.load(path, weights_only=False) if path.exists() else None for path in found)
+        results.ends = [
+            f"was killed after {limit:g} s" if it_was_late else f"died with exit code {process.exitcode}"
+            for process, it_was_late in zip(processes, late, strict=True)
+        ]
+        return results
+
+
+class Results(list):
+    """The results of the ranks.
+
+    Attributes
+    ----------
+    ends : list of str
+        How each process ended.
+    """
+
+    ends: list[str]
 
 
 def without_errors(results):
     """Return the results; fail if a rank raised an exception or died."""
     for rank, result in enumerate(results):
-        assert result is not None, f"rank {rank} died"
+        assert result is not None, f"rank {rank} {results.ends[rank]}; the ranks: {results.ends}"
         if isinstance(result, Raised):
             raise AssertionError(f"rank {rank}:\n{result.trace}")
     return results
@@ -71,11 +89,11 @@ class Raised:
 def _rank(rank, size, folder, timeout, backend, job, arguments):
     torch.set_num_threads(1)
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)})
-    torch.distributed.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=rank, world_size=size,
-        timeout=datetime.timedelta(seconds=timeout),
-    )  # fmt: skip
     try:
+        torch.distributed.init_process_group(
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=size,
+            timeout=datetime.timedelta(seconds=timeout),
+        )  # fmt: skip
         result = job(*arguments)
     except Exception as problem:
         result = Raised(problem)

@@ -30,3 +30,10 @@ def test_the_estimate_distributes_the_metric():
     few, many = ranks.estimate(8), ranks.estimate(1024)
     assert many["distributed metric alone"] < 0.1 * few["distributed metric alone"]
     assert few["SANC, gradients"] > few["DDP + AdamW"]
+
+
+@pytest.mark.slow
+def test_the_cost_of_digests_is_printed(capsys):
+    assert ranks.main(["--digests", "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "with ÷ without digests" in out and all(name in out for name in ranks.CANDIDATES)

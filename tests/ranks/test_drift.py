@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from sanc.ranks.group import quick_fingerprint, short_digest
+from sanc.ranks.group import digest, fingerprint, quick_fingerprint, short_digest, size_on_any_rank
 from together import run_on_ranks, without_errors
 
 shards = pytest.mark.skipif(
@@ -33,7 +33,7 @@ def everything(folder):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return without_errors(run_on_ranks(2, everything, tmp_path_factory.mktemp("empty"), timeout=20.0, limit=60.0))
+    return without_errors(run_on_ranks(2, everything, tmp_path_factory.mktemp("empty")))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -92,7 +92,7 @@ def everything_sharded(folder):
 @pytest.fixture(scope="module")
 def two_sharded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    return without_errors(run_on_ranks(2, everything_sharded, folder, timeout=20.0, limit=60.0))
+    return without_errors(run_on_ranks(2, everything_sharded, folder))
 
 
 @shards
@@ -126,6 +126,38 @@ def test_quick_fingerprints_depend_on_every_entry_and_its_sign(dtype, size):
         y = x.clone()
         y[index] = torch.nextafter(y[index], y[index] + 1)
         assert quick_fingerprint(y) != found, index
+
+
+@pytest.mark.parametrize("extra", list(rank_jobs.EXTRAS.values()), ids=list(rank_jobs.EXTRAS))
+def test_fingerprints_of_all_types_depend_on_every_entry(extra):
+    found = {tuple(fingerprint(extra).tolist())}
+    for index in range(extra.numel()):
+        changed = extra.clone()
+        changed.view(-1)[index] = 0
+        found.add(tuple(fingerprint(changed).tolist()))
+    assert len(found) == 1 + extra.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quick_fingerprints_of_an_odd_number_of_half_words(dtype):
+    x = torch.ones(35, dtype=dtype)
+    assert quick_fingerprint(x) != quick_fingerprint(torch.cat([x[:-1], -x[-1:]]))
+
+
+def test_ranks_with_a_gpu_each_exchange_vectors_of_the_same_size():
+    first, second = ((7, (100, torch.float32, torch.device("cuda", index))) for index in (0, 1))
+    assert size_on_any_rank(first) == size_on_any_rank(second)
+    others = [(8, first[1]), (7, (99, *first[1][1:])), (7, (100, torch.float64, first[1][2])), (7, None), None]
+    others.append((7, (100, torch.float32, torch.device("cpu"))))
+    assert len({size_on_any_rank(size) for size in [first, *others]}) == 1 + len(others)
+
+
+def test_digests_do_not_depend_on_addresses():
+    """Two processes hold a piece of a user at different addresses, which the `repr` of `object` contains."""
+    pieces = rank_jobs.Elsewhere(), rank_jobs.Elsewhere()
+    assert repr(pieces[0]) != repr(pieces[1])
+    assert torch.equal(*(digest({"metric": piece}) for piece in pieces))
+    assert not torch.equal(digest({"metric": pieces[0]}), digest({"metric": object()}))
 
 
 def test_short_digests_are_integers_that_a_float_holds():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -123,6 +126,73 @@ def test_the_last_two_checkpoints_are_kept(tmp_path):
         rank_jobs.train(opt, model, [data])
         sanc.save_checkpoint(tmp_path, model, opt)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def saved_run(folder, steps=2):
+    """Make steps on one process with a checkpoint after each; return model and optimiser."""
+    model = rank_jobs.network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    for data in rank_jobs.batches(steps):
+        rank_jobs.train(opt, model, [data])
+        sanc.save_checkpoint(folder, model, opt)
+    return model, opt
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_checkpoint_remains_if_the_process_ends_while_it_is_replaced(tmp_path, monkeypatch, renamed):
+    model, opt = saved_run(tmp_path, 1)
+    rename, calls = Path.rename, []
+
+    def ends(path, target):
+        if path.is_dir():  # torch changes the names of files
+            if len(calls) == renamed:
+                raise OSError("the process ends")
+            calls.append(path)
+        rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) if renamed < 2 else nullcontext():
+        patch.setattr(Path, "rename", ends)
+        sanc.save_checkpoint(tmp_path, model, opt)
+    assert len(calls) == renamed
+    other = rank_jobs.network(1)
+    assert sanc.load_checkpoint(tmp_path, other, sanc.SANC(other.parameters(), seed=0)) == 1
+    assert torch.equal(rank_jobs.flat(other), rank_jobs.flat(model))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_the_newest_checkpoint_has_the_largest_number(tmp_path):
+    saved_run(tmp_path)
+    (tmp_path / "step-00000001").rename(tmp_path / "step-99999999")
+    (tmp_path / "step-00000002").rename(tmp_path / "step-100000000")
+    model = rank_jobs.network()
+    assert sanc.load_checkpoint(tmp_path, model, sanc.SANC(model.parameters(), seed=0)) == 2
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half"])
+def test_a_damaged_checkpoint_is_rejected_and_nothing_is_changed(tmp_path, name, damage):
+    saved_run(tmp_path)
+    path = tmp_path / "step-00000002" / name
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(data[: len(data) // 2] if damage == "half" else b"")
+    model = rank_jobs.network(1)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    before = rank_jobs.flat(model)
+    with pytest.raises(sanc.ArgumentError, match=r"step-00000002 cannot be read .* delete it to continue"):
+        sanc.load_checkpoint(tmp_path, model, opt)
+    assert torch.equal(rank_jobs.flat(model), before) and opt._iterates.state.iteration == 0
+
+
+def test_a_checkpoint_of_another_method_leaves_the_model_unchanged(tmp_path):
+    saved_run(tmp_path)
+    model = rank_jobs.network(1)
+    opt = sanc.SCR(model.parameters(), seed=0)
+    before = rank_jobs.flat(model)
+    with pytest.raises(sanc.ArgumentError):
+        sanc.load_checkpoint(tmp_path, model, opt)
+    assert torch.equal(rank_jobs.flat(model), before)
 
 
 @shards

@@ -250,7 +250,8 @@ class CubicOptimizer(Optimizer):
                 'optimiser with preset="paper".'
             )
         driver, parameters, loss = self._driver, self._parameters(), None
-        with full_precision(parameters[0].device), driver.mode.step(self.param_groups, driver.iterates):
+        step = driver.mode.step(self.param_groups, driver.iterates, closure is not None)
+        with full_precision(parameters[0].device), step:
             if closure is None or driver.is_empty_closure(closure, parameters):
                 if hessian is not None or objective is not None:
                     raise ArgumentError("closure is missing beside hessian or objective: pass it too.")

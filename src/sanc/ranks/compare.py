@@ -32,6 +32,10 @@ _REMEDY_IN_STEP = (
     "the same step. If the ranks have trained different models, load a checkpoint."
 )
 
+_REMEDY_FOR_CALLS = (
+    "the step was not made. Call load_state_dict and add_param_group on all ranks, before the same step."
+)
+
 _REMEDY_FOR_VALUES = (
     "the step was not made. It was changed on one rank only, or the ranks have trained different models. Change "
     "parameters on all ranks alike, use ranks on one kind of device, and load a checkpoint to continue."
@@ -58,7 +62,7 @@ def compare_start(ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: d
     described = [str((name, p.dtype, p.requires_grad)) for name, p in zip(names, tensors, strict=True)]
     options = settings | _group_options(groups)
     digests = [digest(options), digest({"number": len(names)}), digest(dict(enumerate(described)))]  # type: ignore[arg-type]
-    kinds = ("one of the settings (seed, preset, options, lr, weight_decay …)", "the number of parameters",
+    kinds = ("one of the settings (seed, preset, options, lr, compare_every …)", "the number of parameters",
              "name, shape, type or requires_grad of a parameter")  # fmt: skip
     ranks.compare(torch.cat(digests).to(device), kinds, "the settings", _REMEDY_AT_START)
     if whole:
@@ -91,7 +95,10 @@ class Layout:
     def digests(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
         """Return the digests of the parameters that take part, with their shapes, and of the options of the groups."""
         options = _group_options(groups)
-        parameters = [[(tuple(p.shape), p.dtype, _takes_part(group, p)) for p in group["params"]] for group in groups]
+        parameters = [
+            [(tuple(p.shape), p.dtype, p.device.type, p.layout, _takes_part(group, p)) for p in group["params"]]
+            for group in groups
+        ]
         self.changed = parameters != self._parameters
         if self.changed or options != self._options:
             self._parameters, self._options = parameters, options
@@ -104,35 +111,38 @@ def _takes_part(group: Mapping[str, Any], p: Tensor) -> bool:
 
 
 def claim_step(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, whole: bool, *, complete: bool
-) -> None:
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, whole: bool, *, complete: bool,
+    due: bool = False,
+) -> None:  # fmt: skip
     """Claim digests of what must agree in a step, for its first exchange to compare.
 
     The digests are those of the parameters that take part, of the options of the groups, of the values of these
     parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only the first.
+    `due`: all parameters are compared after the step, since a state was loaded or it is the first step.
     """
     parameters, options = layout.digests(groups)
     values = decisions = 0
     taking_part = [p.detach() for group in groups for p in group["params"] if _takes_part(group, p)]
-    one_kind = len({(p.dtype, p.device) for p in taking_part}) == 1
-    if complete and whole and one_kind:
+    one_kind = len({(p.dtype, p.device, p.layout) for p in taking_part}) == 1
+    if complete and whole and one_kind and taking_part[0].layout == torch.strided and not taking_part[0].is_meta:
         values = quick_fingerprint(torch.cat([p.reshape(-1) for p in taking_part]))
     if complete:
-        decisions = short_digest(iterates.numbers())
+        decisions = short_digest(iterates.numbers() | {"due": due})
     claimed = (parameters, options if complete else 0, values, decisions)
-    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iterates))
+    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iterates, due))
 
 
 def raise_difference(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, different: Differences
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, due: bool, different: Differences
 ) -> NoReturn:
     """Find what differs between the ranks, given which digests of `claim_step` do, and raise `RanksError`."""
     layout.reset()
     names, tensors = named_parameters(groups)
     if 0 in different or 1 in different:
         rows = [_described(group, p) for group in groups for p in group["params"]]
-        ranks.compare(digest({"number": len(rows)}).to(ranks.device), ["the number of parameters"], "a comparison",
-                      _REMEDY_IN_STEP)  # fmt: skip
+        numbers = torch.cat([digest({"number": len(rows)}), digest({"number": len(groups)})]).to(ranks.device)
+        kinds = ["the number of parameters", "the number of parameter groups"]
+        ranks.compare(numbers, kinds, "a comparison", _REMEDY_FOR_CALLS)
         row = torch.cat([digest(row) for row in rows]).to(ranks.device)
         found = ranks.first_difference(row, len(rows), "a comparison")
         if found is not None:
@@ -145,9 +155,11 @@ def raise_difference(
     if 2 in different:
         ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
     if 3 in different:
-        numbers = {f"{name!r} in the state of the method": value for name, value in _flat(iterates.numbers()).items()}
-        row = torch.cat([digest({name: value}) for name, value in numbers.items()]).to(ranks.device)
-        ranks.compare(row, list(numbers), "a comparison", _REMEDY_LATER)
+        state = {f"{name!r} in the state of the method": value for name, value in _flat(iterates.numbers()).items()}
+        row = torch.cat([digest({name: value}) for name, value in state.items()]).to(ranks.device)
+        ranks.compare(row, list(state), "a comparison", _REMEDY_LATER)
+        kinds = ["the last call of load_state_dict"]
+        ranks.compare(digest({"due": due}).to(ranks.device), kinds, "a comparison", _REMEDY_FOR_CALLS)
     if failed := [rank for rank, mark in enumerate(different.get(5, ())) if mark]:
         raise RankFailedError(
             f"rank {failed[0]} failed before the first exchange of the step: read its error. Rank {ranks.rank} and the "
@@ -161,7 +173,8 @@ def raise_difference(
 
 def _described(group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
     """Return what of a parameter must be equal on all ranks beside its value."""
-    kind = {"shape": tuple(p.shape), "dtype": p.dtype, "requires_grad": p.requires_grad}
+    kind = {"shape": tuple(p.shape), "dtype": p.dtype, "device": p.device.type, "layout": p.layout}
+    kind |= {"requires_grad": p.requires_grad}
     return kind | {name: _number(group[name]) for name in ("lr", "weight_decay")} | {"frozen": group["frozen"]}
 
 

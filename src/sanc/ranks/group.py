@@ -12,6 +12,7 @@ parameters have changed since. So all ranks learn of the difference before a col
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ _DIGEST_BYTES = 6
 _ROW_WIDTH = 32
 """Neighbouring 32-bit words that `quick_fingerprint` adds. Mixing the sums of rows then costs little beside one pass
 over the words, as it handles a 32nd of them."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""Integers as wide as an entry, by bytes; wider entries are made of words of 64 bits."""
 
 Size = tuple[int, tuple[int, torch.dtype, torch.device] | None]
 """The size of an exchange: how many numbers; length, type and device of the vector, or None if there is none."""
@@ -123,8 +127,9 @@ class Ranks:
         self._claim = digests, differ
 
     def agree(self) -> None:
-        """Exchange the claim now, by a collective of its own."""
-        self.exchange([], "a comparison")
+        """Exchange the claim now, by a collective of its own, unless it was sent already."""
+        if self._claim is not None:
+            self.exchange([], "a comparison")
 
     def fail(self) -> None:
         """Send the claim if it was not sent yet, with the message that this rank failed."""
@@ -141,7 +146,7 @@ class Ranks:
         assert self._claim is not None
         (digests, differ), self._claim = self._claim, None
         (count, like), self._agreed = self._agreed, (0, None)  # after an error nothing is agreed
-        claimed = [*map(float, digests), float(short_digest({"size": str(size)})), float(size is None)]
+        claimed = [*map(float, digests), float(short_digest({"size": size_on_any_rank(size)})), float(size is None)]
         if numbers is None:
             numbers = [0.0] * count
             vector = None if like is None else torch.zeros(like[0], dtype=like[1], device=like[2])
@@ -242,25 +247,31 @@ def find_ranks(process_group: object) -> Ranks | None:
     return Ranks(process_group) if dist.get_world_size(process_group) > 1 else None
 
 
+def size_on_any_rank(size: Size | None) -> str:
+    """Return the size of an exchange as text that is equal on all ranks: each rank may have a GPU of its own."""
+    vector = None if size is None else size[1]
+    return str(size if vector is None else (size[0], *vector[:2], vector[2].type))  # type: ignore[index]
+
+
 def fingerprint(tensor: Tensor) -> Tensor:
     """Return two 64-bit integers that depend on every bit: different tensors share them with a probability of 2⁻⁶⁴."""
     flat = tensor.detach().reshape(-1).contiguous()
-    bits = flat.view(torch.int64 if flat.element_size() == 8 else torch.int32).long()
-    keys = torch.arange(1, 2 * len(bits), 2, device=bits.device) * _INDEX_FACTOR  # odd, so that products lose no bit
+    bits = flat.view(_WORDS.get(flat.element_size(), torch.int64)).long()
+    keys = (2 * torch.arange(len(bits), device=bits.device) + 1) * _INDEX_FACTOR  # odd, so that products lose no bit
     mixed = (bits + keys) * _MIX_FACTOR
     mixed = (mixed ^ (mixed >> _MIX_SHIFT)) * keys
     return torch.stack([bits.sum(), mixed.sum()])
 
 
 def digest(numbers: Mapping[str, Any]) -> Tensor:
-    """Return a 128-bit hash of numbers as two 64-bit integers; times are left out."""
-    hashed = hashlib.blake2b(repr(_without_times(numbers)).encode(), digest_size=16).digest()
+    """Return a 128-bit hash of numbers as two 64-bit integers; times and addresses of objects are left out."""
+    hashed = hashlib.blake2b(_text(numbers), digest_size=16).digest()
     return torch.tensor([int.from_bytes(part, "little", signed=True) for part in (hashed[:8], hashed[8:])])
 
 
 def short_digest(numbers: Mapping[str, Any]) -> int:
     """Return a hash of numbers that a float64 holds exactly: 48 bits; times are left out."""
-    hashed = hashlib.blake2b(repr(_without_times(numbers)).encode(), digest_size=_DIGEST_BYTES).digest()
+    hashed = hashlib.blake2b(_text(numbers), digest_size=_DIGEST_BYTES).digest()
     return int.from_bytes(hashed, "little")
 
 
@@ -270,11 +281,17 @@ def quick_fingerprint(vector: Tensor) -> int:
     It costs little more than one sum over the vector. Changes that leave every sum as it is, such as two exchanged
     neighbours, are found by `fingerprint` alone.
     """
-    words = vector.detach().contiguous().view(torch.int32)
+    words = vector.detach().contiguous()
+    words = words.view(torch.int32 if words.element_size() % 4 == 0 else _WORDS[words.element_size()])
     rows = len(words) // _ROW_WIDTH
     sums = words[: rows * _ROW_WIDTH].view(rows, _ROW_WIDTH).sum(1)
     mixed = fingerprint(torch.cat([sums, words[rows * _ROW_WIDTH :].long()]))
     return int(mixed[1]) & ((1 << 8 * _DIGEST_BYTES) - 1)
+
+
+def _text(numbers: Mapping[str, Any]) -> bytes:
+    """Return numbers as text that is equal in all processes: the default `repr` of an object contains its address."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(_without_times(numbers))).encode()
 
 
 def _without_times(entry: Any) -> Any:

@@ -247,6 +247,7 @@ class Sharded(DataParallel):
         return ShardedOracle(self.ranks, leaves, **options)
 
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
+        self.ranks.agree()
         return GivenGradient(leaves, point, meter)  # fully_shard averages in the backward pass
 
     def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:

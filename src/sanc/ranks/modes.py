@@ -61,7 +61,7 @@ class OneProcess:
         """Prepare for the first step after a state was loaded."""
 
     @contextmanager
-    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> Iterator[None]:
+    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any, with_closure: bool) -> Iterator[None]:
         """Compare the ranks before a step, which is made inside this context."""
         yield
 
@@ -113,21 +113,24 @@ class DataParallel(OneProcess):
     def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
         oracle = GivenGradient(leaves, point, meter)
         local = oracle.g
-        (_, mean), _ = average(self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps")
+        (_, mean), _ = average(
+            self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps", style=lambda: "gradients"
+        )
         assert mean is not None
         oracle.g = mean
         return oracle
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
-        compare_start(self.ranks, groups, settings, self.whole)
+        compare_start(self.ranks, groups, settings | {"compare_every": self._every}, self.whole)
 
     def loaded(self) -> None:
         self._due = True
 
     @contextmanager
-    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> Iterator[None]:
-        claim_step(self.ranks, self._layout, groups, iterates, self.whole, complete=self._every > 0)
-        if self._layout.changed or self.ranks.wrapped or not self.whole:
+    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any, with_closure: bool) -> Iterator[None]:
+        complete = self._every > 0
+        claim_step(self.ranks, self._layout, groups, iterates, self.whole, complete=complete, due=self._due)
+        if self._layout.changed or (with_closure and (self.ranks.wrapped or not self.whole)):
             self.ranks.agree()  # before vectors are reset, and before collectives of the model in the closure
         try:
             yield

@@ -27,6 +27,9 @@ _MOST_NUMBERS = 2
 
 Reduced = Literal["no", "perhaps", "yes"]
 
+_STYLES = ("", "loss", "backward", "gradients")
+"""The styles of a step, as ranks send them."""
+
 
 def average(
     ranks: Ranks,
@@ -37,6 +40,7 @@ def average(
     terms: float | None = None,
     rows: int = 1,
     reduced: Reduced = "no",
+    style: Callable[[], str] = lambda: "",
 ) -> tuple[Evaluation, int]:
     """Return the mean of the evaluations of all ranks, and the number of rows of all ranks together.
 
@@ -53,6 +57,8 @@ def average(
     reduced : {"no", "perhaps", "yes"}
         Whether a wrapper of the model has averaged the vectors in the backward pass. "yes": fully_shard has. "perhaps":
         DistributedDataParallel may have; vectors that agree in every bit were averaged, and are not sent again.
+    style : callable
+        Returns the style of the step after the evaluation, one of `_STYLES`. Later exchanges depend on it.
     """
     problem: Exception | None = None
     weight = -1.0 if terms is None else terms
@@ -68,7 +74,8 @@ def average(
     if reduced == "perhaps" and local is not None:
         hashes = [float(part & 0xFFFFFFFF) for part in fingerprint(local).tolist()]  # exact in float64
     padding = [0.0] * (_MOST_NUMBERS - len(numbers))
-    message = [float(problem is not None), weight, float(rows), *hashes, *numbers, *padding]
+    header = [float(problem is not None), weight, float(rows), *hashes, float(_STYLES.index(style()))]
+    message = [*header, *numbers, *padding]
     vector = local if reduced == "no" else None
     weighted = vector if vector is None or abs(weight) == 1.0 else vector * abs(weight)
     try:
@@ -85,6 +92,13 @@ def average(
                 f"rank {rank} failed to compute {label}: read its error. Rank {ranks.rank} and the other ranks have "
                 "left their parameters unchanged."
             )
+    styles = [_STYLES[int(row[5])] for row in received]
+    if len(set(styles)) > 1:
+        described = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(styles))
+        raise ArgumentError(
+            f"the steps have different styles ({described}): on all ranks pass closures that return the loss, or "
+            "closures that call backward(), or none."
+        )
     weights = [row[1] for row in received]
     if min(weights) < 0.0 < max(weights):
         raise ArgumentError(
@@ -102,11 +116,12 @@ def average(
             )
         total = local
         # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
-        ranks.wrapped = ranks.wrapped or any(row[5:] != received[0][5:] for row in received)
+        ranks.wrapped = ranks.wrapped or any(row[len(header) :] != received[0][len(header) :] for row in received)
     elif local is not None:
         total = (ranks.sum(local * abs(weight), label) if total is None else total).div_(weight_sum)
     means = [
-        sum(w * row[5 + k] for w, row in zip(weights, received, strict=True)) / weight_sum for k in range(_MOST_NUMBERS)
+        sum(w * row[len(header) + k] for w, row in zip(weights, received, strict=True)) / weight_sum
+        for k in range(_MOST_NUMBERS)
     ]
     return (means, total), 1 if terms is None else int(sum(row[2] for row in received))
 
@@ -144,6 +159,7 @@ class AveragingOracle(AutogradOracle):
         reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
         options: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
+        options["style"] = lambda: self.style
         mean, self._totals[sample] = average(self.ranks, evaluate, label, like=like, **options)
         return mean
 

@@ -1,6 +1,7 @@
 """Checkpoints that any number of ranks can read, written atomically by torch.distributed.checkpoint.
 
-A checkpoint is a folder ``step-…``. It gets this name only after all ranks have written their parts.
+A checkpoint is a folder ``step-…``. It gets this name only after all ranks have written their parts, and loses it
+before files are deleted. A process may end at any moment: what it leaves has another name, which `_tidy` resolves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 
 _KEPT_CHECKPOINTS = 2
 """Checkpoints that are kept: the newest, and the one before it, which remains while the newest is replaced."""
+
+_PART, _REPLACED = ".part", ".replaced"
+"""Suffixes of folders that are incomplete, and of a complete checkpoint while another of the same step replaces it."""
 
 
 def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Path:
@@ -50,21 +54,21 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     step = _steps(optimizer)
     optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iterates)
     target = folder / f"step-{step:08d}"
-    part = target.with_suffix(".part")
+    part = target.with_suffix(_PART)
     if _is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in folder.glob("step-*.part"):
-            shutil.rmtree(unfinished)
+        _tidy(folder)
     _barrier()
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     with _without_group_warning():
         save(state, checkpoint_id=part)
     if _is_first_rank():
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(target.with_suffix(_REPLACED))
         part.rename(target)
         for old in _checkpoints(folder)[:-_KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
+            old.rename(old.with_suffix(_PART))
+        _tidy(folder)
     _barrier()
     return target
 
@@ -72,13 +76,15 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
 def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int:
     """Restore model and optimiser from the newest checkpoint of a folder; all ranks must call this function.
 
-    The number of ranks may differ from that of the run that saved the checkpoint.
+    The number of ranks may differ from that of the run that saved the checkpoint. If a file of it is damaged or
+    missing, or the checkpoint is that of another model or optimiser, an error is raised and nothing is changed.
 
     Returns
     -------
     int
         Steps made before the checkpoint; 0 if there is none.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import (
         get_model_state_dict,
@@ -88,17 +94,28 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     from torch.distributed.checkpoint.state_dict_loader import load
 
     _steps(optimizer)
-    found = _checkpoints(_folder(folder))
+    path = _folder(folder)
+    if _is_first_rank():
+        _tidy(path)
+    _barrier()
+    found = _checkpoints(path)
     if not found:
         return 0
-    metadata = FileSystemReader(found[-1]).read_metadata()
     weights = get_model_state_dict(model)
-    state = _empty_state(metadata, weights)
-    state["model"] = weights
-    with _without_group_warning():
-        load(state, checkpoint_id=found[-1])
-    set_model_state_dict(model, state["model"])
+    try:
+        state = _empty_state(FileSystemReader(found[-1]).read_metadata(), weights)
+        state["model"] = {
+            name: torch.empty_like(held) if isinstance(held, Tensor) else held for name, held in weights.items()
+        }
+        with _without_group_warning():
+            load(state, checkpoint_id=found[-1])
+    except (Exception, CheckpointException) as problem:
+        raise ArgumentError(
+            f"folder = {str(folder)!r}: the checkpoint {found[-1].name} cannot be read ({_reason(problem)}). If its "
+            "files are damaged, delete it to continue from the one before; otherwise construct the saved model."
+        ) from problem
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    set_model_state_dict(model, state["model"])
     return _steps(optimizer)
 
 
@@ -157,7 +174,26 @@ def _folder(folder: str | Path) -> Path:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    found = {int(path.name[5:]): path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)}
+    return [found[step] for step in sorted(found)]
+
+
+def _tidy(folder: Path) -> None:
+    """Delete what an ended process left, and give a checkpoint its name back if the one to replace it is incomplete."""
+    for replaced in folder.glob(f"step-*{_REPLACED}"):
+        if replaced.with_suffix("").exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(replaced.with_suffix(""))
+    for unfinished in folder.glob(f"step-*{_PART}"):
+        shutil.rmtree(unfinished)
+
+
+def _reason(problem: BaseException) -> str:
+    """Return the first line of an error; of torch.distributed.checkpoint, that of the first rank that failed."""
+    for failure, _ in getattr(problem, "failures", {}).values():
+        return _reason(failure)
+    return f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}"
 
 
 @contextmanager
