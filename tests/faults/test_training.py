@@ -1,10 +1,12 @@
-"""Corrupted batches (outliers, rows that are not finite, label noise) and threads that draw random numbers."""
+"""Batches with outliers, bad rows or label noise, loss scales and parameters that change, threads that draw."""
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -34,6 +36,122 @@ def regression(kind, corrupt, seed=0, steps=250):
 
 def clean(k, a, b):
     return a, b
+
+
+STYLES = ("loss", "backward", "gradients")
+
+
+def trained(style, seed, steps, *, corrupt=clean, scale=lambda k: 1.0, change=lambda k, model: None, noise=0.1):
+    """Train in one of the three styles, or with AdamW 1e-3; return the loss on clean data."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 1))
+    x = torch.randn(800, 8)
+    y = torch.sin(x.sum(1, keepdim=True)) + noise * torch.randn(800, 1)
+    adamw = style == "adamw"
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3) if adamw else sanc.SANC(model.parameters(), seed=seed)
+    for k in range(steps):
+        rows = torch.randint(800, (32,))
+        a, b = corrupt(k, x[rows].clone(), y[rows].clone())
+
+        factor = scale(k)
+
+        def loss(a=a, b=b, factor=factor):
+            return factor * (model(a) - b).square().mean()
+
+        def conventional(loss=loss):
+            opt.zero_grad()
+            value = loss()
+            value.backward()
+            return value
+
+        if style == "loss":
+            opt.step(loss)
+        elif style == "backward":
+            opt.step(conventional)
+        else:
+            conventional()
+            opt.step()
+        change(k, model)
+    if style == "gradients":
+        opt.eval()
+    with torch.no_grad():
+        return float((model(x) - y).square().mean())
+
+
+def test_loss_scales_that_change(tally):
+    """The loss is multiplied by a factor from some step on, as when a sum becomes a mean: no worse than AdamW."""
+    cases, failures = 0, []
+    for factor in (1e-4, 1e-2, 1e2, 1e4):
+        for steps, at in ((60, 30), (200, 100), (300, 30), (300, 270)):
+            for noise in (0.1, 2.0):
+                for seed in (0, 1):
+
+                    def scale(k, at=at, factor=factor):
+                        return factor if k >= at else 1.0
+
+                    limit = trained("adamw", seed, steps, scale=scale, noise=noise)
+                    for style in STYLES:
+                        end = trained(style, seed, steps, scale=scale, noise=noise)
+                        cases += 1
+                        failures += [] if end < 1.02 * limit else [(factor, steps, at, noise, seed, style, end, limit)]
+    tally("loss scales that change", cases, failures)
+
+
+def test_outliers_in_the_first_steps(tally):
+    """Targets or inputs of one of the first 25 batches are many times too large."""
+    cases, failures = 0, []
+    for style in STYLES:
+        reference = trained(style, 0, 250)
+        for at in (0, 1, 2, 3, 5, 9, 15, 19, 20, 21, 25):
+            for factor, target in ((1e3, True), (1e6, True), (1e6, False)):
+
+                def corrupt(k, a, b, at=at, factor=factor, target=target):
+                    if k != at:
+                        return a, b
+                    return (a, b * factor) if target else (a * factor, b)
+
+                end = trained(style, 0, 250, corrupt=corrupt)
+                cases += 1
+                failures += [] if end < 2.0 * reference else [(style, at, factor, target, end, reference)]
+    tally("outliers in the first steps", cases, failures)
+
+
+def test_first_batches_that_are_not_finite(tally):
+    """The first one, three or nine batches have a row that is not finite."""
+    cases, failures = 0, []
+    for style in STYLES:
+        reference = trained(style, 0, 250)
+        for first in (1, 3, 9):
+            for bad in (math.nan, math.inf):
+
+                def corrupt(k, a, b, first=first, bad=bad):
+                    if k < first:
+                        a[0] = bad
+                    return a, b
+
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    end = trained(style, 0, 250, corrupt=corrupt)
+                cases += 1
+                failures += [] if end < 1.5 * reference else [(style, first, bad, end, reference)]
+    tally("first batches that are not finite", cases, failures)
+
+
+def test_parameters_that_leave_and_join(tally):
+    """A layer is frozen for some steps, early or late: the end is near that of a run in which it is not."""
+    cases, failures = 0, []
+    for style in STYLES:
+        reference = trained(style, 0, 400)
+        for layer in (0, 2):
+            for first, last in ((1, 3), (10, 30), (25, 26), (150, 200), (200, 201), (300, 320)):
+
+                def change(k, model, layer=layer, first=first, last=last):
+                    model[layer].requires_grad_(not first <= k < last)
+
+                end = trained(style, 0, 400, change=change)
+                cases += 1
+                failures += [] if end < 1.5 * reference else [(style, layer, first, last, end, reference)]
+    tally("parameters that leave and join", cases, failures)
 
 
 @pytest.mark.parametrize("kind", [sanc.SANC, sanc.SCR])

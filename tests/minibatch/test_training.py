@@ -231,3 +231,20 @@ def test_saving_in_train_mode_warns_once():
         opt.state_dict()
         opt.eval()
         opt.state_dict()
+
+
+def test_the_average_waits_while_the_loss_scale_changes():
+    """After a change by 1e-4 the metric is far too large and z stands still: x must not approach that noisy point."""
+    torch.manual_seed(0)
+    inputs = torch.randn(500, 6, dtype=torch.float64)
+    targets = torch.sin(inputs.sum(1, keepdim=True)) + 2.0 * torch.randn(500, 1, dtype=torch.float64)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1)).double()
+    opt, losses = sanc.SANC(model.parameters(), seed=0), []
+    for k in range(160):
+        rows, factor = torch.randint(500, (16,)), 1.0 if k < 80 else 1e-4
+        opt.step(lambda r=rows, c=factor: c * (model(inputs[r]) - targets[r]).square().mean())
+        losses.append(float((model(inputs) - targets).detach().square().mean()))
+    assert losses[-1] < 1.02 * losses[79]
+    state = opt._iterates.state
+    weights = sum((k + 1.0) ** 2 for k in range(state.steps))
+    assert state.weight_sum < 0.5 * weights  # of k^2, which all iterates would have with full gradients

@@ -20,17 +20,25 @@ from sanc.core.oracle import Oracle
 from sanc.minibatch.metrics.base import Preconditioner
 from sanc.minibatch.scale import DISTANCE_MEMORY
 
+_SMALLEST_FACTOR = 1e-30
+"""The smallest factor of a weight in the average, above 0 so that quotients are defined."""
+
 
 class StepNumbers(NamedTuple):
     """What the host decides before the gradient is known, in the order in which `AveragedStep` reads it."""
 
     clip_norm: float  # the largest ‖g‖ that is not clipped
+    full_norm: float  # the smallest ‖g‖ whose iterate has its full weight in the average
     gradient_factor: float  # 1 over the unit of g
     moment_weight: float  # of the gradient in the second moments …
     factor_weight: float  # … and in the factors of the metric
     eta: float  # η
-    average_weight: float  # c
+    average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
+
+    def weight_factor(self, grad_norm: float) -> float:
+        """Return the factor of the iterate's weight k^p in the average."""
+        return max(min(grad_norm / self.full_norm, 1.0) ** 2, _SMALLEST_FACTOR)
 
 
 class StepResults(NamedTuple):
@@ -108,7 +116,7 @@ class AveragedStep:
         if self._total is not None:
             norm = self._total(norm.square()).sqrt()
         usable = torch.isfinite(value + norm)
-        clip_norm, factor, *more = numbers.unbind()
+        clip_norm, full_norm, factor, *more = numbers.unbind()
         g = torch.where(usable, g * (factor * (clip_norm / torch.maximum(norm, clip_norm))), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
         moment_weight, factor_weight, eta, average_weight, distance_weight = (
@@ -119,9 +127,12 @@ class AveragedStep:
         direction = self.metric.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
+        factor = (norm / full_norm).clamp(max=1.0).square().clamp(min=_SMALLEST_FACTOR).to(g.dtype)
+        average_weight = reduced_weight(average_weight, factor)
         moved = torch.addcmul(offset, step, eta, value=-1.0)
         averaged = moved
         if average_weights is not None:
+            average_weights = reduced_weight(average_weights, factor)
             averaged = moved * (average_weights / average_weight)
             average_weight = average_weights * usable
         new = [torch.addcmul(x, moved, average_weight), torch.addcmul(moved, moved, average_weight, value=-1.0)]
@@ -132,6 +143,11 @@ class AveragedStep:
             read.append(new[2].abs().sum())
         sums = torch.stack(read).double()
         return [torch.cat([torch.stack([value, norm]), sums if self._total is None else self._total(sums)]), *new]
+
+
+def reduced_weight(weight: Any, factor: Any) -> Any:
+    """Return c = f·w/(W + f·w) for c = w/(W + w) and a factor f of the weight w."""
+    return factor * weight / (1.0 - weight * (1.0 - factor))
 
 
 @runtime_checkable

@@ -35,7 +35,7 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
 from sanc.minibatch import scale, watch
-from sanc.minibatch.averaging import AveragedStep, StepNumbers, StepResults, advance
+from sanc.minibatch.averaging import AveragedStep, StepNumbers, StepResults, advance, reduced_weight
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
@@ -47,8 +47,13 @@ _FIRST_PROBE = 100
 _OUTLIER = 5.0
 """A gradient norm this many times the usual one is clipped to that, so that one bad batch changes little. The usual
 norm is the root mean square, and in the first steps the largest norm so far: rare rows may have far larger ones."""
+_SMALL = 0.1
+"""A gradient norm below this many times the usual one moves z so little that its iterate has less weight in the
+average, in proportion to the square. Otherwise x would approach a z that stands still, as after a change of the loss
+scale."""
 _FIRST_OUTLIER = 100.0
-"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging starts again."""
+"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging starts again. If
+the first loss is this many times the loss at the end of the second-order phase, the first batch may be an outlier."""
 _START_LIMIT = 10
 """Batches at the start of which one must be finite: at a finite point a batch without a bad row is seldom so late."""
 _SAME_NORM = 1e-5
@@ -198,8 +203,8 @@ class MinibatchIteration:
     def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
         """Return where the second-order phase began, if this batch has a lower loss there; otherwise x."""
         state = self.state
-        if state.safe is None or value <= state.first_loss:
-            return x
+        if state.safe is None or value <= state.first_loss < _FIRST_OUTLIER * value:
+            return x  # the loss fell by less than if the first batch was an outlier
         first = oracle.trial(state.safe)
         return state.safe if first < value or (math.isfinite(first) and not math.isfinite(value)) else x
 
@@ -333,9 +338,10 @@ class MinibatchIteration:
         """Return the numbers of the next step, with `rate` as a factor of η."""
         state, memory, average = self.state, self.settings.metric.memory, self.settings.average
         usual = math.sqrt(state.mean_square) if state.steps > watch.WARM_STEPS else state.largest_norm
-        point_weight = self._point_weight
+        point_weight, is_warm = self._point_weight, state.steps > watch.WARM_STEPS
         return StepNumbers(
             clip_norm=max(_OUTLIER * usual * state.gradient_unit, 1e-300) if state.steps else 1e300,
+            full_norm=max(_SMALL * usual * state.gradient_unit if is_warm else 0.0, 1e-300),
             gradient_factor=1.0 / state.gradient_unit,
             moment_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
             factor_weight=max(1.0 - memory, 1.0 / (state.factor_updates + 1)),
@@ -382,7 +388,7 @@ class MinibatchIteration:
         is_due = steps - state.refreshed >= interval
         self._write(
             **changes,
-            weight_sum=state.weight_sum + self._point_weight,
+            weight_sum=state.weight_sum + self._point_weight * numbers.weight_factor(read.grad_norm),
             steps=steps,
             factor_updates=state.factor_updates + self._updates_factors,
             refreshed=steps if is_due else state.refreshed,
@@ -412,12 +418,13 @@ class MinibatchIteration:
         """Return the record of an averaged step."""
         state, eta = self.state, numbers.eta
         dual = max(read.dual, 0.0) * state.gradient_unit
+        average_weight = reduced_weight(numbers.average_weight, numbers.weight_factor(read.grad_norm))
         return Record(
             state.iteration,
             branch=Branch.AVERAGED,
             sigma=self._sigma(eta, dual, oracle.space.eps),
             grad_norm=read.grad_norm,
-            step_norm=numbers.average_weight * math.sqrt(max(read.offset_square, 0.0)),
+            step_norm=average_weight * math.sqrt(max(read.offset_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual,
             value=read.value if oracle.values else math.nan,
             note="the gradient is an outlier and was clipped" if read.grad_norm > numbers.clip_norm else "",
