@@ -242,8 +242,11 @@ class AutogradOracle(Oracle):
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f on the device and at ``work.point(x, offset)``."""
-        return list(work(*self.unread_gradient(work.point(x, offset)), x, offset, *tensors))
+        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f at ``work.gradient_point(x, offset)``.
+
+        They stay on the device.
+        """
+        return list(work(*self.unread_gradient(work.gradient_point(x, offset)), x, offset, *tensors))
 
     def fall_back(self, problem: SecondDerivativeError) -> None:
         """Change hvp from "auto" to differences of gradients, with a warning; raise the problem for any other hvp."""

@@ -90,8 +90,7 @@ class Driver:
         self.oracle = self._new_oracle(leaves, hvp, "")
         self.iterates: Iterates
         if method.on_samples:
-            self.iterates = on_samples = MinibatchIteration(method, seed)
-            on_samples.create_metric = mode.metric
+            self.iterates = MinibatchIteration(method, seed, mode.metric)
         else:
             self.iterates = Iteration(method, seed)
         self.capture = Capture(method) if capture else None
