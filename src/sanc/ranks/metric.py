@@ -19,7 +19,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError, shown
-from sanc.minibatch.metrics.base import Metric, Preconditioner, Reduce
+from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
 from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
@@ -115,9 +115,9 @@ class ShardedPreconditioner(Preconditioner):
         # Names and shapes of the saved tensors, also of parameters that other ranks own; "meta" needs no memory.
         self._layout = metric.create(assigned_shapes, torch.empty(0, device="meta")).save() if self._assigned else []
 
-    def _reduce(self, entries: int) -> Reduce:
+    def _reduce(self, entries: int) -> RankReduction:
         ranks = self._ranks
-        return Reduce(
+        return RankReduction(
             total=lambda tensor: ranks.sum(tensor, "a sum over entries"),
             largest=lambda tensor: ranks.sum(tensor, "a largest entry", dist.ReduceOp.MAX),
             entries=entries,
