@@ -48,12 +48,12 @@ class Leaves:
         self.tensors = list(tensors)
         self.decays = list(decays)
         self.rates = list(rates)
-        self.shapes = [tuple(self.held(leaf).shape) for leaf in self.tensors]
+        self.shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
         self._sizes = [math.prod(shape) for shape in self.shapes]
         self.dim = sum(self._sizes)
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
 
-    def held(self, tensor: Tensor) -> Tensor:
+    def local_tensor(self, tensor: Tensor) -> Tensor:
         """Return the part of a leaf or its gradient that vectors of this process hold; here, all of it."""
         return tensor
 
@@ -65,7 +65,10 @@ class Leaves:
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
         kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
-        return kinds == {(self.dtype, self.device)} and [tuple(self.held(p).shape) for p in self.tensors] == self.shapes
+        return (
+            kinds == {(self.dtype, self.device)}
+            and [tuple(self.local_tensor(p).shape) for p in self.tensors] == self.shapes
+        )
 
     def matches(self, other: Leaves) -> bool:
         """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
@@ -87,7 +90,7 @@ class Leaves:
         pieces = [
             torch.zeros(size, dtype=self.dtype, device=self.device)
             if tensor is None
-            else _flat(self.held(tensor), self.dtype)
+            else _flat(self.local_tensor(tensor), self.dtype)
             for size, tensor in zip(self._sizes, tensors, strict=True)
         ]
         return torch.cat(pieces)
@@ -103,13 +106,13 @@ class Leaves:
 
     def read(self) -> Tensor:
         """Copy the leaves into a new flat vector."""
-        return torch.cat([self.held(leaf).detach().reshape(-1) for leaf in self.tensors])
+        return torch.cat([self.local_tensor(leaf).detach().reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
             for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
-                self.held(leaf).copy_(piece)
+                self.local_tensor(leaf).copy_(piece)
         torch.clear_autocast_cache()  # it may hold casts of the old values
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class ShardedLeaves(Leaves):
         self.ranks, self._modules = ranks, modules
         super().__init__(tensors, decays, rates)
 
-    def held(self, tensor: Tensor) -> Tensor:
+    def local_tensor(self, tensor: Tensor) -> Tensor:
         assert isinstance(tensor, DTensor)
         return tensor.to_local()
 
