@@ -54,7 +54,7 @@ class Leaves:
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
 
     def local_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the part of a leaf or its gradient that vectors of this process hold; here, all of it."""
+        """Return the part of a leaf, or of its gradient, that is in the vectors of this process: here, all of it."""
         return tensor
 
     def space(self) -> Space:
@@ -65,10 +65,8 @@ class Leaves:
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
         kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
-        return (
-            kinds == {(self.dtype, self.device)}
-            and [tuple(self.local_tensor(p).shape) for p in self.tensors] == self.shapes
-        )
+        shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
+        return kinds == {(self.dtype, self.device)} and shapes == self.shapes
 
     def matches(self, other: Leaves) -> bool:
         """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
@@ -79,10 +77,10 @@ class Leaves:
         """Return the place of each leaf in the other layout; None if it is not there with the same shape and type."""
         same_kind = (self.dtype, self.device) == (other.dtype, other.device)
         places = {id(leaf): place for place, leaf in enumerate(other.tensors)} if same_kind else {}
-        found = (places.get(id(leaf)) for leaf in self.tensors)
+        candidates = (places.get(id(leaf)) for leaf in self.tensors)
         return [
             place if place is not None and other.shapes[place] == shape else None
-            for place, shape in zip(found, self.shapes, strict=True)
+            for place, shape in zip(candidates, self.shapes, strict=True)
         ]
 
     def flatten(self, tensors: Grads) -> Tensor:

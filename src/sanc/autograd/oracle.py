@@ -195,7 +195,7 @@ class AutogradOracle(Oracle):
                 unit = partial(self._value_pass, closure, sample.name)
                 (loss,) = self._repeatable(unit, sample, f"value of {sample.name}")
                 total = total + weight * loss.detach().double()
-                self._take_grads()
+                self._pop_grads()
         self._owners.update(buffers.owners)
         self.calls = buffers.calls
         assert isinstance(total, Tensor)
@@ -310,7 +310,7 @@ class AutogradOracle(Oracle):
         with self._compilation(create_graph):
             loss = self._loss(closure, name)
             if self.style == "backward":
-                return loss, self._take_grads()
+                return loss, self._pop_grads()
             grads = self.differentiate(loss, create_graph)
         if all(grad is None for grad in grads):
             raise ArgumentError(
@@ -342,7 +342,7 @@ class AutogradOracle(Oracle):
 
             def undo() -> None:
                 buffers.put_back()
-                self._take_grads()
+                self._pop_grads()
 
             return step.call(unit, undo, sample.seed, kind)
 
@@ -375,7 +375,7 @@ class AutogradOracle(Oracle):
         else:
             step.seed(sample.seed)
 
-    def _take_grads(self) -> Grads:
+    def _pop_grads(self) -> Grads:
         """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""
         grads = [leaf.grad for leaf in self.leaves.tensors]
         for leaf in self.leaves.tensors:

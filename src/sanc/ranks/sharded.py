@@ -167,4 +167,4 @@ class ShardedOracle(AveragingOracle):
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._take_grads()
+        return self._pop_grads()
