@@ -62,19 +62,19 @@ _LOST_AGE = 0.5
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
-
 CreatePreconditioner = Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Preconditioner]
 """Creates a preconditioner from a metric, the shapes of the parameters and a vector of their type and device."""
 
 
 def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+    """Return a preconditioner whose tensors are all on this process."""
     return metric.create(shapes, like)
 
 
 def _refresh_interval(last_refresh: int, interval: int) -> int:
     """Return the number of steps until the next refresh: few at first, then `interval`, more in a long run.
 
-    `last_refresh` is the number of the step after which the metric was last refreshed.
+    `last_refresh` is the step after which the metric was last refreshed, counted since parameters last joined.
     """
     return min(max(last_refresh, 1), interval) if last_refresh < 4 * interval else last_refresh // 4
 
@@ -271,7 +271,8 @@ class MinibatchIteration:
     def _set_up_preconditioner(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Create the preconditioner: that of a resumed run, or one initialised by a first gradient.
 
-        If that gradient is not finite, return the point and the record of this iteration; otherwise None.
+        In a resumed run a first gradient initialises the parts of parameters that have joined. If a gradient is not
+        finite, return the point and the record of this iteration; otherwise None.
         """
         settings, space = self.settings, oracle.space
         preconditioner = self._create_preconditioner(settings.metric, oracle.shapes, space.tensor(x))

@@ -347,10 +347,10 @@ def _sizes(
             raise ArgumentError(
                 f"{name} = {size!r} does not fit the {fun.n} components: pass an integer from 1 to {fun.n}."
             )
-    whole = fun.n if isinstance(fun, FiniteSum) else None
+    components = fun.n if isinstance(fun, FiniteSum) else None
     sizes = (batch, batch if hessian is None else hessian, objective)
     # A sample of all components is the sum itself.
-    gradient_size, hessian_size, objective_size = (None if size == whole else size for size in sizes)
+    gradient_size, hessian_size, objective_size = (None if size == components else size for size in sizes)
     return gradient_size, hessian_size, objective_size
 
 
@@ -399,10 +399,10 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
-    whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
-    value, g = whole.gradient(run.x)
+    exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
+    value, g = exact_oracle.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(run.oracle if oracle.exact else whole, run.limits.max_products, run.seed)
+        run.certificate, _ = run.probe(run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed)
     return Result(
         x=restore(run.x),
         fun=value,

@@ -323,13 +323,13 @@ class CubicOptimizer(Optimizer):
         engine = checked_engine(self._driver, state_dict.get("engine", engine_of_group))
         groups = checked_groups(saved_groups, self.param_groups, self.defaults)
         state = checked_state(state_dict.get("state"), groups, engine)
-        before = {name: self.__dict__[name] for name in ("state", "param_groups")}
+        saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}
         try:
             super().load_state_dict({"state": state, "param_groups": groups})
             loaded = checked_vectors(self._driver, engine, self._parameters(), self.state)
             warn_of_changes(self._driver, engine)
         except BaseException as problem:
-            self.__dict__.update(before)
+            self.__dict__.update(saved_attributes)
             if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
                 raise
             text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
