@@ -31,8 +31,8 @@ PRESETS: Mapping[str, Method] = {
 """The presets by name: the method of the paper without changes, and the default, which has no constants to tune."""
 
 
-def _fixed(preset: Method, name: str, **pieces: Any) -> Method:
-    """Return a member of the family whose σ is fixed: it neither solves a step again nor limits its norm."""
+def _with_fixed_sigma(preset: Method, name: str, **pieces: Any) -> Method:
+    """Return a member of the family with a fixed σ: it neither re-solves after a rejection nor limits the step norm."""
     model = preset.model
     if isinstance(model, CubicModel):
         model = replace(model, resolves=0, first_radius=None)
@@ -45,21 +45,21 @@ def _curvature_only(preset: Method) -> Method:
     if isinstance(model, CubicModel):
         names = [item.name for item in fields(KrylovModel)]
         model = KrylovModel(**{name: getattr(model, name) for name in names})
-    return _fixed(preset, "ncd", model=model, acceptance=AcceptAll(), escape=preset.escape)
+    return _with_fixed_sigma(preset, "ncd", model=model, acceptance=AcceptAll(), escape=preset.escape)
 
 
 def _gradient_only(preset: Method) -> Method:
     """Return gradient descent, with a checked step if the preset checks its escape steps."""
     step = GradientStep(checked=isinstance(preset.escape, CheckedEscape))
-    return _fixed(preset, "sgd", model=NoModel(), acceptance=AcceptAll(), escape=step)
+    return _with_fixed_sigma(preset, "sgd", model=NoModel(), acceptance=AcceptAll(), escape=step)
 
 
 METHODS: Mapping[str, Callable[[Method], Method]] = {
     "sanc": lambda preset: preset,
     "scr": lambda preset: replace(preset, name="scr", escape=Stay()),
     "arc": lambda preset: replace(preset, name="arc", escape=Stay(), exact=True),
-    "cr": lambda preset: _fixed(preset, "cr", acceptance=AcceptAll()),
-    "crm": lambda preset: _fixed(preset, "crm", acceptance=Momentum()),
+    "cr": lambda preset: _with_fixed_sigma(preset, "cr", acceptance=AcceptAll()),
+    "crm": lambda preset: _with_fixed_sigma(preset, "crm", acceptance=Momentum()),
     "ncd": _curvature_only,
     "sgd": _gradient_only,
 }
@@ -105,13 +105,13 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: A
     return compose(name, preset, options)
 
 
-def compose(name: object, preset: object, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
+def compose(name: object, preset: object, options: Mapping[str, Any], other_names: Iterable[str] = ()) -> Method:
     """Return a member of the family: the pieces of the preset, those of the member, then its defaults and the options.
 
-    `also` holds the names of the caller's other arguments, which the error for an unknown option may propose.
+    `other_names` are those of the caller's other arguments, which the error for an unknown option may propose.
     """
-    lower = name.lower() if isinstance(name, str) else ""
-    member = lower if lower in METHODS else one_of("method", name, METHODS)
+    lower_name = name.lower() if isinstance(name, str) else ""
+    member = lower_name if lower_name in METHODS else one_of("method", name, METHODS)
     defaults: Mapping[str, Any] = {}
     if isinstance(preset, Method):
         method = METHODS[member](preset)
@@ -123,20 +123,21 @@ def compose(name: object, preset: object, options: Mapping[str, Any], also: Iter
         raise ArgumentError(
             f"preset = {shown(preset)} is neither known by name nor a sanc.Method: {nearest(str(preset), PRESETS)}"
         )
-    return with_options(method, {**defaults, **options}, also)
+    return with_options(method, {**defaults, **options}, other_names)
 
 
-def with_options(method: Method, options: Mapping[str, Any], also: Iterable[str] = ()) -> Method:
-    """Return a method with the options applied; `also` holds names that an error may propose beside the options."""
+def with_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str] = ()) -> Method:
+    """Return a method with the options applied; an error may propose an option or one of `other_names`."""
     for name, value in options.items():
         if name in _REPLACED_OPTIONS:
             raise ArgumentError(f"{name} = {shown(value)} cannot be used: the option is now {_REPLACED_OPTIONS[name]}.")
-    given = dict(options)
-    if isinstance(given.get("metric"), str):
-        given["metric"] = METRICS[one_of("metric", given["metric"], METRICS)]()
-    pieces = {name: given.pop(name) for name in _PIECES if name in given}
-    for part in ({"minibatch": pieces.pop("minibatch")} if "minibatch" in pieces else {}, pieces, given):
-        method = _changed_method(method, part, also)
+    settings = dict(options)
+    if isinstance(settings.get("metric"), str):
+        settings["metric"] = METRICS[one_of("metric", settings["metric"], METRICS)]()
+    pieces = {name: settings.pop(name) for name in _PIECES if name in settings}
+    minibatch = {"minibatch": pieces.pop("minibatch")} if "minibatch" in pieces else {}
+    for group in (minibatch, pieces, settings):  # a later group changes the pieces that an earlier one has replaced
+        method = _with_checked_options(method, group, other_names)
     return method
 
 
@@ -144,49 +145,49 @@ _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "ste
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
 
 
-def _changed_method(method: Method, options: Mapping[str, Any], also: Iterable[str]) -> Method:
-    """Return the method with options applied, which all must be pieces or settings of it."""
-    for name in _names(Minibatch()) & options.keys() if method.minibatch is None else ():
+def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
+    """Return the method with these options; raise an error for one that is no piece or setting of it."""
+    for name in _setting_names(Minibatch()) & options.keys() if method.minibatch is None else ():
         if method.name in METHODS and method.name not in ("sanc", "scr"):
             raise ArgumentError(
                 f"{name} = {shown(options[name])} is used by sanc and scr alone, not by {method.name}: leave it out."
             )
         method = replace(method, minibatch=Minibatch())
-    for name in options.keys() - (_names(method) - {"name", "exact"}):
-        raise _unknown(method, name, options[name], also)
-    changed: Method = _changed(method, options)
-    return changed
+    for name in options.keys() - (_setting_names(method) - {"name", "exact"}):
+        raise _unknown_option_error(method, name, options[name], other_names)
+    new_method: Method = _with_settings(method, options)
+    return new_method
 
 
-def _changed(piece: Any, options: Mapping[str, Any]) -> Any:
+def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:
     """Return the piece with these options applied to its settings, and to those of the pieces inside it."""
     changes = {}
     for item in fields(piece):
-        held = getattr(piece, item.name)
+        value = getattr(piece, item.name)
         if item.name in options:
             changes[item.name] = options[item.name]
-        elif is_dataclass(held) and _names(held) & options.keys():
-            changes[item.name] = _changed(held, options)
+        elif is_dataclass(value) and _setting_names(value) & options.keys():
+            changes[item.name] = _with_settings(value, options)
     return replace(piece, **changes) if changes else piece
 
 
-def _names(piece: Any) -> set[str]:
+def _setting_names(piece: Any) -> set[str]:
     """Return the names of the settings of a piece, and of the pieces inside it."""
     return {name for name, _ in settings_of(piece)}
 
 
-def _unknown(method: Method, name: str, value: object, also: Iterable[str]) -> ArgumentError:
+def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
     composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
-    known = set(also).union(*map(_names, composed))
+    known = set(other_names).union(*map(_setting_names, composed))
     for other in composed:
         for item in fields(other):
             piece = getattr(other, item.name)
-            if is_dataclass(piece) and name in _names(piece):
-                mine = type(getattr(method, item.name)).__name__
+            if is_dataclass(piece) and name in _setting_names(piece):
+                current = type(getattr(method, item.name)).__name__
                 return ArgumentError(
-                    f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {mine} as "
-                    f"its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
+                    f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {current} "
+                    f"as its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
                 )
     remedy = "leave it out, or find the option in help(sanc.Method) and help(sanc.Minibatch)."
     return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, remedy)}")

@@ -222,7 +222,7 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
     for _ in range(2):
         opt.step(lambda: (net(x)[:, 0] - x.prod(1)).square().mean())
     state = opt._driver.iterates.state
-    assert state.path == pytest.approx(state.offset_norm, rel=1e-9) and state.path > 0.0
+    assert state.step_norm_sum == pytest.approx(state.offset_norm, rel=1e-9) and state.step_norm_sum > 0.0
 
 
 # ---------------------------------------------------------------------------------------------- noise
@@ -240,7 +240,7 @@ def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
             gaps.append(problem.value(x) - lowest)
         early.append(np.mean(gaps[50:100]))
         late.append(np.mean(gaps[-50:]))
-        assert engine.state.reduction == 1.0
+        assert engine.state.eta_reduction == 1.0
         assert not any(r.branch is Branch.STAYED for r in records[200:])
     assert np.mean(late) < 0.5 * np.mean(early)
     assert np.mean(late) < 2e-3 * lowest
@@ -283,12 +283,12 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
         k += 1
         assert k < 100
         x = x + 0.1
-        engine.state = replace(engine.state, square_norm=float(x @ x))  # nobody else did it
+        engine.state = replace(engine.state, x_norm_square=float(x @ x))  # nobody else did it
         before = oracle.meter.paper_calls
         x, record = engine.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
-    assert problem.value(x) < 1.1 * good and engine.state.reduction == 0.5
+    assert problem.value(x) < 1.1 * good and engine.state.eta_reduction == 0.5
     engine.iterate(x, oracle)
     assert not engine.went_back
 
@@ -325,7 +325,7 @@ def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
 def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
     engine = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    engine.state = replace(engine.state, safe=start, first_loss=entry)
+    engine.state = replace(engine.state, safe_point=start, first_loss=entry)
     oracle = types.SimpleNamespace(trial=lambda point: before if point is start else None)
     assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 
@@ -351,9 +351,10 @@ def test_a_loss_that_is_not_finite_twice_leads_back(problem):
     engine, oracle, x = settled_run(problem)
     bad = x * np.nan
     point, record = engine.iterate(bad, oracle)
-    assert point is bad and "finite" in record.note and engine.state.reduction == 1.0  # the batch may be to blame
+    assert point is bad and "finite" in record.note and engine.state.eta_reduction == 1.0  # the batch may be to blame
     point, record = engine.iterate(bad, oracle)
-    assert np.isfinite(point).all() and "back to the last safe point" in record.note and engine.state.reduction == 0.5
+    assert np.isfinite(point).all() and "back to the last safe point" in record.note
+    assert engine.state.eta_reduction == 0.5
 
 
 def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
@@ -369,7 +370,7 @@ def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
     for _ in range(150):
         x, record = engine.iterate(x, oracle)
         assert "back" not in record.note
-    assert engine.state.reduction == 1.0
+    assert engine.state.eta_reduction == 1.0
 
 
 def test_one_outlier_batch_does_not_ruin_a_run():

@@ -62,7 +62,7 @@ def test_a_parameter_that_stays_continues_as_if_nothing_had_happened(style):
     drive(style, twin, other, batch)
     assert torch.equal(model[4].weight, held)
     after, reference = state_of(opt, model[0].weight), state_of(other, twin[0].weight)
-    assert set(after) >= set(before) - {"safe"}  # a change of the parameters starts the watch of the loss again
+    assert set(after) >= set(before) - {"safe_point"}  # a change of the parameters starts the watch of the loss again
     # One step with nearly the same gradient: the metric and the offset agree far better than after a reset.
     for name in ("offset", "second_moment", "left_basis"):
         scale = float(reference[name].abs().max())
@@ -98,7 +98,7 @@ def test_a_parameter_that_joins_starts_with_its_own_gradient(style):
     g = grads[-1] / unit
     # V of a bias is not rotated: set up by the first gradient, then updated with the same one.
     assert torch.allclose(state_of(opt, model[0].bias)["second_moment"], g * g, rtol=1e-6)
-    joined = {name: state_of(opt, p)["joined"] for name, p in model.named_parameters()}
+    joined = {name: state_of(opt, p)["joined_at"] for name, p in model.named_parameters()}
     assert bool((joined["0.bias"] == steps).all()) and bool((joined["2.weight"] == 0.5 * steps).all())
     after = state_of(opt, model[2].weight)
     change = (after["left"] - 0.95 * kept["left"]) / 0.05  # GGᵀ of this step

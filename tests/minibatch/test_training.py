@@ -138,7 +138,7 @@ def test_a_long_run_neither_freezes_nor_falls_apart(digits, noise):
 
     seen, opt = train(net.parameters(), loss, len(X), 32, 20_000)
     assert all(later <= seen[0] for later in seen) and seen[-1] <= 1.02 * min(seen)
-    assert opt.record.step_norm > 0.0 and opt._iterates.state.reduction == 1.0
+    assert opt.record.step_norm > 0.0 and opt._iterates.state.eta_reduction == 1.0
     assert max(p.norm().item() for p in net.parameters()) < 100.0
 
 
@@ -214,7 +214,7 @@ def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(sty
         with pytest.raises(sanc.NonFiniteError, match="100 consecutive"):
             step(math.nan)
     step(1.0)  # a finite batch ends the series
-    assert opt._iterates.state.nonfinite == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
+    assert opt._iterates.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
 
 
 def test_saving_in_train_mode_warns_once():

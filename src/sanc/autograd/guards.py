@@ -1,10 +1,10 @@
-"""What other libraries do at this moment: the only module that reads or changes their state of the whole process.
+"""The only module that reads or changes states of other libraries that hold for the whole process.
 
-Such a state may belong to another object of the process, such as an optimiser of another model. Each function takes
-what it is asked about, and answers for that alone.
+Such a state may belong to another object of the process, such as an optimiser of another model. Each function therefore
+takes the object that it examines as an argument, and returns a result for that object alone.
 
-Two kinds of state are asked about elsewhere. `sanc.ranks` finds DistributedDataParallel by the gradients of the ranks,
-and a closure with a GradScaler is found by the gradients that it leaves: both belong to the call.
+Two other libraries are detected elsewhere, from values of the call: `sanc.ranks` detects DistributedDataParallel from
+the gradients of the ranks, and `sanc.optim.first_step` a GradScaler from the gradients that the closure leaves.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch.utils.hooks import RemovableHandle
 
 
 def accumulated_batches(parameters: Sequence[Tensor]) -> int:
-    """Return over how many batches accelerate accumulates for the step of these parameters that is being made.
+    """Return the number of batches over which accelerate accumulates gradients for this step of these parameters.
 
-    The number of batches is one for the whole process. It matters only for steps that are called by accelerate's
-    wrapper of the optimiser, which skips some of them. Such a wrapper is found among the callers. 1: there is none.
+    accelerate has one such number for the whole process. It matters only for steps that are called by accelerate's
+    wrapper of the optimiser, which skips some of them. The wrapper is searched for among the callers; 1 without one.
     """
     state, wrappers = sys.modules.get("accelerate.state"), sys.modules.get("accelerate.optimizer")
     if state is None or wrappers is None or (batches := int(state.GradientState().num_steps)) == 1:
@@ -36,8 +36,8 @@ def accumulated_batches(parameters: Sequence[Tensor]) -> int:
         if frame.f_globals is vars(wrappers):
             caller = frame.f_locals.get("self")
             if isinstance(caller, wrappers.AcceleratedOptimizer):
-                held = {id(p) for group in caller.param_groups for p in group["params"]}
-                if stepped <= held:
+                wrapped = {id(p) for group in caller.param_groups for p in group["params"]}
+                if stepped <= wrapped:
                     return batches
         frame = frame.f_back  # type: ignore[assignment]
     return 1
@@ -89,11 +89,11 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 def donates_buffers(problem: RuntimeError) -> bool:
-    """Return whether compiled code refuses a gradient with a graph, since it overwrites what the graph would need.
+    """Return whether compiled code rejects a gradient with a graph, because it overwrites what the graph would need.
 
-    torch.compile decides so if the first backward pass of the code had no graph. Code may be shared: that pass may have
-    been one of another optimiser, or of an earlier model of the same class. Such code has no second derivative either.
-    Without donated buffers it says so later. Another torch with another message raises its error as it is.
+    torch.compile decides this in the first backward pass of the code, if that has no graph. Models of one class share
+    code, so that pass may belong to another optimiser or an earlier model. Such code has no second derivative either;
+    without donated buffers it raises that error later. If torch changes the message, its own error is raised.
     """
     return "compiled with non-empty donated buffers" in str(problem)
 

@@ -24,12 +24,12 @@ def once_differentiable(loss: Tensor) -> str:
 
 def nodes(root: Any) -> Iterator[Any]:
     """Iterate over all nodes of a graph, each once."""
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             yield node
             stack.extend(parent for parent, _ in node.next_functions)
 

@@ -48,13 +48,13 @@ class Leaves:
         self.tensors = list(tensors)
         self.decays = list(decays)
         self.rates = list(rates)
-        self.shapes = [tuple(self.held(leaf).shape) for leaf in self.tensors]
+        self.shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
         self._sizes = [math.prod(shape) for shape in self.shapes]
         self.dim = sum(self._sizes)
         self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
 
-    def held(self, tensor: Tensor) -> Tensor:
-        """Return the part of a leaf or its gradient that vectors of this process hold; here, all of it."""
+    def local_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the part of a leaf, or of its gradient, that is in the vectors of this process: here, all of it."""
         return tensor
 
     def space(self) -> Space:
@@ -65,7 +65,8 @@ class Leaves:
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
         kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
-        return kinds == {(self.dtype, self.device)} and [tuple(self.held(p).shape) for p in self.tensors] == self.shapes
+        shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
+        return kinds == {(self.dtype, self.device)} and shapes == self.shapes
 
     def matches(self, other: Leaves) -> bool:
         """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
@@ -76,10 +77,10 @@ class Leaves:
         """Return the place of each leaf in the other layout; None if it is not there with the same shape and type."""
         same_kind = (self.dtype, self.device) == (other.dtype, other.device)
         places = {id(leaf): place for place, leaf in enumerate(other.tensors)} if same_kind else {}
-        found = (places.get(id(leaf)) for leaf in self.tensors)
+        candidates = (places.get(id(leaf)) for leaf in self.tensors)
         return [
             place if place is not None and other.shapes[place] == shape else None
-            for place, shape in zip(found, self.shapes, strict=True)
+            for place, shape in zip(candidates, self.shapes, strict=True)
         ]
 
     def flatten(self, tensors: Grads) -> Tensor:
@@ -87,7 +88,7 @@ class Leaves:
         pieces = [
             torch.zeros(size, dtype=self.dtype, device=self.device)
             if tensor is None
-            else _flat(self.held(tensor), self.dtype)
+            else _flat(self.local_tensor(tensor), self.dtype)
             for size, tensor in zip(self._sizes, tensors, strict=True)
         ]
         return torch.cat(pieces)
@@ -103,13 +104,13 @@ class Leaves:
 
     def read(self) -> Tensor:
         """Copy the leaves into a new flat vector."""
-        return torch.cat([self.held(leaf).detach().reshape(-1) for leaf in self.tensors])
+        return torch.cat([self.local_tensor(leaf).detach().reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
             for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
-                self.held(leaf).copy_(piece)
+                self.local_tensor(leaf).copy_(piece)
         torch.clear_autocast_cache()  # it may hold casts of the old values
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ class AutogradOracle(Oracle):
                 unit = partial(self._value_pass, closure, sample.name)
                 (loss,) = self._repeatable(unit, sample, f"value of {sample.name}")
                 total = total + weight * loss.detach().double()
-                self._take_grads()
+                self._pop_grads()
         self._owners.update(buffers.owners)
         self.calls = buffers.calls
         assert isinstance(total, Tensor)
@@ -242,8 +242,11 @@ class AutogradOracle(Oracle):
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f on the device and at ``work.point(x, offset)``."""
-        return list(work(*self.unread_gradient(work.point(x, offset)), x, offset, *tensors))
+        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f at ``work.gradient_point(x, offset)``.
+
+        They stay on the device.
+        """
+        return list(work(*self.unread_gradient(work.gradient_point(x, offset)), x, offset, *tensors))
 
     def fall_back(self, problem: SecondDerivativeError) -> None:
         """Change hvp from "auto" to differences of gradients, with a warning; raise the problem for any other hvp."""
@@ -307,7 +310,7 @@ class AutogradOracle(Oracle):
         with self._compilation(create_graph):
             loss = self._loss(closure, name)
             if self.style == "backward":
-                return loss, self._take_grads()
+                return loss, self._pop_grads()
             grads = self.differentiate(loss, create_graph)
         if all(grad is None for grad in grads):
             raise ArgumentError(
@@ -339,7 +342,7 @@ class AutogradOracle(Oracle):
 
             def undo() -> None:
                 buffers.put_back()
-                self._take_grads()
+                self._pop_grads()
 
             return step.call(unit, undo, sample.seed, kind)
 
@@ -372,7 +375,7 @@ class AutogradOracle(Oracle):
         else:
             step.seed(sample.seed)
 
-    def _take_grads(self) -> Grads:
+    def _pop_grads(self) -> Grads:
         """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""
         grads = [leaf.grad for leaf in self.leaves.tensors]
         for leaf in self.leaves.tensors:

@@ -6,7 +6,7 @@ f(x + s) would be values of two functions, and trial evaluations would count as 
 
 The random generators belong to the process, so only one thread at a time makes a step. Other threads may draw from them
 during a step, for example to augment data. A step therefore writes to a generator only if its closures draw from it,
-and finds out whether they do; see `StepRandomness`.
+which it tests; see `StepRandomness`.
 
 All oracles share one hook before the forward pass of modules; it notifies the `Buffers` of the thread that runs the
 module.
@@ -42,14 +42,15 @@ _STEP_GENERATOR = np.random.MT19937(0)
 """NumPy's global generator while closures draw from it; it is seeded before each evaluation."""
 _GENERATORS_LOCK = threading.RLock()
 """Held by the thread whose step uses the global generators."""
-_WATCHED = 10.0
-"""How long the generators are watched for draws of other threads, in multiples of an evaluation's time.
+_WATCH_FACTOR = 10.0
+"""Time for which generators are watched for draws of other threads, in multiples of the time of an evaluation.
 
 A thread that draws at the rate r is taken for the closure if it draws during an evaluation of time T, and not during
 the time 10 T after it. The probability is (1 - exp(-rT)) exp(-10 rT), at most 0.035 for any r.
 """
-_LONGEST_WATCH = 1.0
-"""The most seconds to watch. A thread that draws less often harms one step, after which the closure is seen not to."""
+_MAX_WATCH_SECONDS = 1.0
+"""The longest time of watching, in seconds. A thread that draws less often is mistaken for the closure in one step; the
+next step detects that the closure does not draw."""
 
 
 class _Torch:
@@ -138,30 +139,30 @@ def _others_run() -> bool:
 
 def _drawn_by_others(states: States, seconds: float) -> set[_Global]:
     """Return the generators that change while this thread waits, for a multiple of the seconds of an evaluation."""
-    seconds = min(_WATCHED * seconds, _LONGEST_WATCH)
-    found: set[_Global] = set()
+    seconds = min(_WATCH_FACTOR * seconds, _MAX_WATCH_SECONDS)
+    drawn: set[_Global] = set()
     end = time.monotonic() + seconds
-    while len(found) < len(states) and time.monotonic() < end:
+    while len(drawn) < len(states) and time.monotonic() < end:
         time.sleep(seconds / 10)
-        found |= {generator for generator, state in states.items() if not generator.same(generator.state(), state)}
-    return found
+        drawn |= {generator for generator, state in states.items() if not generator.same(generator.state(), state)}
+    return drawn
 
 
 @dataclass
 class Belief:
-    """What is known of the draws of closures from one generator.
+    """Whether closures draw from one generator, as far as earlier evaluations showed it.
 
     Attributes
     ----------
     draws : bool
         Whether closures draw from it.
     tried : set of str
-        The kinds of evaluations with which this was found out.
+        The kinds of evaluations in which this was tested.
     shared : bool
-        Whether another thread was seen to draw from it.
+        Whether another thread has drawn from it.
     trusted, tests : int
-        How many evaluations that another thread disturbs are accepted before the next test, and how many tests the
-        closures passed. The number doubles with each test.
+        Number of evaluations during which another thread may draw before the next test, and number of tests that the
+        closures passed. The first number doubles with each test.
     """
 
     draws: bool = False
@@ -170,8 +171,8 @@ class Belief:
     trusted: int = 0
     tests: int = 0
 
-    def passed(self) -> None:
-        """Note that a closure gave the same loss with other random numbers."""
+    def record_passed_test(self) -> None:
+        """Record that a closure returned the same loss with other random numbers."""
         self.draws, self.shared = False, True
         self.trusted = 2**self.tests - 1
         self.tests += 1
@@ -209,73 +210,74 @@ class StepRandomness:
                 self._beliefs[generator].draws = False  # no evaluation of this step drew from it
 
     def call(self, unit: Callable[[], _Result], undo: Callable[[], None], seed: int, kind: str) -> _Result:
-        """Call a function that returns a loss, and something else; call it again if it turns out to draw.
+        """Return the result of a function, a tuple whose first entry is a loss; call it again if it draws unseeded.
 
-        `undo` is called before it is called again. `kind` is what it evaluates; other kinds may draw or not.
+        `undo` is called before it is called again. `kind` names what the function evaluates: draws are tested once for
+        each kind.
         """
-        free = [g for g in self._generators if g not in self._saved]
-        unknown = {g for g in free if kind not in self._beliefs[g].tried}
+        not_seeded = [g for g in self._generators if g not in self._saved]
+        untested = {g for g in not_seeded if kind not in self._beliefs[g].tried}
         for g in self._generators:
             self._beliefs[g].tried.add(kind)
         # Another thread would draw the same numbers again from a generator that is seeded with this seed twice.
-        seedable = [g for g in free if g in unknown and not self._beliefs[g].shared]
+        seedable = [g for g in not_seeded if g in untested and not self._beliefs[g].shared]
         if seedable:
-            return self._find_out(unit, undo, seed, seedable, {})
+            return self._test_draws(unit, undo, seed, seedable, {})
         before = {g: g.state() for g in self._generators}
         started = time.monotonic()
         try:
             result = unit()
         except BaseException:
-            restore_own({g: before[g] for g in free}, time.monotonic() - started)
+            restore_own({g: before[g] for g in not_seeded}, time.monotonic() - started)
             raise
         changed = [g for g in self._generators if not g.same(g.state(), before[g])]
         self._drawn.update(g for g in changed if g in self._saved)
-        changed = [g for g in changed if g in free]
-        asked = [g for g in changed if g in unknown or not self._beliefs[g].trusted]
+        changed = [g for g in changed if g in not_seeded]
+        tested = [g for g in changed if g in untested or not self._beliefs[g].trusted]
         for g in changed:
             self._beliefs[g].trusted = max(0, self._beliefs[g].trusted - 1)
-        if not asked:
+        if not tested:
             return result
         undo()
         for g in self._saved:
             g.restore(before[g])
-        if all(self._beliefs[g].shared for g in asked):
-            return self._compare(unit, undo, seed, asked, result, before)
-        return self._find_out(unit, undo, seed, asked, before)
+        if all(self._beliefs[g].shared for g in tested):
+            return self._compare(unit, undo, seed, tested, result, before)
+        return self._test_draws(unit, undo, seed, tested, before)
 
-    def _find_out(
-        self, unit: Callable[[], _Result], undo: Callable[[], None], seed: int, asked: list[_Global], earlier: States
+    def _test_draws(
+        self, unit: Callable[[], _Result], undo: Callable[[], None], seed: int, tested: list[_Global], earlier: States
     ) -> _Result:
-        """Return the result with these generators seeded, and find out whether the function draws from them.
+        """Return the result with these generators seeded, and test whether the function draws from them.
 
         `earlier` are the states to restore at the end of the step.
         """
-        natural, seeded, after = {}, {}, {}
-        held = {g: g.state() for g in self._saved}
+        unseeded, seeded, after = {}, {}, {}
+        states_of_seeded = {g: g.state() for g in self._saved}
         started = time.monotonic()
-        for g in asked:  # one after the other: another thread that draws in between would draw the same number again
-            natural[g] = g.state()
+        for g in tested:  # one after the other: another thread that draws in between would draw the same number again
+            unseeded[g] = g.state()
             g.seed(seed)
             seeded[g] = g.state()
         try:
             result = unit()
         finally:
-            for g in asked:
+            for g in tested:
                 after[g] = g.state()
-                g.restore(natural[g])
+                g.restore(unseeded[g])
         after = {g: state for g, state in after.items() if not g.same(state, seeded[g])}
-        self._drawn.update(g for g in held if not g.same(g.state(), held[g]))
-        for g in asked:
+        self._drawn.update(g for g in states_of_seeded if not g.same(g.state(), states_of_seeded[g]))
+        for g in tested:
             self._beliefs[g].draws = g in after
-        others = _drawn_by_others({g: natural[g] for g in after}, time.monotonic() - started) if after else set()
+        others = _drawn_by_others({g: unseeded[g] for g in after}, time.monotonic() - started) if after else set()
         for g, state in after.items():
             if g not in others:  # only the function can have changed it
-                self._hold(g, earlier.get(g, natural[g]))
+                self._seed_from_now_on(g, earlier.get(g, unseeded[g]))
                 g.restore(state)
         if not others:
             return result
         undo()
-        for g, state in held.items():
+        for g, state in states_of_seeded.items():
             g.restore(state)
         for g in after:
             if g not in others:
@@ -287,7 +289,7 @@ class StepRandomness:
         unit: Callable[[], _Result],
         undo: Callable[[], None],
         seed: int,
-        asked: list[_Global],
+        tested: list[_Global],
         first: _Result,
         earlier: States,
     ) -> _Result:
@@ -296,22 +298,22 @@ class StepRandomness:
         If they are equal in every bit, the function does not draw from them, or its draws do not matter. Otherwise
         these generators are seeded.
         """
-        held, before = {g: g.state() for g in self._saved}, {g: g.state() for g in asked}
+        states_of_seeded, before = {g: g.state() for g in self._saved}, {g: g.state() for g in tested}
         result = unit()
         if torch.equal(first[0].detach().nan_to_num(), result[0].detach().nan_to_num()):
-            for g in asked:
-                self._beliefs[g].passed()
+            for g in tested:
+                self._beliefs[g].record_passed_test()
             return result
         undo()
-        for g, state in held.items():
+        for g, state in states_of_seeded.items():
             g.restore(state)
-        for g in asked:
+        for g in tested:
             self._beliefs[g].draws = True
-            self._hold(g, earlier.get(g, before[g]))
+            self._seed_from_now_on(g, earlier.get(g, before[g]))
             g.seed(seed)
         return unit()
 
-    def _hold(self, generator: _Global, state: Any) -> None:
+    def _seed_from_now_on(self, generator: _Global, state: Any) -> None:
         """Seed this generator from now on, and restore the state at the end of the step."""
         self._saved[generator] = state
         self._drawn.add(generator)
@@ -337,10 +339,11 @@ def current_step() -> StepRandomness | None:
 
 @contextmanager
 def own_randomness(device: torch.device, beliefs: dict[str, Belief], *, repeats: bool) -> Iterator[None]:
-    """Seed what closures draw from before each evaluation, and restore it at the end of the block.
+    """Seed the generators that closures draw from before each evaluation, and restore them at the end of the block.
 
-    Other threads wait for its end before they enter such a block. `beliefs` is what earlier steps found out. `repeats`
-    is whether a closure may be called again to find out whether it draws; if not, all generators are seeded.
+    Other threads wait for its end before they enter such a block. `beliefs` are the results of earlier steps by
+    generator. `repeats` is whether a closure may be called again to test whether it draws; if not, all generators are
+    seeded.
     """
     with _GENERATORS_LOCK:
         step = StepRandomness(device, beliefs, repeats=repeats)
@@ -443,7 +446,7 @@ class Buffers:
     """Context that copies the buffers of modules in training mode before they run.
 
     It copies the buffers of each module that the hook reports, and of its submodules, which compiled code may run
-    without the hook. It also copies those of the modules in `known`, which compiled code may run as a whole.
+    without the hook. It also copies those of `earlier_owners`, which compiled code may run as a whole.
 
     Attributes
     ----------
@@ -453,15 +456,15 @@ class Buffers:
         Number of calls of modules that the hook reported. It is smaller than usual if compiled code runs some of them.
     """
 
-    def __init__(self, known: Iterable[nn.Module] = ()) -> None:
+    def __init__(self, earlier_owners: Iterable[nn.Module] = ()) -> None:
         self._saved: dict[tuple[int, str], tuple[nn.Module, str, Tensor, Tensor]] = {}
-        self._seen: set[int] = set()
-        self._known = list(known)
+        self._visited: set[int] = set()
+        self._earlier_owners = list(earlier_owners)
         self.owners: list[nn.Module] = []
         self.calls = 0
 
     def __enter__(self) -> Buffers:
-        for module in self._known:
+        for module in self._earlier_owners:
             self._copy(module)
         HOOK.__enter__()
         _ACTIVE.stack.append(self)
@@ -474,12 +477,13 @@ class Buffers:
     def save(self, module: nn.Module) -> None:
         """Copy the buffers of a module and its submodules before its first call."""
         self.calls += 1
-        if id(module) not in self._seen:
+        if id(module) not in self._visited:
             for part in module.modules():
-                self._seen.add(id(part))
+                self._visited.add(id(part))
                 self._copy(part)
 
     def _copy(self, module: nn.Module) -> None:
+        """Copy the buffers of a module in training mode, without those of its submodules."""
         has_buffers = False
         for name, buffer in module.named_buffers(recurse=False):
             has_buffers = True

@@ -24,14 +24,14 @@ _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
 
 
-class StepNumbers(NamedTuple):
-    """What the host decides before the gradient is known, in the order in which `AveragedStep` reads it."""
+class StepScalars(NamedTuple):
+    """The numbers that the host chooses before the gradient is known, in the order that `AveragedStep` expects."""
 
     clip_norm: float  # the largest ‖g‖ that is not clipped
     full_norm: float  # the smallest ‖g‖ whose iterate has its full weight in the average
-    gradient_factor: float  # 1 over the unit of g
-    moment_weight: float  # of the gradient in the second moments …
-    factor_weight: float  # … and in the factors of the metric
+    gradient_factor: float  # factor of g: 1 over its unit
+    moment_weight: float  # weight of the gradient in the second moments
+    factor_weight: float  # weight of the gradient in the factors of the metric
     eta: float  # η
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
@@ -42,50 +42,54 @@ class StepNumbers(NamedTuple):
 
 
 class StepResults(NamedTuple):
-    """What the host reads after the step, in the order in which `AveragedStep` returns it."""
+    """The numbers that the host reads after the step, in the order in which `AveragedStep` returns them.
 
-    value: float  # f …
-    grad_norm: float  # … and ‖g‖, before clipping
-    dual: float  # gᵀM⁻¹g in units of the factor of g
-    offset_square: float  # ‖z − x‖² after the step on z, before that on x, which is c times as long
-    square_norm_before: float  # ‖x‖² …
-    square_norm: float  # … and after the step
-    direction_norm: float | None = None  # for the distance bound: the 1-norms of s/η …
-    offset_norm: float = 0.0  # … and of z − x,
-    along: float = 0.0  # ⟨p, x_0 − z⟩
-    drift_norm: float = 0.0  # and the 1-norm of the drift
+    Those for the distance bound are there only if the step updated it.
+    """
+
+    value: float  # f at the point of the gradient
+    grad_norm: float  # ‖g‖ before clipping
+    dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
+    offset_norm_square: float  # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long
+    x_norm_square_before: float  # ‖x‖² before the step
+    x_norm_square: float  # ‖x‖² after the step
+    unit_step_norm: float | None = None  # distance bound: the 1-norm of s/η
+    offset_norm: float = 0.0  # distance bound: ‖z − x‖_1
+    inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
+    direction_sum_norm: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
 
 
 class AveragedStep:
-    """The vector work of one step. The host reads its numbers at the end, so that it can be recorded.
+    """The vector work of one step. It makes no transfer to the host, so that a CUDA graph can record it.
 
     Parameters
     ----------
-    metric : Preconditioner
+    preconditioner : Preconditioner
         M, which every gradient updates.
     averaging : float
         β.
     updates_factors : bool
         Whether the factors of the metric and the distance bound are updated too.
-    total : callable, optional
+    sum_over_ranks : callable, optional
         Sums over ranks that hold the other entries.
     """
 
     def __init__(
         self,
-        metric: Preconditioner,
+        preconditioner: Preconditioner,
         averaging: float,
         updates_factors: bool,
-        total: Callable[[Tensor], Tensor] | None = None,
+        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.metric, self.averaging, self.updates_factors, self._total = metric, averaging, updates_factors, total
+        self.preconditioner, self.averaging, self.updates_factors = preconditioner, averaging, updates_factors
+        self._sum_over_ranks = sum_over_ranks
 
     def tensors(self) -> list[Tensor]:
-        """Return what it changes in place."""
-        return self.metric.tensors()
+        """Return the tensors that a step changes in place."""
+        return self.preconditioner.tensors()
 
-    def point(self, x: Tensor, offset: Tensor) -> Tensor:
-        """Return y, where the gradient is taken."""
+    def gradient_point(self, x: Tensor, offset: Tensor) -> Tensor:
+        """Return y, the point at which the gradient is taken."""
         return torch.add(x, offset, alpha=1.0 - self.averaging)
 
     def __call__(
@@ -94,55 +98,61 @@ class AveragedStep:
         g: Tensor,
         x: Tensor,
         offset: Tensor | None,
-        numbers: Tensor,
+        scalars: Tensor,
         rates: Tensor | None = None,
         start: Tensor | None = None,
-        drift: Tensor | None = None,
+        direction_sum: Tensor | None = None,
         change: Tensor | None = None,
         average_weights: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the numbers for the host, the new x, the new offset, and the new drift where there was one.
+        """Return the numbers for the host, the new x, the new offset, and the new direction sum if there was one.
 
-        `numbers` are `StepNumbers` in float64, and the numbers for the host are `StepResults`. Where f or g is not
-        finite the metric is not updated, and the iteration stays at x.
+        `scalars` are `StepScalars` in float64, and the numbers for the host are `StepResults`. If f or g is not finite,
+        the metric is not updated, and the iteration stays at x.
 
-        `average_weights` replaces c where entries have different ones.
+        `start` is x_0, for the distance bound. `average_weights` replaces c if entries have different ones.
 
-        `change` is what the caller, by a projection, did to x after the last step. Entries whose step would undo it are
-        at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
+        `change` is the change of x by the caller after the last step, by a projection. Entries whose step would undo it
+        are at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
         projection, Bertsekas 1982). With M⁻¹g itself the projected step need not be one of descent.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
-        if self._total is not None:
-            norm = self._total(norm.square()).sqrt()
-        usable = torch.isfinite(value + norm)
-        clip_norm, full_norm, factor, *more = numbers.unbind()
-        g = torch.where(usable, g * (factor * (clip_norm / torch.maximum(norm, clip_norm))), 0.0)
+        if self._sum_over_ranks is not None:
+            norm = self._sum_over_ranks(norm.square()).sqrt()
+        is_finite = torch.isfinite(value + norm)
+        clip_norm, full_norm, gradient_factor, *weights = scalars.unbind()
+        clipping = clip_norm / torch.maximum(norm, clip_norm)
+        g = torch.where(is_finite, g * (gradient_factor * clipping), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
         moment_weight, factor_weight, eta, average_weight, distance_weight = (
-            (torch.stack(more) * usable).to(g.dtype).unbind()
+            (torch.stack(weights) * is_finite).to(g.dtype).unbind()
         )
         at_bound = None if change is None else change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
-        direction = self.metric.update(g, moment_weight, factor_weight if self.updates_factors else None)
+        direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
-        factor = (norm / full_norm).clamp(max=1.0).square().clamp(min=_SMALLEST_FACTOR).to(g.dtype)
-        average_weight = reduced_weight(average_weight, factor)
-        moved = torch.addcmul(offset, step, eta, value=-1.0)
-        averaged = moved
+        weight_factor = (norm / full_norm).clamp(max=1.0).square().clamp(min=_SMALLEST_FACTOR).to(g.dtype)
+        average_weight = reduced_weight(average_weight, weight_factor)
+        z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
+        weighted_offset = z_offset
         if average_weights is not None:
-            average_weights = reduced_weight(average_weights, factor)
-            averaged = moved * (average_weights / average_weight)
-            average_weight = average_weights * usable
-        new = [torch.addcmul(x, moved, average_weight), torch.addcmul(moved, moved, average_weight, value=-1.0)]
-        read = [torch.dot(u, v) for u, v in ((g, direction), (averaged, averaged), (x, x), (new[0], new[0]))]
-        if start is not None and drift is not None:
-            new.append(torch.addcmul(DISTANCE_MEMORY * drift, direction, distance_weight))
-            read += [step.abs().sum(), new[1].abs().sum(), torch.dot(direction, start - x - offset)]
-            read.append(new[2].abs().sum())
-        sums = torch.stack(read).double()
-        return [torch.cat([torch.stack([value, norm]), sums if self._total is None else self._total(sums)]), *new]
+            average_weights = reduced_weight(average_weights, weight_factor)
+            weighted_offset = z_offset * (average_weights / average_weight)
+            average_weight = average_weights * is_finite
+        new_x = torch.addcmul(x, z_offset, average_weight)
+        new_offset = torch.addcmul(z_offset, z_offset, average_weight, value=-1.0)
+        pairs = ((g, direction), (weighted_offset, weighted_offset), (x, x), (new_x, new_x))
+        numbers = [torch.dot(u, v) for u, v in pairs]
+        vectors = [new_x, new_offset]
+        if start is not None and direction_sum is not None:
+            new_sum = torch.addcmul(DISTANCE_MEMORY * direction_sum, direction, distance_weight)
+            vectors.append(new_sum)
+            numbers += [step.abs().sum(), new_offset.abs().sum(), torch.dot(direction, start - x - offset)]
+            numbers.append(new_sum.abs().sum())
+        sums = torch.stack(numbers).double()
+        sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)
+        return [torch.cat([torch.stack([value, norm]), sums]), *vectors]
 
 
 def reduced_weight(weight: Any, factor: Any) -> Any:
@@ -151,18 +161,21 @@ def reduced_weight(weight: Any, factor: Any) -> Any:
 
 
 @runtime_checkable
-class Advances(Protocol):
-    """An oracle that combines a gradient with vector work: it leaves the loss unread, or replays a recording."""
+class AdvancingOracle(Protocol):
+    """An oracle that combines a gradient with vector work, without a transfer of the loss to the host in between.
+
+    It may replay both from a CUDA graph.
+    """
 
     def advance(self, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
-        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient at ``work.point(x, offset)``."""
+        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient at ``work.gradient_point(x, offset)``."""
         ...
 
 
 def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
-    """Evaluate the gradient where `work` needs it, and do the work; without an offset the gradient is that at x."""
-    if isinstance(oracle, Advances) and offset is not None:
+    """Evaluate the gradient at the point that `work` requires, or at x without an offset, and do the work."""
+    if isinstance(oracle, AdvancingOracle) and offset is not None:
         return oracle.advance(work, x, offset, *tensors)
-    value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.point(x, offset)))
+    value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.gradient_point(x, offset)))
     value_tensor = x.new_tensor(value if oracle.values else 0.0, dtype=torch.float64)
     return list(work(value_tensor, oracle.space.tensor(g), x, offset, *tensors))

@@ -23,12 +23,12 @@ class StepScale(Piece):
     ----------
     scale : float
         η, about the change of each coordinate, in units of a typical weight: the root mean square of a matrix's
-        entries at the first point, or 1/15 where they are zero.
+        entries at the first point, or 1/15 if they are zero.
     distance : float
-        η is this times a lower bound of the distance to a solution where that is larger, at most twice `scale`; 0
-        turns the bound off.
+        η = max(scale, distance·d), at most 2·scale unless the last steps are aligned, with d a lower bound of the
+        distance to a solution. 0: the bound is not used.
     warm_up : int
-        Steps over which η grows to its value.
+        Number of steps over which η grows to its value.
     slow_down : int
         η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
     """
@@ -69,7 +69,7 @@ class Minibatch(Piece):
     average : Average
         The average that the parameters hold.
     curvature : bool
-        Whether Hessian products are used: in the second-order phase, and where the loss stagnates.
+        Whether Hessian products are used: in the second-order phase, and if the loss stagnates.
     noise : float
         Two batches agree if their losses at the new point differ by at most `noise` times the decrease of the last
         step.

@@ -10,52 +10,56 @@ from sanc.core.space import Vector
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of it except the metric: numbers, and vectors, which are never changed in place.
+    """The state of the iteration without the preconditioner: numbers and vectors.
 
-    Only the iteration writes it. Unknown losses are NaN.
+    Vectors are never changed in place. Only the iteration writes a state. A number that is not known yet is NaN.
     """
 
-    seed: int
-    iteration: int = 0
-    seconds: float = 0.0
+    # Both phases.
+    seed: int  # seed of the random starts and signs
+    iteration: int = 0  # iterations made, in both phases
+    seconds: float = 0.0  # time spent in iterations
     averaged: bool = False  # whether the averaged phase has begun
     # The second-order phase.
     disagreements: int = 0  # consecutive batches that disagreed with the last step
-    slow_steps: int = 0  # steps since the loss was last halved …
-    level: float = math.nan  # … to this
-    first_loss: float = math.nan  # the loss where the phase began
-    decrease: float = math.nan  # of the last step, on its own batch …
-    last_loss: float = math.nan  # … and the loss it reached there
-    long_step: bool = False  # whether that step was longer than an averaged one
-    # The averaged phase.
-    steps: int = 0
+    steps_since_halving: int = 0  # steps since `reference_loss` was set
+    reference_loss: float = math.nan  # the loss that the phase has to halve next
+    first_loss: float = math.nan  # the loss at the first point
+    last_decrease: float = math.nan  # decrease of the loss by the last step, on its own batch
+    last_loss: float = math.nan  # loss that the last step reached, on its own batch
+    last_step_was_long: bool = False  # whether the norm of the last step exceeded that of an averaged step
+    # The averaged phase: counts.
+    steps: int = 0  # averaged steps made
     factor_updates: int = 0  # steps that updated the factors of the metric
-    refreshed: int = 0  # the step after which the metric was last refreshed …
-    extended: int = 0  # … and at which parameters last joined it
-    weight_sum: float = 0.0  # of the weights in the average
+    last_refresh: int = 0  # number of the step after which the metric was last refreshed
+    last_extension: int = 0  # number of steps made when parameters last joined
+    nonfinite_batches: int = 0  # consecutive batches whose loss or gradient was not finite
+    # The averaged phase: units and gradient norms.
+    weight_sum: float = 0.0  # sum of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
-    mean_square: float = 1.0  # of the gradient norms, in that unit …
-    largest_norm: float = 1.0  # … and the largest of the first ones
-    reduction: float = 1.0  # factor of η, after the loss rose
-    nonfinite: int = 0  # consecutive steps whose loss or gradient was not finite
+    grad_norm_mean_square: float = 1.0  # mean square of the gradient norms, in units of `gradient_unit`
+    largest_grad_norm: float = 1.0  # largest gradient norm of the first steps, in units of `gradient_unit`
+    # The averaged phase: the step size and the distance bound.
+    eta_reduction: float = 1.0  # factor of η, lowered when the loss has risen
     distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
-    path: float = 0.0  # 1-norm of the steps that led to z, weighted as in z − x …
-    offset_norm: float = 0.0  # … and ‖z − x‖_1
-    alignment: float = field(default=0.0, metadata={"signed": True})  # numerator of the distance bound
-    observed: int = 0  # losses in the mean
-    mean: float = math.nan  # of the loss …
-    variance: float = 0.0  # … and its variance
-    best: float = math.nan  # the lowest mean
-    square_norm: float = (
-        math.nan
-    )  # ‖x‖² after the last averaged step (NaN: unknown); another value: the caller changed x
-    projected: int = 0  # steps for which the caller is taken to project x, since it changed x after a step
-    probed_mean: float = math.nan  # the mean when stagnation was last checked …
-    probes: int = 0  # … and how often it was
+    step_norm_sum: float = 0.0  # sum of the 1-norms of the steps that led to z, weighted as in z − x
+    offset_norm: float = 0.0  # ‖z − x‖_1
+    distance_numerator: float = field(default=0.0, metadata={"signed": True})  # numerator of the distance bound
+    # The averaged phase: the loss.
+    loss_count: int = 0  # number of losses in the running mean
+    loss_mean: float = math.nan  # running mean of the loss
+    loss_variance: float = 0.0  # running variance of the loss
+    lowest_loss_mean: float = math.nan  # the lowest running mean so far
+    probes: int = 0  # number of tests for stagnation
+    probed_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
+    # The averaged phase: changes of x by the caller.
+    x_norm_square: float = math.nan  # ‖x‖² after the last averaged step; if it differs later, the caller changed x
+    projection_countdown: int = 0  # remaining steps in which the caller is assumed to project x after each step
+    # Vectors.
     offset: Vector | None = None  # z − x
-    written: Vector | None = None  # x after the last step, while the caller projects it
-    safe: Vector | None = None  # a point to return to
-    start: Vector | None = None  # where averaging began
-    drift: Vector | None = None  # weighted sum of the directions
-    joined: Vector | None = None  # the step at which each entry joined the average; None: all at the first
+    last_written_x: Vector | None = None  # x after the last step, while the caller is assumed to project it
+    safe_point: Vector | None = None  # the point to which the run returns after a rise of the loss
+    averaging_start: Vector | None = None  # x_0, the point at which averaging began
+    direction_sum: Vector | None = None  # Σ λ_i p_i, the denominator of the distance bound
+    joined_at: Vector | None = None  # for each entry, the steps made when it joined the average; None: all joined at 0

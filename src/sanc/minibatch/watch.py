@@ -1,4 +1,4 @@
-"""What the losses of batches show: whether batches agree, whether the loss rises, and whether it stagnates."""
+"""Decisions from the losses of batches: whether batches agree, and whether the mean loss has risen or stagnated."""
 
 from __future__ import annotations
 
@@ -7,77 +7,82 @@ from typing import NamedTuple
 
 from sanc.minibatch.state import State
 
-_WORTHWHILE = 0.5
-"""Factor by which second-order steps have to reduce the loss to be worth their products …"""
+_REQUIRED_REDUCTION = 0.5
+"""Factor by which second-order steps have to reduce the loss within `_SLOW_LIMIT` steps to be worth their products."""
 _SLOW_LIMIT = 4
-"""… within so many steps, or twice as many where a step is longer than an averaged one."""
+"""Second-order steps in which the loss has to be reduced; twice as many if the last step was longer than an averaged
+step."""
 _DISAGREEMENT_LIMIT = 2
-"""Consecutive batches that must disagree to end the second-order phase …"""
-_GROSS = 10.0
-"""… or one that disagrees by so many times as much."""
+"""Consecutive batches that disagree with the last step and thereby end the second-order phase."""
+_LARGE_DISAGREEMENT = 10.0
+"""A single batch ends the second-order phase if its loss differs by more than this times the allowed difference."""
 _LOSS_MEMORY = 0.95
 """Decay of the running mean of the loss."""
-_RISEN = 2.0
-"""Standard deviations of a batch by which the mean loss exceeds the best when it has risen."""
-_FALLEN = 0.5
-"""Standard deviations by which the mean loss falls unless it stagnates."""
+_RISE_DEVIATIONS = 2.0
+"""The mean loss has risen if it exceeds its lowest value by this many standard deviations of a batch."""
+_FALL_DEVIATIONS = 0.5
+"""The mean loss has stagnated unless it has fallen by this many standard deviations since the last test."""
 WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
 class Agreement(NamedTuple):
-    """What a new batch shows about the last second-order step."""
+    """The comparison of a new batch with the last second-order step; all fields but the first are those of `State`."""
 
     continues: bool  # whether the second-order phase continues
-    disagreements: int  # these and the next two: as in `State`
-    slow_steps: int
-    level: float
+    disagreements: int
+    steps_since_halving: int
+    reference_loss: float
 
 
 def agreement(state: State, value: float, noise: float, eps: float) -> Agreement:
-    """Compare the loss of a new batch where the last step ended with the loss that the step reached on its own batch.
+    """Compare the loss of a new batch with the loss that the last step reached on its own batch, at the same point.
 
-    The phase continues if they are equal up to roundoff. If they differ by less than the decrease of the step, it
-    continues while the loss is halved within some steps. It ends when batches differ by more twice in a row, or once by
-    far more.
+    The phase continues if they are equal up to roundoff. If they differ by at most `noise` times the decrease of the
+    step, it continues while the loss is halved every few steps. It ends after two consecutive batches that differ by
+    more than that, or after one that differs by ten times as much.
     """
     difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
-    disagreements = 0 if difference <= noise * state.decrease else state.disagreements + 1
-    halved = value < _WORTHWHILE * state.level
-    slow_steps, level = (0, value) if halved else (state.slow_steps + 1, state.level)
-    agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _GROSS * noise * state.decrease
-    worthwhile = slow_steps < (2 * _SLOW_LIMIT if state.long_step else _SLOW_LIMIT)
-    return Agreement(difference <= 0.0 or (agrees and worthwhile), disagreements, slow_steps, level)
+    disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
+    if value < _REQUIRED_REDUCTION * state.reference_loss:
+        steps_since_halving, reference_loss = 0, value
+    else:
+        steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
+    agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _LARGE_DISAGREEMENT * noise * state.last_decrease
+    is_fast = steps_since_halving < (2 * _SLOW_LIMIT if state.last_step_was_long else _SLOW_LIMIT)
+    return Agreement(difference <= 0.0 or (agrees and is_fast), disagreements, steps_since_halving, reference_loss)
 
 
 class LossMean(NamedTuple):
     """The running mean of the loss; the fields are those of `State`."""
 
-    observed: int
-    mean: float
-    variance: float
-    best: float
+    loss_count: int
+    loss_mean: float
+    loss_variance: float
+    lowest_loss_mean: float
 
 
-def mean_with(state: State, value: float) -> LossMean:
-    """Return mean and variance with one more loss, and the lowest mean."""
-    starts = math.isnan(state.mean)
-    observed, mean, variance, best = (
-        (0, value, 0.0, value) if starts else (state.observed, state.mean, state.variance, state.best)
-    )
-    observed += 1
-    weight = max(1 - _LOSS_MEMORY, 1.0 / (observed + 1))
+def updated_loss_mean(state: State, value: float) -> LossMean:
+    """Return the running mean and variance with one more loss, and the lowest mean."""
+    if math.isnan(state.loss_mean):
+        count, mean, variance, lowest = 0, value, 0.0, value
+    else:
+        count, mean = state.loss_count, state.loss_mean
+        variance, lowest = state.loss_variance, state.lowest_loss_mean
+    count += 1
+    weight = max(1 - _LOSS_MEMORY, 1.0 / (count + 1))
     deviation = value - mean
     mean += weight * deviation
     variance = min((1 - weight) * (variance + weight * deviation * deviation), 1e300)
-    return LossMean(observed, mean, variance, min(mean, best))
+    return LossMean(count, mean, variance, min(mean, lowest))
 
 
-def rises(state: State) -> bool:
-    """Whether the mean loss has risen far above the best."""
-    return state.observed > WARM_STEPS and state.mean - state.best > _RISEN * math.sqrt(state.variance)
+def has_risen(state: State) -> bool:
+    """Whether the mean loss is far above its lowest value."""
+    rise = state.loss_mean - state.lowest_loss_mean
+    return state.loss_count > WARM_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(state.loss_variance)
 
 
-def stagnates(state: State) -> bool:
-    """Whether the mean loss has not fallen since the last check."""
-    return state.mean > state.probed_mean - _FALLEN * math.sqrt(state.variance)
+def has_stagnated(state: State) -> bool:
+    """Whether the mean loss has not fallen since the last test."""
+    return state.loss_mean > state.probed_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)

@@ -28,7 +28,7 @@ def certificate(
     seed: int = 0,
     hvp: HvpMode = "auto",
 ) -> Certificate:
-    """Return whether x is an ε-second-order point: ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
+    """Return the certificate of x: whether it is an ε-second-order point, ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ def certificate(
     require(eps is not None, "eps", eps, "pass a positive number")
     require_number("eps", eps)
     require_number("eps_curvature", eps_curvature)
-    fits = is_number(confidence) and 0 < confidence < 1
-    require(fits, "confidence", confidence, "pass a probability between 0 and 1")
+    is_probability = is_number(confidence) and 0 < confidence < 1
+    require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
     require_integer("seed", seed, 0, none=False)
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with torch_modes(oracle):
-        found, *_ = probe(
+        result, *_ = probe(
             oracle,
             point,
             eps=eps,
@@ -87,4 +87,4 @@ def certificate(
             seed=seed,
             thorough=True,
         )
-    return found
+    return result

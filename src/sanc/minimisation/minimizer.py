@@ -16,6 +16,7 @@ from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
+from sanc.core.oracle import Oracle
 from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
@@ -24,7 +25,7 @@ from sanc.minimisation.objective import Restore, build_oracle, torch_modes
 from sanc.minimisation.result import Result
 from sanc.presets import compose, with_options
 from sanc.ranks.compare import compare_call
-from sanc.ranks.group import find_ranks
+from sanc.ranks.group import Ranks, find_ranks
 from sanc.ranks.sums import SharedSum
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
@@ -166,24 +167,16 @@ def minimize(
     if options is not None or _SCIPY_NAMES.keys() & settings.keys():
         return minimize(fun, x0, **_merged({} if options is None else options, locals()))
 
-    _require_free(bounds, constraints)
-    chosen = _composed(method, preset, settings)
+    _reject_binding(bounds, constraints)
+    composed = _composed(method, preset, settings)
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
         require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
     require_integer("seed", seed, 0, none=False)
-    if isinstance(fun, FiniteSum):
-        require_sum(fun)
-    ranks = find_ranks(process_group)
-    if ranks is not None:
-        if not isinstance(fun, FiniteSum):
-            raise ArgumentError(
-                f"process_group = {shown(process_group)} needs a finite sum whose rows lie on the ranks: pass a "
-                "sanc.problems.FiniteSum, or process_group=None."
-            )
-        fun, disp = SharedSum(fun, ranks), disp and ranks.rank == 0
-    sizes = _sizes(fun, chosen, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
-    on_samples = chosen.on_samples and not grow_samples and any(size is not None for size in sizes)
+    fun, ranks = _objective_on_ranks(fun, process_group)
+    disp = disp and (ranks is None or ranks.rank == 0)
+    sizes = _sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
+    on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
         raise ArgumentError(
             f"objective_batch_size = {objective_batch_size!r} cannot be used: the ratio test is on the gradient "
@@ -199,34 +192,27 @@ def minimize(
         hvp=hvp,
         sizes=sizes,
         seed=seed,
-        sampling=chosen.sampling,
+        sampling=composed.sampling,
         grow=grow_samples,
     )
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
-    default_tol = tol is None
-    if tol is None:
-        tol = _TOLERANCES["float64" if oracle.space.eps < 1e-10 else "float32"]
-        tol = max(tol, _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
-    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
-    for name, value in numbers.items():
-        require_number(name, value)
-    require_integer("max_iter", max_iter, 0)
-    require_integer("max_products", max_products, 1)
-    require_integer("max_nfev", max_nfev, 1)
-    most = {"max_iter": max_iter, "max_calls": max_calls, "max_time": max_time, "max_nfev": max_nfev}
-    bounded = {name: math.inf if value is None else value for name, value in most.items()}
-    limits = Limits(
-        tol=tol,
-        default_tol=default_tol,
+    limits = _limits(
+        _default_tol(oracle, jac) if tol is None else tol,
+        default_tol=tol is None,
         curvature_tol=curvature_tol,
         certify=certify,
         max_products=max_products,
-        **bounded,
+        max_iter=max_iter,
+        max_calls=max_calls,
+        max_time=max_time,
+        max_nfev=max_nfev,
     )
-    iterates = MinibatchIteration(chosen, seed) if on_samples else Iteration(chosen, seed, tol, ahead=oracle.exact)
+    iterates = (
+        MinibatchIteration(composed, seed) if on_samples else Iteration(composed, seed, limits.tol, ahead=oracle.exact)
+    )
     run = Run(oracle, iterates, limits, x, seed)
     if ranks is not None:
-        compare_call(ranks, {"arguments": (chosen, sizes, seed, limits)}, x)
+        compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
     if resume is not None:
         run.resume(resume)
     report, clock = _reporter(callback, restore, disp), time.perf_counter
@@ -238,6 +224,59 @@ def minimize(
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
+
+
+def _objective_on_ranks(fun: Any, process_group: Any) -> tuple[Any, Ranks | None]:
+    """Return the objective and the ranks that hold its rows; None if each rank runs independently."""
+    if isinstance(fun, FiniteSum):
+        require_sum(fun)
+    ranks = find_ranks(process_group)
+    if ranks is None:
+        return fun, None
+    if not isinstance(fun, FiniteSum):
+        raise ArgumentError(
+            f"process_group = {shown(process_group)} needs a finite sum whose rows lie on the ranks: pass a "
+            "sanc.problems.FiniteSum, or process_group=None."
+        )
+    return SharedSum(fun, ranks), ranks
+
+
+def _default_tol(oracle: Oracle, jac: Any) -> float:
+    """Return the default tolerance on the gradient norm, for the precision of the vectors and the scheme of `jac`."""
+    tol = _TOLERANCES["float64" if oracle.space.eps < 1e-10 else "float32"]
+    return max(tol, _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
+
+
+def _limits(
+    tol: float,
+    *,
+    default_tol: bool,
+    curvature_tol: float | None,
+    certify: bool,
+    max_products: int | None,
+    max_iter: int | None,
+    max_calls: float | None,
+    max_time: float | None,
+    max_nfev: int | None,
+) -> Limits:
+    """Return the tolerances and limits of a run after checks; a limit that is None is infinite."""
+    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
+    for name, value in numbers.items():
+        require_number(name, value)
+    require_integer("max_iter", max_iter, 0)
+    require_integer("max_products", max_products, 1)
+    require_integer("max_nfev", max_nfev, 1)
+    return Limits(
+        tol=tol,
+        default_tol=default_tol,
+        curvature_tol=curvature_tol,
+        certify=certify,
+        max_products=max_products,
+        max_iter=math.inf if max_iter is None else max_iter,
+        max_calls=math.inf if max_calls is None else max_calls,
+        max_time=math.inf if max_time is None else max_time,
+        max_nfev=math.inf if max_nfev is None else max_nfev,
+    )
 
 
 def _composed(method: str | Method | None, preset: str | Method, settings: Mapping[str, Any]) -> Method:
@@ -254,13 +293,13 @@ def _arguments() -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(minimize).parameters.items() if name != "settings"}
 
 
-def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `minimize` with `options` merged in, by our names; a name given twice is an error."""
+def _merged(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `minimize` and `options` by our names; a name given twice is an error."""
     fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     require(fits, "options", options, "pass a mapping of names to values")
     defaults = {name: default for name, default in _arguments().items() if name not in ("fun", "x0", "options")}
-    merged = {name: given[name] for name in defaults}
-    for name, value in [*given["settings"].items(), *options.items()]:
+    merged = {name: arguments[name] for name in defaults}
+    for name, value in [*arguments["settings"].items(), *options.items()]:
         ours = _SCIPY_NAMES.get(name, name)
         if ours != name and value is None:
             continue  # in SciPy None is the default
@@ -272,7 +311,7 @@ def _merged(options: Any, given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _require_free(bounds: Any, constraints: Any) -> None:
+def _reject_binding(bounds: Any, constraints: Any) -> None:
     """Raise an error for bounds or constraints that bind."""
     if bounds is not None and not (isinstance(bounds, Sequence) and len(bounds) == 0):
         try:
@@ -294,11 +333,12 @@ def _sizes(
     fun: Any, method: Method, batch: int | None, hessian: int | None, objective: int | None, grow: bool
 ) -> tuple[int | None, int | None, int | None]:
     """Return the sizes of the samples of gradient, Hessian and objective; None is the whole sum."""
-    named = {"batch_size": batch, "hessian_batch_size": hessian, "objective_batch_size": objective}
-    given = {name: size for name, size in named.items() if size is not None}
+    arguments = {"batch_size": batch, "hessian_batch_size": hessian, "objective_batch_size": objective}
     if grow and (method.name != "scr" or batch is None):
         raise ArgumentError('grow_samples = True needs samples of method "scr": pass method="scr" and a batch_size.')
-    for name, size in given.items():
+    for name, size in arguments.items():
+        if size is None:
+            continue
         if not isinstance(fun, FiniteSum):
             raise ArgumentError(f"{name} = {size!r} needs a finite sum to sample from: pass a sanc.problems.FiniteSum.")
         if method.exact:
@@ -307,10 +347,11 @@ def _sizes(
             raise ArgumentError(
                 f"{name} = {size!r} does not fit the {fun.n} components: pass an integer from 1 to {fun.n}."
             )
-    whole = fun.n if isinstance(fun, FiniteSum) else None
+    components = fun.n if isinstance(fun, FiniteSum) else None
     sizes = (batch, batch if hessian is None else hessian, objective)
-    g, h, f = (None if size == whole else size for size in sizes)  # a sample of all components is the sum itself
-    return g, h, f
+    # A sample of all components is the sum itself.
+    gradient_size, hessian_size, objective_size = (None if size == components else size for size in sizes)
+    return gradient_size, hessian_size, objective_size
 
 
 def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
@@ -358,10 +399,10 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
-    whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
-    value, g = whole.gradient(run.x)
+    exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
+    value, g = exact_oracle.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(run.oracle if oracle.exact else whole, run.limits.max_products, run.seed)
+        run.certificate, _ = run.probe(run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed)
     return Result(
         x=restore(run.x),
         fun=value,
@@ -407,5 +448,5 @@ def scipy_method(
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # products replace the quasi-Newton update
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
         jac = "3-point"
-    free = {"bounds": bounds, "constraints": constraints}
-    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **free, **options)
+    not_binding = {"bounds": bounds, "constraints": constraints}
+    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **not_binding, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -55,59 +56,80 @@ def build_oracle(
         args = (args,)
     if is_tree(x0) and not isinstance(fun, FiniteSum):
         tree = Tree(x0, name)
-        value, gradient, matrix, product = _of_flat_vectors(tree, fun, jac, hess, hessp)
+        value, gradient, matrix, product = _flat_functions(tree, fun, jac, hess, hessp)
         oracle, flat, restore_flat = build_oracle(
             value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
         return oracle, flat, lambda v: tree.build(restore_flat(v))
-    is_tensor = isinstance(x0, Tensor)
     start = _point(x0, name)
-
-    def restore(v: Any) -> Any:
-        if isinstance(v, np.ndarray):
-            copy = v.reshape(start.shape).copy()
-            return torch.from_numpy(copy).to(start.device) if is_tensor else copy
-        copy = v.detach().reshape(start.shape).clone()
-        return copy if is_tensor else copy.cpu().numpy()
-
+    restore = _restorer(start)
     if isinstance(fun, FiniteSum):
-        require_sum(fun)
-        for label, given in (("jac", jac), ("hess", hess), ("hessp", hessp)):
-            if given is not None:
-                raise ArgumentError(f"{label} is given although {type(fun).__name__} computes it: leave it out.")
-        if args:
-            raise ArgumentError(f"args = {shown(args)} cannot be used with {type(fun).__name__}: leave it out.")
-        values = start.detach().cpu().numpy() if is_tensor else start
-        if values.size != fun.dim:
-            raise ArgumentError(
-                f"{name} has {values.size} entries and the problem {fun.dim} variables: pass one entry per variable."
-            )
-        return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(values, fun.dtype).reshape(-1), restore
-
+        _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
+        array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
+        return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), restore
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
     if isinstance(hess, str):
-        _scheme("hess", hess)
+        _require_scheme("hess", hess)
         hess = None  # products are differences of gradients
-    for label, given in (("hess", hess), ("hessp", hessp)):
-        if given is not None and not callable(given):
-            raise ArgumentTypeError(f"{label} = {shown(given)} cannot be called: pass a function.")
+    _check_derivatives(jac, hess, hessp)
     if jac is None or jac is False:
-        if hess is not None or hessp is not None:
-            raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
-        leaf = start if is_tensor else torch.from_numpy(np.array(start))
-        traced = _torch_oracle(_torch_only(fun), leaf, args, hvp)
-        return traced, traced.start(), restore
-    flat = start.detach().clone().reshape(-1) if is_tensor else np.array(start).reshape(-1)
+        leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
+        torch_oracle = _torch_oracle(_with_numpy_error(fun), leaf, args, hvp)
+        return torch_oracle, torch_oracle.start(), restore
+    flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
-        if hess is not None or hessp is not None:
+        return DifferenceOracle(fun, start, scheme=_require_scheme("jac", jac), args=args), flat, restore
+    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
+
+
+def _restorer(start: Any) -> Restore:
+    """Return the function that converts a flat vector to the shape and kind of the starting point."""
+    is_tensor = isinstance(start, Tensor)
+
+    def restore(v: Any) -> Any:
+        if isinstance(v, np.ndarray):
+            array = v.reshape(start.shape).copy()
+            return torch.from_numpy(array).to(start.device) if is_tensor else array
+        tensor = v.detach().reshape(start.shape).clone()
+        return tensor if is_tensor else tensor.cpu().numpy()
+
+    return restore
+
+
+def _check_sum_arguments(
+    fun: FiniteSum, start: Any, name: str, args: tuple[Any, ...], derivatives: Mapping[str, Any]
+) -> None:
+    """Raise an error for arguments that do not fit a finite sum; `name` is that of the starting point."""
+    require_sum(fun)
+    for label, derivative in derivatives.items():
+        if derivative is not None:
+            raise ArgumentError(f"{label} is given although {type(fun).__name__} computes it: leave it out.")
+    if args:
+        raise ArgumentError(f"args = {shown(args)} cannot be used with {type(fun).__name__}: leave it out.")
+    size = math.prod(start.shape)
+    if size != fun.dim:
+        raise ArgumentError(
+            f"{name} has {size} entries and the problem {fun.dim} variables: pass one entry per variable."
+        )
+
+
+def _check_derivatives(jac: Any, hess: Any, hessp: Any) -> None:
+    """Raise an error for derivatives of a function that cannot be called or combined."""
+    for label, derivative in (("hess", hess), ("hessp", hessp)):
+        if derivative is not None and not callable(derivative):
+            raise ArgumentTypeError(f"{label} = {shown(derivative)} cannot be called: pass a function.")
+    has_second = hess is not None or hessp is not None
+    if jac is None or jac is False:
+        if has_second:
+            raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
+    elif isinstance(jac, str):
+        if has_second:
             raise ArgumentError(
                 f"jac = {jac!r} cannot be combined with hess or hessp: pass the gradient as a function too."
             )
-        return DifferenceOracle(fun, start, scheme=_scheme("jac", jac), args=args), flat, restore
-    if jac is not True and not callable(jac):
+    elif jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {shown(jac)} cannot be called: pass a function, or True if fun returns (f, g).")
-    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
 
 
 @contextmanager
@@ -124,14 +146,14 @@ def torch_modes(oracle: Oracle) -> Iterator[None]:
         yield
 
 
-def _scheme(name: str, given: str) -> Any:
-    """Return a finite-difference scheme if it is known."""
-    if given not in SCHEMES:
-        raise ArgumentError(f"{name} = {given!r} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
-    return given
+def _require_scheme(name: str, scheme: str) -> Any:
+    """Return a finite-difference scheme; raise an error if it is not known."""
+    if scheme not in SCHEMES:
+        raise ArgumentError(f"{name} = {scheme!r} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
+    return scheme
 
 
-def _of_flat_vectors(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator[Any]:
+def _flat_functions(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> Iterator[Any]:
     """Yield functions of a flat vector for functions of a tree; a Hessian is in the order of the flat vector."""
 
     def value(x: Any, *args: Any) -> Any:
@@ -150,8 +172,8 @@ def _of_flat_vectors(tree: Tree, fun: Any, jac: Any, hess: Any, hessp: Any) -> I
     def product(x: Any, v: Any, *args: Any) -> Any:
         return tree.flatten(hessp(tree.build(x), tree.build(v), *args), "hessp")
 
-    for given, flat in ((fun, value), (jac, gradient), (hess, matrix), (hessp, product)):
-        yield flat if callable(given) else given
+    for function, flat in ((fun, value), (jac, gradient), (hess, matrix), (hessp, product)):
+        yield flat if callable(function) else function
 
 
 def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...], hvp: HvpMode) -> AutogradOracle:
@@ -163,8 +185,8 @@ def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...],
     return oracle
 
 
-def _torch_only(fun: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return the function with an error that names the remedy if it is a NumPy function without `jac`."""
+def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Wrap `fun` so that a NumPy function without `jac` raises an error with a remedy."""
 
     def wrapped(x: Tensor, *args: Any) -> Tensor:
         remedy = 'write it with torch operations, or pass its gradient as jac, or jac="3-point" for differences'
@@ -198,9 +220,8 @@ def _point(x0: Any, name: str) -> Any:
         try:
             array = np.asarray(x0)
             if array.dtype == object:
-                array = np.array([float(entry + 0) for entry in array.flat]).reshape(
-                    array.shape
-                )  # text does not add to a number
+                numbers = [float(entry + 0) for entry in array.flat]  # text does not add to a number
+                array = np.array(numbers).reshape(array.shape)
             if array.dtype.kind not in "fiub" or np.ma.is_masked(x0):
                 raise TypeError("not real numbers, or masked")
             x0 = array if array.dtype == np.float32 else array.astype(np.float64)

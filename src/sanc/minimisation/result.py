@@ -57,6 +57,7 @@ def _lines(value: Any, width: int) -> list[str]:
 
 
 def _nested(value: Any, width: int) -> list[str]:
+    """Return a nested point as lines, one key after the other."""
     items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
     lines: list[str] = []
     for number, (key, part) in enumerate(items):
@@ -68,4 +69,5 @@ def _nested(value: Any, width: int) -> list[str]:
 
 
 def _is_part(part: Any) -> bool:
+    """Whether an entry of a list makes it a nested point."""
     return isinstance(part, np.ndarray | Tensor | Mapping)

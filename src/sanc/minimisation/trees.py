@@ -46,7 +46,7 @@ class Tree:
         self._example, self._name = x, name
         self._shapes = {place: tuple(np.shape(leaf)) for place, leaf in leaves.items()}
         if tensors:
-            self.flat: Any = self._one_tensor(leaves, tensors)
+            self.flat: Any = self._concatenated(leaves, tensors)
         else:
             arrays = [np.asarray(leaf) for leaf in leaves.values()]
             for place, array in zip(leaves, arrays, strict=True):
@@ -57,7 +57,8 @@ class Tree:
             self.flat = np.concatenate([array.reshape(-1) for array in arrays])
 
     @staticmethod
-    def _one_tensor(leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    def _concatenated(leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the leaves in one tensor; raise an error unless they are tensors of one type on one device."""
         first = next(iter(tensors))
         like = tensors[first]
         for place, leaf in leaves.items():
@@ -78,17 +79,17 @@ class Tree:
 
     def flatten(self, tree: Any, name: str) -> Any:
         """Return the flat vector of a tree of the same structure, such as a gradient."""
-        given = dict(_leaves(tree, self._name))
-        if self._shapes.keys() != given.keys():
-            place = sorted(self._shapes.keys() ^ given.keys())[0]
+        given_leaves = dict(_leaves(tree, self._name))
+        if self._shapes.keys() != given_leaves.keys():
+            place = sorted(self._shapes.keys() ^ given_leaves.keys())[0]
             raise ArgumentError(
                 f"{name} returned a tree that differs from {self._name} at {place}: return the same structure."
             )
-        for place, leaf in given.items():
+        for place, leaf in given_leaves.items():
             shape, expected = tuple(np.shape(leaf)), self._shapes[place]
             if shape != expected:
                 raise ArgumentError(f"{name} returned shape {shape} for {place}: return {expected}.")
-        leaves = [given[place] for place in self._shapes]  # a mapping may be returned in another order
+        leaves = [given_leaves[place] for place in self._shapes]  # a mapping may be returned in another order
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             return torch.cat([torch.as_tensor(leaf).reshape(-1) for leaf in leaves])
         return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves])
@@ -113,8 +114,8 @@ def _rebuilt(example: Any, leaves: Iterator[Any]) -> Any:
         built.update((key, _rebuilt(part, leaves)) for key, part in example.items())
         return built
     if isinstance(example, list | tuple):
-        row = [_rebuilt(part, leaves) for part in example]
+        parts = [_rebuilt(part, leaves) for part in example]
         if isinstance(example, list):
-            return row
-        return type(example)(*row) if hasattr(example, "_fields") else tuple(row)
+            return parts
+        return type(example)(*parts) if hasattr(example, "_fields") else tuple(parts)
     return next(leaves)

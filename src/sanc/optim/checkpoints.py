@@ -1,4 +1,8 @@
-"""The saved state of an optimiser, as plain numbers and tensors, and the checks of a state before it is restored."""
+"""The saved state of an optimiser, as plain numbers and tensors, and the checks of a state before it is restored.
+
+The vectors are saved by parameter, in the entry 'state' of torch's optimisers. All else, the numbers of the run, is the
+entry 'engine'.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
 
 _ENGINE_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
-"""Entries of a saved state beside the vectors."""
+"""Required keys of the entry 'engine', the saved state without its vectors."""
 
 
 def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]]) -> None:
@@ -35,7 +39,7 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
 
 
 def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
-    """Return the saved state without the vectors; `vectors` is the number of parameters that have some."""
+    """Return the entry 'engine'; `vectors` is the number of parameters that have vectors in the entry 'state'."""
     leaves = driver.oracle.leaves.tensors
     return {
         "method": driver.method.name,
@@ -52,7 +56,7 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
 
 
 def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
-    """Return `engine` if this optimiser can restore it; otherwise raise an error."""
+    """Return the entry 'engine' if this optimiser can restore it; otherwise raise an error."""
     if not isinstance(engine, dict):
         raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
     if not engine.keys() >= _ENGINE_ENTRIES:
@@ -64,9 +68,9 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         )
     for name in ("settings", "numbers", "meter"):
         require_mapping(f"{where}[{name!r}]", engine[name])
-    if differ := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
+    if differing := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
         raise ArgumentError(
-            f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differ)))}, so they are of "
+            f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differing)))}, so they are of "
             "another iteration or version: construct it with the same preset and minibatch as the saved run."
         )
     require_fields(f"{where}['meter']", engine["meter"], Meter)
@@ -84,7 +88,7 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
 def saved_settings(method: Method) -> dict[str, Any]:
     """Return the settings of a method as plain values."""
     plain = (bool, int, float, str, type(None))
-    return {name: held if isinstance(held, plain) else repr(held) for name, held in method.options().items()}
+    return {name: value if isinstance(value, plain) else repr(value) for name, value in method.options().items()}
 
 
 def checked_groups(
@@ -99,7 +103,8 @@ def checked_groups(
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
             raise refuse("'params' in state_dict['param_groups']", numbers, "a list of numbers")
-    sizes, expected = ([len(group["params"]) for group in some] for some in (groups, current))
+    sizes = [len(group["params"]) for group in groups]
+    expected = [len(group["params"]) for group in current]
     if sizes != expected:
         raise ArgumentError(
             f"state_dict['param_groups'] have {sizes} parameters and those of this optimiser {expected}: construct it "
@@ -115,16 +120,16 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
         require_mapping(f"state_dict['state'][{number!r}]", entry)
     if unknown := set(state) - {number for group in groups for number in group["params"]}:
         raise refuse("state_dict['state']", sorted(map(str, unknown)), "entries of the parameters alone")
-    found = sum(map(bool, state.values()))
-    if engine["vectors"] != found:
+    count = sum(map(bool, state.values()))
+    if engine["vectors"] != count:
         remedy = (
             " torch.distributed.checkpoint.load fills only existing entries, and an optimiser that has made no step "
             "has no vectors: use sanc.save_checkpoint and sanc.load_checkpoint. To use an existing checkpoint, convert "
             "it with torch.distributed.checkpoint.format_utils.dcp_to_torch_save and load it with torch.load."
         )
         raise ArgumentError(
-            f"state_dict['state'] has {found} parameters instead of {engine['vectors']!r}: pass what state_dict() "
-            f"returned, as a whole.{'' if found else remedy}"
+            f"state_dict['state'] has {count} parameters instead of {engine['vectors']!r}: pass what state_dict() "
+            f"returned, as a whole.{'' if count else remedy}"
         )
     return state  # type: ignore[no-any-return]
 

@@ -59,7 +59,7 @@ class Driver:
     last_leaves : Leaves or None
         The leaves of the last step, which the vectors of the state belong to.
     at_average : bool
-        Whether the parameters hold the average, or the point at which gradients are taken.
+        Whether the parameters are the average; if not, they are the point at which gradients are taken.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Driver:
         self.meter = Meter()
         self.record: Record | None = None
         self.last_leaves: Leaves | None = None
-        self._warned = False  # of a state that was saved in train mode
+        self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.at_average = True
-        self._beliefs: dict[str, Belief] = {}  # of the draws of closures from each global generator
-        self.unreached: list[Tensor] = []  # parameters without a gradient in the first step, until the warning
-        self._clears_grads = False  # whether the closure was seen to clear gradients itself
-        earlier = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
-        self._earlier_grads = weakref.WeakValueDictionary(earlier)  # from before this optimiser was constructed
+        self._beliefs: dict[str, Belief] = {}  # by global generator: whether closures draw from it
+        self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning
+        self._clears_grads = False  # whether the closure has cleared gradients itself
+        # Gradients from before this optimiser was constructed, by parameter.
+        earlier_grads = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
+        self._earlier_grads = weakref.WeakValueDictionary(earlier_grads)
         self.oracle = self._new_oracle(leaves, hvp, "")
         self.iterates: Iterates
         if method.on_samples:
-            self.iterates = on_samples = MinibatchIteration(method, seed)
-            on_samples.create_metric = mode.metric
+            self.iterates = MinibatchIteration(method, seed, mode.metric)
         else:
             self.iterates = Iteration(method, seed)
         self.capture = Capture(method) if capture else None
@@ -105,6 +105,7 @@ class Driver:
         self.oracle = self._new_oracle(*state["oracle"])
 
     def _new_oracle(self, leaves: Leaves, hvp: str, style: str) -> AutogradOracle:
+        """Return an oracle without samples, which counts in the meter of this optimiser."""
         oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.style = style
         return oracle
@@ -116,10 +117,11 @@ class Driver:
 
     # ------------------------------------------------------------------ steps with closures
 
-    def step(self, given: tuple[Any, Any, Any], leaves: Leaves, parameters: Sequence[Tensor]) -> Tensor:
+    def step(self, closures: tuple[Any, Any, Any], leaves: Leaves, parameters: Sequence[Tensor]) -> Tensor:
         """Make an iteration on the samples of gradient, Hessian and objective, and return the loss.
 
-        `parameters` are those of all groups, also the frozen ones.
+        `closures` are those of the three samples; None for the second or third is the first. `parameters` are those of
+        all groups, also the frozen ones.
         """
         if self.without_closures:
             raise ArgumentError(
@@ -127,23 +129,23 @@ class Driver:
             )
         if self.oracle.bound:
             raise ArgumentError("closure calls step() of the optimiser that called it: only compute the loss in it.")
-        samples = self._samples(given)
+        samples = self._samples(closures)
         first = self.iterates.state.iteration == 0
-        self._check_unused_gradients(given[0], leaves)
+        self._check_unused_gradients(closures[0], leaves)
         self.iterates.rates = leaves.rates
-        with _grads(parameters, [None] * len(parameters)), torch.enable_grad():
+        with _replaced_grads(parameters, [None] * len(parameters)), torch.enable_grad():
             captured = None
             if self.capture is not None and self.oracle.style != "backward":
-                captured = self.capture.oracle(given, leaves, self.oracle.hvp, self.microbatch, first=first)
+                captured = self.capture.oracle(closures, leaves, self.oracle.hvp, self.microbatch, first=first)
             if captured is not None:  # its loss draws no random numbers
-                captured.fill(given, self.meter)
+                captured.fill(closures, self.meter)
                 return self._iterate(captured)
             repeats = not self.mode.path  # not with several ranks, which evaluate together
             with own_randomness(leaves.device, self._beliefs, repeats=repeats), HOOK:  # one hook for all evaluations
-                loss = self._iterate(self._eager(leaves, samples))
+                loss = self._iterate(self._bind_oracle(leaves, samples))
         if first:
-            pairs = zip(leaves.tensors, self.oracle.reached, strict=True)
-            self.unreached = [leaf for leaf, reached in pairs if not reached]
+            reached = zip(leaves.tensors, self.oracle.reached, strict=True)
+            self.unreached = [leaf for leaf, is_reached in reached if not is_reached]
         return loss
 
     def _check_unused_gradients(self, closure: Callable[[], Tensor], leaves: Leaves) -> None:
@@ -159,16 +161,10 @@ class Driver:
                 "between together with their closures. Call accelerator.backward(loss) and step() without a closure, "
                 "or set gradient_accumulation_steps = 1."
             )
-        held = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._earlier_grads.get(id(p))]
-        if self._clears_grads or not any(bool(leaves.held(cast(Tensor, leaf.grad)).any()) for leaf in held):
+        new = [p for p in leaves.tensors if p.grad is not None and p.grad is not self._earlier_grads.get(id(p))]
+        if self._clears_grads or not any(bool(leaves.local_tensor(cast(Tensor, p.grad)).any()) for p in new):
             return
-        if not isinstance(closure, Batch):
-            marks = [torch.full_like(leaf, math.nan) for leaf in held]
-            with _grads(held, marks), Undone(leaves.device), self.oracle.still(), torch.enable_grad():
-                with interruptible(), callers_precision():
-                    closure()
-                left = [leaves.held(leaf.grad) for leaf in held if leaf.grad is not None]
-                self._clears_grads = not any(bool(grad.isnan().any()) for grad in left)
+        self._clears_grads = not isinstance(closure, Batch) and self._closure_clears(new, closure, leaves)
         if not self._clears_grads:
             raise ArgumentError(
                 "parameters hold gradients from before the step, which a step with a closure does not use. If they are "
@@ -176,10 +172,19 @@ class Driver:
                 "call zero_grad(), backward() and clip_grad_norm_() inside the closure."
             )
 
-    def _samples(self, given: tuple[Any, Any, Any]) -> list[Sample]:
+    def _closure_clears(self, parameters: Sequence[Tensor], closure: Callable[[], Tensor], leaves: Leaves) -> bool:
+        """Call the closure with gradients of NaN, and return whether it clears them; nothing else changes."""
+        nan_grads = [torch.full_like(p, math.nan) for p in parameters]
+        with _replaced_grads(parameters, nan_grads), Undone(leaves.device), self.oracle.still(), torch.enable_grad():
+            with interruptible(), callers_precision():
+                closure()
+            grads = [leaves.local_tensor(p.grad) for p in parameters if p.grad is not None]
+            return not any(bool(grad.isnan().any()) for grad in grads)
+
+    def _samples(self, closures: tuple[Any, Any, Any]) -> list[Sample]:
         """Return the samples of gradient, Hessian and objective; by default the gradient sample."""
         samples: list[Sample] = []
-        for role, (name, closure) in enumerate(zip(("closure", "hessian", "objective"), given, strict=True)):
+        for role, (name, closure) in enumerate(zip(("closure", "hessian", "objective"), closures, strict=True)):
             if closure is None and role > 0:
                 samples.append(samples[0])
                 continue
@@ -198,8 +203,8 @@ class Driver:
                 samples.append(Sample(name, [(1.0, closure)], 1, seed))
         return samples
 
-    def _eager(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
-        """Return the oracle of this optimiser, bound to these samples."""
+    def _bind_oracle(self, leaves: Leaves, samples: list[Sample]) -> AutogradOracle:
+        """Bind the oracle of this optimiser to these samples and return it."""
         if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
             self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.style)
         self.oracle.meter = self.meter
@@ -214,7 +219,7 @@ class Driver:
         try:
             first = iterates.state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
-                self._probe(oracle, x, first=first)
+                self._check_closures(oracle, x, first=first)
             self._adapt_to(oracle.leaves, x)
             point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
             if iterates.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
@@ -234,7 +239,7 @@ class Driver:
         return loss
 
     def _adapt_to(self, leaves: Leaves, x: Tensor) -> None:
-        """If other parameters take part than in the last step, keep what belongs to those that stay."""
+        """If other parameters take part than in the last step, keep the state of those that stay."""
         last, self.last_leaves = self.last_leaves, leaves
         if last is not None and last.matches(leaves):
             return
@@ -246,14 +251,14 @@ class Driver:
         def fitted(vector: Tensor | None, fill: Tensor) -> Tensor:
             """Return the parts of a vector that belong to leaves that stay, and those of `fill` for the others."""
             parts = None if vector is None else last.split(vector)
-            pieces = []
+            new_parts = []
             for place, new in zip(places, leaves.split(fill), strict=True):
-                pieces.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
-            return torch.cat([piece.reshape(-1) for piece in pieces])
+                new_parts.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
+            return torch.cat([part.reshape(-1) for part in new_parts])
 
         self.iterates.rearrange(places, fitted, x, leaves.shapes)
 
-    def _probe(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
+    def _check_closures(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""
         oracle.meter = Meter()
         try:
@@ -269,15 +274,15 @@ class Driver:
 
     # ------------------------------------------------------------------ steps without a closure
 
-    def is_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
-        """Call a closure if gradients are there already, and return whether it computes no loss.
+    def try_as_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
+        """Call a closure if there are gradients already, and return whether it computes no loss.
 
         Lightning passes such closures. They may run hooks that change the gradients, for example to clip them.
         """
-        given = [p for p in parameters if p.grad is not None]
+        with_grad = [p for p in parameters if p.grad is not None]
         if (
             self.oracle.style not in ("", "gradients")
-            or not given
+            or not with_grad
             or isinstance(closure, Batch)
             or not callable(closure)
         ):
@@ -285,14 +290,14 @@ class Driver:
         if self.without_closures:
             with interruptible(), callers_precision():
                 return closure() is None
-        kept = [cast(Tensor, p.grad) for p in given]
-        copies = [grad.clone() for grad in kept]  # a closure that computes a loss may change them
-        _put(given, copies)
-        with Undone(given[0].device), self.oracle.still(), interruptible(), callers_precision():
-            empty = closure() is None and all(p.grad is grad for p, grad in zip(given, copies, strict=True))
-        if not empty:
-            _put(given, kept)
-        return empty
+        grads = [cast(Tensor, p.grad) for p in with_grad]
+        copies = [grad.clone() for grad in grads]  # a closure that computes a loss may change them
+        _set_grads(with_grad, copies)
+        with Undone(with_grad[0].device), self.oracle.still(), interruptible(), callers_precision():
+            is_empty = closure() is None and all(p.grad is copy for p, copy in zip(with_grad, copies, strict=True))
+        if not is_empty:
+            _set_grads(with_grad, grads)
+        return is_empty
 
     @torch.no_grad()
     def step_on_gradients(self, leaves: Leaves) -> None:
@@ -336,8 +341,8 @@ class Driver:
 
     def warn_of_train_mode(self) -> None:
         """Warn once if a state is saved while the parameters are not at the average."""
-        if self.without_closures and not self.at_average and not self._warned:
-            self._warned = True
+        if self.without_closures and not self.at_average and not self._warned_of_train_mode:
+            self._warned_of_train_mode = True
             warnings.warn(
                 "state_dict() was called in train mode: the parameters are where gradients are taken, not at the "
                 "average. Call eval() of the optimiser before you save or evaluate the model, and train() afterwards. "
@@ -353,23 +358,24 @@ class Driver:
         if not self.without_closures or at_average is self.at_average:
             return
         assert self.last_leaves is not None
-        here = self.last_leaves.read()
-        there = iterates.average(here) if at_average else iterates.gradient_point(here)
-        self.last_leaves.write(there)  # type: ignore[arg-type]
+        current = self.last_leaves.read()
+        target = iterates.average(current) if at_average else iterates.gradient_point(current)
+        self.last_leaves.write(target)  # type: ignore[arg-type]
         self.at_average = at_average
 
 
 @contextmanager
-def _grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """Replace ``.grad`` of these parameters for a while."""
-    kept = [p.grad for p in parameters]
+def _replaced_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """Replace ``.grad`` of these parameters inside the block."""
+    own_grads = [p.grad for p in parameters]
     try:
-        _put(parameters, grads)
+        _set_grads(parameters, grads)
         yield
     finally:
-        _put(parameters, kept)
+        _set_grads(parameters, own_grads)
 
 
-def _put(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+def _set_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Set ``.grad`` of these parameters."""
     for p, grad in zip(parameters, grads, strict=True):
         p.grad = grad

@@ -1,4 +1,4 @@
-"""Checks of a closure before the first step, for errors that would show later or not at all."""
+"""Checks of a closure before the first step, for mistakes that later steps would report late or not at all."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sanc.autograd.randomness import InEvaluation, derive
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of parameters that need no argument."""
 _SAME_LOSS = 1e-3
 """Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _SAME_LOSS_ABSOLUTE = 1e-6
@@ -40,10 +41,10 @@ def check_callable(name: str, closure: object) -> None:
         signature = inspect.signature(closure.forward if isinstance(closure, nn.Module) else closure)
     except ValueError:  # some functions written in C have no signature
         return
-    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in _OPTIONAL]
-    if needed:
+    required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in _OPTIONAL]
+    if required:
         raise ArgumentTypeError(
-            f"{name} = {shown(closure)} needs arguments ({', '.join(needed)}): pass a function of none, such as "
+            f"{name} = {shown(closure)} needs arguments ({', '.join(required)}): pass a function of none, such as "
             "lambda: loss(model(x), y)."
         )
 
@@ -58,24 +59,26 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
         oracle.usual_calls = oracle.calls
         if first:
-            _check_repeats(oracle, x, value)
+            _check_repeatable(oracle, x, value)
             oracle.check(lambda: _check_parts(oracle, x))
             if oracle.style == "backward":
-                oracle.check(lambda: _check_roots(oracle, x))
+                oracle.check(lambda: _check_backward_value(oracle, x))
 
 
 def _differ(a: float, b: float) -> bool:
+    """Whether two losses differ by more than rounding; NaN differs from everything."""
     return not abs(a - b) <= _SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
 
 
-def _check_repeats(oracle: AutogradOracle, x: Tensor, value: float) -> None:
+def _check_repeatable(oracle: AutogradOracle, x: Tensor, value: float) -> None:
     """Raise an error if two calls of the closure differ, for example because each call draws a new batch."""
-    again = oracle.evaluate(x, oracle.samples[0])
-    if math.isfinite(value) and _differ(value, again):
+    second_value = oracle.evaluate(x, oracle.samples[0])
+    if math.isfinite(value) and _differ(value, second_value):
         raise ArgumentError(
-            f"closure returned {value!r} and then {again!r} at the same parameters: fix the batch before the step and "
-            "return the loss on it, so that values can be compared. If another thread draws random numbers beside a "
-            "closure that draws from the same generator, give the thread its own; check=False turns this test off."
+            f"closure returned {value!r} and then {second_value!r} at the same parameters: fix the batch before the "
+            "step and return the loss on it, so that values can be compared. If another thread draws random numbers "
+            "beside a closure that draws from the same generator, give the thread its own; check=False turns this test "
+            "off."
         )
 
 
@@ -98,10 +101,10 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
 
     with InEvaluation() if oracle.trains_buffers or is_random() else nullcontext():
         try:
-            unclear = is_random()
+            undecided = is_random()
         except Exception:  # some models return something else in evaluation mode
-            unclear = True
-        if unclear:
+            undecided = True
+        if undecided:
             if parts[0].weight is None:
                 raise ArgumentError(
                     "the loss draws random numbers even if modules are in evaluation mode, or fails in that mode: it "
@@ -112,17 +115,17 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
         halves = [half for part in parts for _, half in part.parts((len(part) + 1) // 2)]
         for one, other in pairwise(halves):
             both = one.joined(other)
-            whole, cut = value([(1.0, both)]), value(both.parts(len(one)))
-            if _differ(whole, cut):
+            joint_loss, mean_of_halves = value([(1.0, both)]), value(both.parts(len(one)))
+            if _differ(joint_loss, mean_of_halves):
                 raise ArgumentError(
-                    f"the loss of {len(both)} rows is {whole!r} and the mean of its halves {cut!r}, so microbatch "
-                    "would change the loss. Return the mean over rows; if the mean is over something else (tokens that "
-                    "are not ignored), pass weight= to sanc.Batch; if rows depend on each other, leave microbatch "
-                    "out. check=False turns this test off."
+                    f"the loss of {len(both)} rows is {joint_loss!r} and the mean of its halves {mean_of_halves!r}, so "
+                    "microbatch would change the loss. Return the mean over rows; if the mean is over something else "
+                    "(tokens that are not ignored), pass weight= to sanc.Batch; if rows depend on each other, leave "
+                    "microbatch out. check=False turns this test off."
                 )
 
 
-class _Roots(TorchFunctionMode):
+class _BackwardCalls(TorchFunctionMode):
     """Records the values that ``backward()`` is called on, and the norms of the gradient since the last call."""
 
     def __init__(self, leaves: Leaves) -> None:
@@ -137,8 +140,8 @@ class _Roots(TorchFunctionMode):
             self.record([leaf.grad for leaf in self.leaves.tensors])
         result = func(*args, **kwargs)
         if func is Tensor.backward:
-            root, weight = args[0].detach(), kwargs.get("gradient")
-            self.values.append(float(root if weight is None else (root * weight).sum()))
+            output, weight = args[0].detach(), kwargs.get("gradient")
+            self.values.append(float(output if weight is None else (output * weight).sum()))
             self.norms.clear()
             self.record([leaf.grad for leaf in self.leaves.tensors])
         return result
@@ -148,7 +151,7 @@ class _Roots(TorchFunctionMode):
         self.norms.append(float(torch.linalg.vector_norm(self.leaves.flatten(grads), dtype=torch.float64)))
 
 
-def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
+def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
     """Raise an error if the closure calls backward() on another loss than it returns, such as a scaled one.
 
     A closure that divides the gradients by the scale again is accepted, whatever it does with them afterwards. At some
@@ -158,22 +161,23 @@ def _check_roots(oracle: AutogradOracle, x: Tensor) -> None:
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
     for _ in range(oracle.tries):
         oracle.load(x)
-        with oracle.still(), torch.enable_grad(), _Roots(oracle.leaves) as roots:
+        with oracle.still(), torch.enable_grad(), _BackwardCalls(oracle.leaves) as calls:
             _, loss, grads = next(iter(oracle.passes(part, once=True)))
-        found, value = sum(roots.values), float(loss.detach())
-        if not (roots.values and math.isfinite(value)):
+        backward_value, value = sum(calls.values), float(loss.detach())
+        if not (calls.values and math.isfinite(value)):
             return
-        if math.isfinite(found) and abs(found - value) <= _SAME_IN_LOW_PRECISION * max(abs(found), abs(value)):
+        allowed = _SAME_IN_LOW_PRECISION * max(abs(backward_value), abs(value))
+        if math.isfinite(backward_value) and abs(backward_value - value) <= allowed:
             return
-        roots.record(grads)
-        scaled, *others = roots.norms
-        if math.isfinite(others[-1]):
+        calls.record(grads)
+        first_norm, *later_norms = calls.norms
+        if math.isfinite(later_norms[-1]):
             break
-    expected = scaled * abs(value / found) if found else math.inf
-    allowed = _SAME_IN_LOW_PRECISION * expected
-    if math.isfinite(others[-1]) and not any(abs(norm - expected) <= allowed for norm in others):
+    expected_norm = first_norm * abs(value / backward_value) if backward_value else math.inf
+    allowed = _SAME_IN_LOW_PRECISION * expected_norm
+    if math.isfinite(later_norms[-1]) and not any(abs(norm - expected_norm) <= allowed for norm in later_norms):
         raise ArgumentError(
-            f"closure called backward() on {found!r} and returned {value!r}: call it on the loss that is returned. "
-            "With a GradScaler call scaler.unscale_(opt) and scaler.update() after it, inside the closure, or step "
-            "without a closure (scaler.step(opt)), or use bfloat16 instead; check=False turns this test off."
+            f"closure called backward() on {backward_value!r} and returned {value!r}: call it on the loss that is "
+            "returned. With a GradScaler call scaler.unscale_(opt) and scaler.update() after it, inside the closure, "
+            "or step without a closure (scaler.step(opt)), or use bfloat16 instead; check=False turns this test off."
         )

@@ -21,10 +21,10 @@ _FOREIGN_ENTRIES = {"name", "param_names", "initial_lr"}
 
 def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise an error if a group has an unknown entry, or a value that cannot be used."""
-    known = {"params", "lr", "weight_decay", "frozen"}
+    own_entries = {"params", "lr", "weight_decay", "frozen"}
     for name, value in group.items():
-        if name not in known | _FOREIGN_ENTRIES:
-            raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known)}")
+        if name not in own_entries | _FOREIGN_ENTRIES:
+            raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, own_entries)}")
     _check_values(dict(defaults) | dict(group))
 
 
@@ -37,31 +37,33 @@ def _check_values(group: Mapping[str, Any]) -> None:
     require(isinstance(group["frozen"], bool), "frozen", group["frozen"], "pass True or False")
 
 
-def gather(groups: Groups, lay_out: Callable[..., Leaves] = Leaves) -> Leaves:
-    """Return the parameters to optimise now: those that are not frozen and require a gradient."""
+def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leaves) -> Leaves:
+    """Return the parameters that take part in a step: those that are not frozen and require a gradient."""
     for group in groups:
         _check_values(group)
-    chosen = [
+    trained = [
         (p, float(group["weight_decay"]), float(group["lr"]))
         for group in groups
         if not group["frozen"]
         for p in group["params"]
         if p.requires_grad
     ]
-    nothing = "params has nothing to optimise: all are frozen, empty or have requires_grad=False; free at least one."
-    if not chosen:
-        raise ArgumentError(nothing)
-    leaves, decays, rates = zip(*chosen, strict=True)
+    empty_message = (
+        "params has nothing to optimise: all are frozen, empty or have requires_grad=False; free at least one."
+    )
+    if not trained:
+        raise ArgumentError(empty_message)
+    leaves, decays, rates = zip(*trained, strict=True)
     first = leaves[0]
     for p in leaves:
         problem = _problem(p, first)
         if problem:
-            raise ArgumentTypeError(f"params[{place_of(groups, p)}] {problem}.")
+            raise ArgumentTypeError(f"params[{label_of(groups, p)}] {problem}.")
     if not any(p.numel() for p in leaves):
-        raise ArgumentError(nothing)
+        raise ArgumentError(empty_message)
     if max(decays) > torch.finfo(first.dtype).max:
         raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {first.dtype}: pass a smaller one.")
-    return lay_out(leaves, decays, rates)
+    return make_leaves(leaves, decays, rates)
 
 
 def _problem(p: Tensor, first: Tensor) -> str:
@@ -86,11 +88,11 @@ def _problem(p: Tensor, first: Tensor) -> str:
     return ""
 
 
-def place_of(groups: Groups, parameter: Tensor) -> str:
+def label_of(groups: Groups, parameter: Tensor) -> str:
     """Return how messages name a parameter: by its name, if named parameters were given, or by its index."""
     for number, group in enumerate(groups):
-        for place, p in enumerate(group["params"]):
+        for index, p in enumerate(group["params"]):
             if p is parameter:
                 names = group.get("param_names")
-                return repr(names[place]) if names else f"{place}" if len(groups) == 1 else f"group {number}, {place}"
+                return repr(names[index]) if names else f"{index}" if len(groups) == 1 else f"group {number}, {index}"
     return "?"

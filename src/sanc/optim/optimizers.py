@@ -30,14 +30,14 @@ from sanc.optim.checkpoints import (
     write_states,
 )
 from sanc.optim.driving import STYLES, Driver
-from sanc.optim.groups import check_group, gather, place_of
+from sanc.optim.groups import check_group, label_of, leaves_to_optimise
 from sanc.presets import compose, with_options
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
-_SMALL_RATE = 0.5
+_LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
 
 
@@ -87,7 +87,7 @@ class CubicOptimizer(Optimizer):
     Attributes
     ----------
     record : Record or None
-        What happened in the last step.
+        Record of the last step.
     hvp : str
         How Hessian products are computed.
 
@@ -126,13 +126,7 @@ class CubicOptimizer(Optimizer):
             )
         arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
-        method = compose(self.method, preset, options, arguments)
-        if method.options().get("krylov_dim", 0) is None:
-            if "krylov_dim" in options:
-                raise ArgumentError(
-                    "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
-                )
-            method = with_options(method, {"krylov_dim": SAMPLED_KRYLOV_DIM})
+        method = _limited_method(compose(self.method, preset, options, arguments), options)
         one_of("hvp", hvp, HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
@@ -140,25 +134,21 @@ class CubicOptimizer(Optimizer):
                 raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: pass True or False.")
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
-        if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
-            raise ArgumentTypeError(
-                f"params = {shown(params)} is no collection of parameters: pass model.parameters(), or a list."
-            )
-        params = list(params)
-        if not params:
-            raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "frozen": False})
+        super().__init__(_checked_params(params), {"lr": lr, "weight_decay": weight_decay, "frozen": False})
         mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
-        if lr < _SMALL_RATE:
+        if lr < _LR_WARNING_LIMIT:
             warnings.warn(
                 f"lr = {lr!r} is a factor on the step size that the method determines, not a step size: leave it at 1, "
                 "unless a scheduler starts at this value.",
                 stacklevel=3,
             )
-        leaves, seed = gather(self.param_groups, mode.leaves), mode.seed(None if seed is None else int(seed))
-        how = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
-        mode.begin(self.param_groups, {"method": self.method, "settings": method} | how)
-        self._driver = Driver(method, leaves, mode=mode, **how)  # type: ignore[arg-type]
+        leaves, seed = (
+            leaves_to_optimise(self.param_groups, mode.leaves),
+            mode.seed(None if seed is None else int(seed)),
+        )
+        driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
+        mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
+        self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_driver": self._driver}
@@ -173,7 +163,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def record(self) -> Record | None:
-        """What happened in the last step."""
+        """Record of the last step."""
         return self._driver.record
 
     @property
@@ -252,45 +242,46 @@ class CubicOptimizer(Optimizer):
         driver, parameters, loss = self._driver, self._parameters(), None
         step = driver.mode.step(self.param_groups, driver.iterates, closure is not None)
         with full_precision(parameters[0].device), step:
-            if closure is None or driver.is_empty_closure(closure, parameters):
+            if closure is None or driver.try_as_empty_closure(closure, parameters):
                 if hessian is not None or objective is not None:
                     raise ArgumentError("closure is missing beside hessian or objective: pass it too.")
                 if self._is_empty_step():
                     return None
                 driver.step_on_gradients(self._leaves())
             else:
-                given = (closure, None if hessian is closure else hessian, None if objective is closure else objective)
-                loss = driver.step(given, self._leaves(), parameters)
+                others = [None if other is closure else other for other in (hessian, objective)]
+                loss = driver.step((closure, others[0], others[1]), self._leaves(), parameters)
             driver.mode.stepped(self.param_groups, driver.iterates)
         self._warn_of_unreached()
         return loss
 
     def _leaves(self) -> Leaves:
-        return gather(self.param_groups, self._driver.mode.leaves)
+        """Return the parameters that take part in the next step."""
+        return leaves_to_optimise(self.param_groups, self._driver.mode.leaves)
 
     def _warn_of_unreached(self) -> None:
         """Warn of parameters that the loss of the first step does not depend on."""
         unreached, self._driver.unreached = self._driver.unreached, []
         if not unreached:
             return
-        names = ", ".join(f"params[{place_of(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in unreached[:8])
-        more = f" and {len(unreached) - 8} more" if len(unreached) > 8 else ""
+        names = ", ".join(f"params[{label_of(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in unreached[:8])
+        unnamed = f" and {len(unreached) - 8} more" if len(unreached) > 8 else ""
         warnings.warn(
-            f"the loss of the first step does not reach {names}{more}: check that the model uses them; if they should "
-            "not change, leave them out of params or set their requires_grad to False.",
+            f"the loss of the first step does not reach {names}{unnamed}: check that the model uses them; if they "
+            "should not change, leave them out of params or set their requires_grad to False.",
             stacklevel=5,
         )
 
     def _is_empty_step(self) -> bool:
-        """Return whether every rate and gradient is zero.
+        """Return whether every `lr` and gradient is zero.
 
         torch.distributed.checkpoint makes such steps to create states.
         """
         if any(group["lr"] != 0.0 for group in self.param_groups):
             return False
         grads = [p.grad for p in self._parameters() if p.grad is not None]
-        held = self._leaves().held
-        return bool(grads) and not any(bool(held(grad).any()) for grad in grads)
+        local_tensor = self._leaves().local_tensor
+        return bool(grads) and not any(bool(local_tensor(grad).any()) for grad in grads)
 
     def train(self) -> None:
         """Move the parameters to the point of gradients; for loops without closures, before a training epoch."""
@@ -326,24 +317,48 @@ class CubicOptimizer(Optimizer):
 
         All entries are checked first: after an error the optimiser is as before the call.
         """
-        found = require_mapping("state_dict", state_dict).get("param_groups", ())
-        inner = found[0].get("engine") if isinstance(found, list) and found and isinstance(found[0], dict) else None
-        engine = checked_engine(self._driver, state_dict.get("engine", inner))
-        groups = checked_groups(found, self.param_groups, self.defaults)
+        saved_groups = require_mapping("state_dict", state_dict).get("param_groups", ())
+        has_group = isinstance(saved_groups, list) and saved_groups and isinstance(saved_groups[0], dict)
+        engine_of_group = saved_groups[0].get("engine") if has_group else None
+        engine = checked_engine(self._driver, state_dict.get("engine", engine_of_group))
+        groups = checked_groups(saved_groups, self.param_groups, self.defaults)
         state = checked_state(state_dict.get("state"), groups, engine)
-        before = {name: self.__dict__[name] for name in ("state", "param_groups")}
+        saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}
         try:
             super().load_state_dict({"state": state, "param_groups": groups})
             loaded = checked_vectors(self._driver, engine, self._parameters(), self.state)
             warn_of_changes(self._driver, engine)
         except BaseException as problem:
-            self.__dict__.update(before)
+            self.__dict__.update(saved_attributes)
             if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
                 raise
             text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
             raise ArgumentError(text) from problem
         restore(self._driver, engine, *loaded)
         self.state.clear()  # the iteration holds the vectors
+
+
+def _limited_method(method: Method, options: Mapping[str, Any]) -> Method:
+    """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
+    if method.options().get("krylov_dim", 0) is not None:
+        return method
+    if "krylov_dim" in options:
+        raise ArgumentError(
+            "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
+        )
+    return with_options(method, {"krylov_dim": SAMPLED_KRYLOV_DIM})
+
+
+def _checked_params(params: Any) -> list[Any]:
+    """Return the parameters or groups as a list; raise an error if there are none."""
+    if isinstance(params, (Tensor, Mapping, nn.Module)) or not isinstance(params, Iterable):
+        raise ArgumentTypeError(
+            f"params = {shown(params)} is no collection of parameters: pass model.parameters(), or a list."
+        )
+    listed = list(params)
+    if not listed:
+        raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
+    return listed
 
 
 class SANC(CubicOptimizer):

@@ -19,7 +19,7 @@ from sanc.autograd.given import GivenGradient
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError, shown
-from sanc.minibatch.metrics.base import Metric, Preconditioner, Reduce
+from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
 from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
@@ -115,9 +115,9 @@ class ShardedPreconditioner(Preconditioner):
         # Names and shapes of the saved tensors, also of parameters that other ranks own; "meta" needs no memory.
         self._layout = metric.create(assigned_shapes, torch.empty(0, device="meta")).save() if self._assigned else []
 
-    def _reduce(self, entries: int) -> Reduce:
+    def _reduce(self, entries: int) -> RankReduction:
         ranks = self._ranks
-        return Reduce(
+        return RankReduction(
             total=lambda tensor: ranks.sum(tensor, "a sum over entries"),
             largest=lambda tensor: ranks.sum(tensor, "a largest entry", dist.ReduceOp.MAX),
             entries=entries,
@@ -181,27 +181,27 @@ class ShardedPreconditioner(Preconditioner):
                 leaf = self._leaves.tensors[index]
                 for name, tensor in saved.items():
                     if name in self._on_shards.like_parameter:
-                        found[index][name] = as_shard(tensor.view(self._leaves.held(leaf).shape), leaf)
+                        found[index][name] = as_shard(tensor.view(self._leaves.local_tensor(leaf).shape), leaf)
                     else:  # the tensor is the same on all ranks
                         begin, end = row_range(len(tensor), self._ranks.rank, self._ranks.size)
                         found[index][name] = as_shard(tensor[begin:end].clone(), leaf, tensor.shape)
         return found
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        held = self._leaves.held
+        local_tensor = self._leaves.local_tensor
         if self._on_shards is not None:
             shards = []
             for index in self._sharded:
                 entry = {}
                 for name, tensor in saved[index].items():
-                    part = held(tensor).reshape(-1)
+                    part = local_tensor(tensor).reshape(-1)
                     entry[name] = part if name in self._on_shards.like_parameter else self._gathered(part, tensor.shape)
                 shards.append(entry)
             self._on_shards.restore(shards)
         if not self._assigned:
             return
         names, shapes, exchange = self._saved_layout()
-        parts: list[Any] = [held(saved[index][name]).reshape(-1) for index, name in names]
+        parts: list[Any] = [local_tensor(saved[index][name]).reshape(-1) for index, name in names]
         wholes = dict(zip(exchange.owned, exchange.to_owners(parts, self._like), strict=True))
         owned: dict[int, dict[str, Tensor]] = {index: {} for index in self._owned}
         for number, whole in wholes.items():

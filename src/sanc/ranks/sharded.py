@@ -91,7 +91,7 @@ class ShardedLeaves(Leaves):
         self.ranks, self._modules = ranks, modules
         super().__init__(tensors, decays, rates)
 
-    def held(self, tensor: Tensor) -> Tensor:
+    def local_tensor(self, tensor: Tensor) -> Tensor:
         assert isinstance(tensor, DTensor)
         return tensor.to_local()
 
@@ -167,4 +167,4 @@ class ShardedOracle(AveragingOracle):
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._take_grads()
+        return self._pop_grads()

@@ -1,4 +1,4 @@
-"""What a metric is: settings that create a preconditioner, which learns from gradients and applies M⁻¹.
+"""The protocol of metrics: settings that create a preconditioner, which learns M from gradients and applies M⁻¹.
 
 A new metric is one file: a frozen dataclass with `create` and `couples`, and a `Preconditioner`. A user passes it as
 ``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from the protocol.
@@ -25,15 +25,15 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
-    """Sums and maxima over all ranks, where each holds a part of the entries.
+class RankReduction:
+    """Sums and maxima over all ranks, of which each holds a part of the entries.
 
     Attributes
     ----------
     total, largest : callable
-        Reduce a tensor over the ranks.
+        RankReduction a tensor over the ranks.
     entries : int
-        Entries on all ranks.
+        Number of entries on all ranks.
     """
 
     total: Callable[[Tensor], Tensor]
@@ -57,7 +57,7 @@ class Preconditioner(ABC):
         """Update M with a gradient and return M⁻¹g.
 
         `weight` is that of g in the running means, `factor_weight` its weight in means that are updated less often, or
-        None in steps in which these are left alone.
+        None in steps that do not update them.
         """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Preconditioner(ABC):
         """Return M⁻¹g."""
 
     def refresh(self) -> None:  # noqa: B027 - not every metric has something to refresh
-        """Recompute what is recomputed only now and then, such as eigenbases."""
+        """Recompute what not every step recomputes, such as eigenbases."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
@@ -77,7 +77,7 @@ class Preconditioner(ABC):
 
     @abstractmethod
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what `save` returned."""
+        """Restore the tensors that `save` returned."""
 
 
 class Metric(Protocol):
@@ -88,7 +88,7 @@ class Metric(Protocol):
     memory : float
         Decay of the running means: a gradient has the weight 1 − `memory`, and more at first.
     refresh : int
-        Steps after which `Preconditioner.refresh` is called; more often at first, less often in a long run.
+        Steps between two calls of `Preconditioner.refresh`; fewer at first, more in a long run.
     """
 
     @property
@@ -99,25 +99,25 @@ class Metric(Protocol):
         """Whether M couples the entries of a parameter of this shape, so that one rank must hold all of them."""
         ...
 
-    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: Reduce | None = None) -> Preconditioner:
+    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return a preconditioner for parameters of these shapes, on the device and of the type of `like`."""
         ...
 
 
 def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequence[Any]) -> None:
-    """Refuse tensors that a preconditioner for these shapes cannot have saved."""
-    wanted = metric.create(shapes, torch.empty(0, device="meta")).save() if saved else []
-    nothing: dict[str, Tensor] = {}
-    for place, (known, found) in enumerate(zip_longest(wanted, saved, fillvalue=nothing)):
-        label = f"{where} of parameter {place}"
-        if set(require_mapping(label, found)) != set(known):
-            raise refuse(label, sorted(map(str, found)), f"tensors of the names {sorted(known)}")
-        for name, tensor in known.items():
-            require_vector(f"{label}[{name!r}]", found[name], tuple(tensor.shape))
+    """Raise an error for tensors that a preconditioner for these shapes cannot have saved."""
+    examples = metric.create(shapes, torch.empty(0, device="meta")).save() if saved else []
+    no_tensors: dict[str, Tensor] = {}
+    for index, (example, entry) in enumerate(zip_longest(examples, saved, fillvalue=no_tensors)):
+        label = f"{where} of parameter {index}"
+        if set(require_mapping(label, entry)) != set(example):
+            raise refuse(label, sorted(map(str, entry)), f"tensors of the names {sorted(example)}")
+        for name, tensor in example.items():
+            require_vector(f"{label}[{name!r}]", entry[name], tuple(tensor.shape))
 
 
-def epsilon(largest: Tensor) -> Tensor:
-    """Return ε for blocks with these largest second moments: directions below it are not amplified further."""
+def epsilon_for(largest: Tensor) -> Tensor:
+    """Return ε for blocks with these largest second moments; it limits M⁻¹ along directions with small gradients."""
     return _EPSILON * largest.sqrt() + math.sqrt(torch.finfo(largest.dtype).tiny)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, Piece, setting
-from sanc.minibatch.metrics.base import Preconditioner, Reduce, Shape, epsilon, sizes_of
+from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for, sizes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Diagonal(Piece):
     memory : float
         Decay of the mean.
     refresh : int
-        Steps after which ε is set again.
+        Steps between two updates of ε.
     """
 
     memory: float = setting(0.95, BELOW_ONE)
@@ -31,7 +31,7 @@ class Diagonal(Piece):
         """Never: each entry has its own second moment."""
         return False
 
-    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: Reduce | None = None) -> Preconditioner:
+    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner."""
         return _Diagonal(shapes, like, reduce)
 
@@ -39,29 +39,29 @@ class Diagonal(Piece):
 class _Diagonal(Preconditioner):
     like_parameter = ("second_moment",)
 
-    def __init__(self, shapes: Sequence[Shape], like: Tensor, reduce: Reduce | None) -> None:
+    def __init__(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None) -> None:
         self._shapes, self._sizes, self._reduce = list(shapes), sizes_of(shapes), reduce
-        self._square, self._epsilon = like.new_zeros(sum(self._sizes)), like.new_zeros(1)
+        self._second_moment, self._epsilon = like.new_zeros(sum(self._sizes)), like.new_zeros(1)
 
     def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
-        self._square.lerp_(g.square(), weight)
+        self._second_moment.lerp_(g.square(), weight)
         return self.apply(g)
 
     def apply(self, g: Tensor) -> Tensor:
-        return g / (self._square.sqrt() + self._epsilon)
+        return g / (self._second_moment.sqrt() + self._epsilon)
 
     def refresh(self) -> None:
-        largest = torch.cat([self._square, self._square.new_zeros(1)]).amax().reshape(1)
-        self._epsilon.copy_(epsilon(largest if self._reduce is None else self._reduce.largest(largest)))
+        largest = torch.cat([self._second_moment, self._second_moment.new_zeros(1)]).amax().reshape(1)
+        self._epsilon.copy_(epsilon_for(largest if self._reduce is None else self._reduce.largest(largest)))
 
     def tensors(self) -> list[Tensor]:
-        return [self._square, self._epsilon]
+        return [self._second_moment, self._epsilon]
 
     def save(self) -> list[dict[str, Tensor]]:
-        parts = zip(torch.split_with_sizes(self._square, self._sizes), self._shapes, strict=True)
+        parts = zip(torch.split_with_sizes(self._second_moment, self._sizes), self._shapes, strict=True)
         eps = self._epsilon
         return [{"second_moment": part.clone().view(shape), "epsilon": eps.clone()} for part, shape in parts]
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        self._square.copy_(torch.cat([held["second_moment"].reshape(-1) for held in saved]))
+        self._second_moment.copy_(torch.cat([entry["second_moment"].reshape(-1) for entry in saved]))
         self._epsilon.copy_(saved[0]["epsilon"])

@@ -1,4 +1,4 @@
-"""The identity metric: one number for all entries, so that only the length of steps is learnt."""
+"""The identity metric: one number for all entries, so that only the step norm is adapted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, Piece, setting
-from sanc.minibatch.metrics.base import Preconditioner, Reduce, Shape, epsilon
+from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Identity(Piece):
     memory : float
         Decay of the mean.
     refresh : int
-        Steps after which ε is set again.
+        Steps between two updates of ε.
     """
 
     memory: float = setting(0.95, BELOW_ONE)
@@ -30,36 +30,38 @@ class Identity(Piece):
         """Never: M is a multiple of the identity."""
         return False
 
-    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: Reduce | None = None) -> Preconditioner:
+    def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner."""
         return _Identity(len(shapes), like, reduce)
 
 
 class _Identity(Preconditioner):
-    def __init__(self, count: int, like: Tensor, reduce: Reduce | None) -> None:
+    def __init__(self, count: int, like: Tensor, reduce: RankReduction | None) -> None:
         self._count, self._reduce = count, reduce
-        self._square, self._epsilon = like.new_zeros(1), like.new_zeros(1)
+        self._second_moment, self._epsilon = like.new_zeros(1), like.new_zeros(1)
 
     def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
         if self._reduce is None:
             mean = g.square().mean()
         else:
             mean = (self._reduce.total(g.square().sum().double()) / self._reduce.entries).to(g.dtype)
-        self._square.lerp_(mean, weight)
+        self._second_moment.lerp_(mean, weight)
         return self.apply(g)
 
     def apply(self, g: Tensor) -> Tensor:
-        return g / (self._square.sqrt() + self._epsilon)
+        return g / (self._second_moment.sqrt() + self._epsilon)
 
     def refresh(self) -> None:
-        self._epsilon.copy_(epsilon(self._square))
+        self._epsilon.copy_(epsilon_for(self._second_moment))
 
     def tensors(self) -> list[Tensor]:
-        return [self._square, self._epsilon]
+        return [self._second_moment, self._epsilon]
 
     def save(self) -> list[dict[str, Tensor]]:
-        return [{"second_moment": self._square.clone(), "epsilon": self._epsilon.clone()} for _ in range(self._count)]
+        return [
+            {"second_moment": self._second_moment.clone(), "epsilon": self._epsilon.clone()} for _ in range(self._count)
+        ]
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        self._square.copy_(saved[0]["second_moment"])
+        self._second_moment.copy_(saved[0]["second_moment"])
         self._epsilon.copy_(saved[0]["epsilon"])
