@@ -130,7 +130,7 @@ class DenseSubspace:
     sigma: float
     units: object
     problem: str = ""
-    sigma_is_guess = False
+    sigma_untested = False
 
     dim = property(lambda self: len(self.vectors))
     ritz_value = property(lambda self: self.spectrum.leftmost)

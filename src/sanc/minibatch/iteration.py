@@ -28,7 +28,7 @@ from torch import Tensor
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.point import LANCZOS_START, generator
+from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
 from sanc.core.space import Space, Vector
@@ -185,7 +185,7 @@ class MinibatchIteration:
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
         """End the second-order phase: average from x, or from where that phase began if it fitted other batches."""
-        last_norm, dim = self.second_order.state.step_norm, oracle.space.dim
+        last_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
         reduction = scale.first_reduction(self.state, self.settings.step, value, last_norm, dim)
         self._write(averaged=True, reduction=reduction)
         began = self._start_of_averaging(x, value, oracle)
@@ -216,7 +216,7 @@ class MinibatchIteration:
         self._write(probes=state.probes + 1, probed_mean=state.mean)
         if not stagnates:
             return None
-        start = oracle.space.normal(generator(state.seed, state.iteration, LANCZOS_START))
+        start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > 0.5:
             self._write(offset=None)
