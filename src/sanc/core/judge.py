@@ -55,7 +55,7 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding
 
 
 def ratio(actual: float, predicted: float, rounding: float = 0.0) -> float:
-    """Return ρ for the record; NaN where it is not defined."""
+    """Return ρ for the record; NaN if it is not defined."""
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + rounding <= 0.0:
         return math.nan
     return (actual + rounding) / (predicted + rounding)
@@ -75,7 +75,7 @@ class Ray:
     norm_cubed : float
         ‖s‖³.
     derivative_ratio : float
-        p.
+        p, the derivative −gᵀs relative to σ‖s‖³.
     min_factor : float
         The smallest factor on σ.
     """
@@ -87,7 +87,7 @@ class Ray:
 
     @classmethod
     def from_step(cls, sigma: float, predicted: float, norm: float, min_factor: float) -> Ray | None:
-        """Return the ray; None where σ‖s‖³ underflows or overflows."""
+        """Return the ray; None if σ‖s‖³ underflows or overflows."""
         norm_cubed = norm * norm * norm
         if not 0.0 < sigma * norm_cubed < math.inf:
             return None
@@ -160,6 +160,7 @@ class Judge:
 
     @property
     def _min_factor(self) -> float:
+        """The smallest factor on σ after one step."""
         return _MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
     def bounded(self, sigma: float) -> float:
@@ -176,7 +177,7 @@ class Judge:
         grad_norm: float,
         rounding: float = 0.0,
     ) -> float:
-        """Return σ after a trial step of a class `verdict`, given its actual and predicted decrease (2.6)."""
+        """Return σ after a trial step of the class `verdict`, given its actual and predicted decrease (2.6)."""
         if self.interpolates:
             ray = Ray.from_step(sigma, predicted, step_norm, self._min_factor)
             if ray is not None:
@@ -198,9 +199,9 @@ class Judge:
         if ray is None or not end_derivative < 0.0:
             return sigma
         start_derivative = ray.derivative
-        rises = end_derivative > start_derivative
-        zero = start_derivative / (start_derivative - end_derivative) if rises else math.inf
-        return self.bounded(min(sigma, ray.sigma_for(min(zero, MAX_GROWTH_FACTOR))))
+        increases = end_derivative > start_derivative
+        t_zero = start_derivative / (start_derivative - end_derivative) if increases else math.inf
+        return self.bounded(min(sigma, ray.sigma_for(min(t_zero, MAX_GROWTH_FACTOR))))
 
     def after_failure(self, sigma: float) -> float:
         """Return γσ, after a rejection without a usable value of f."""

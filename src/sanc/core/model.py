@@ -223,6 +223,7 @@ class CubicModel(KrylovModel):
         return self._solve(here, subspace.krylov, subspace.spectrum, sigma)
 
     def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
+        """Return the global minimiser of the model with this σ; in the hard case its sign is random."""
         linear = krylov.linear
         step = cubic.solve(spectrum, linear, sigma)
         if step.hard and not here.random_bit(HARD_CASE_SIGN):  # both signs minimise the model
