@@ -41,19 +41,19 @@ from benchmarks.reporting import command, markdown_table, number, write_results
 INF = math.inf
 
 EXACT: Mapping[str, Sequence[float]] = {
-    "core.judge.SHORTEST": (0.025, 0.4),
-    "core.judge.SHORTER": (0.2, 0.9),
-    "core.judge.LONGER, core.model.LONGER": (1.5, 10.0),
-    "core.judge._LARGEST_EXACT_DROP": (1e-2, 1e-12),
-    "core.judge._NEGLIGIBLE": (0.0, 1e-6),
+    "core.judge.MIN_SHRINK_FACTOR": (0.025, 0.4),
+    "core.judge.MAX_SHRINK_FACTOR": (0.2, 0.9),
+    "core.judge.MAX_GROWTH_FACTOR, core.model.MAX_GROWTH_FACTOR": (1.5, 10.0),
+    "core.judge._MIN_SIGMA_FACTOR_EXACT": (1e-2, 1e-12),
+    "core.judge._NEGLIGIBLE_CUBIC_TERM": (0.0, 1e-6),
     "core.model._FORCING": (0.02, 0.8),
-    "core.model._VANISHING_DIM": (1, 100),
+    "core.model._NEGLIGIBLE_STEP_DIM": (1, 100),
     "core.model._TOLERANCE_SHARE": (0.0, 1.0),
-    "core.acceptance._UNDERESTIMATED": (INF, 1.02),
-    "core.acceptance._HIDDEN": (0.0, 1e5),
+    "core.acceptance._LONGER_STEP_RHO": (INF, 1.02),
+    "core.acceptance._CANCELLATION_ERRORS": (0.0, 1e5),
     "core.escape._HALVINGS": (4, 400),
     "core.escape._FALLBACK_L1": (0.1, 1e3),
-    "core.units._PART": (0.01, 1.0),
+    "core.units._X_FRACTION": (0.01, 1.0),
     "core.units.FIRST_SIGMA": (1e-6, 1e-2),
     "core.run._STALL_LIMIT": (3, 40),
 }
@@ -74,7 +74,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
 """Constants that decide whether f, its gradient and its Hessian products are consistent."""
 
 SAMPLES: Mapping[str, Sequence[float]] = {
-    "core.judge._LARGEST_DROP": (1e-1, 1e-6),
+    "core.judge._MIN_SIGMA_FACTOR": (1e-1, 1e-6),
     "core.model.SAMPLED_KRYLOV_DIM": (2, 10),
     "minibatch.iteration._FACTOR_INTERVAL": (1, 20),
     "minibatch.iteration._FIRST_PROBE": (25, 10**6),

@@ -168,7 +168,7 @@ def test_a_piece_that_writes_into_the_point_or_the_state_fails():
 
     class Writes(sanc.RatioTest):
         def __call__(self, here, subspace, step, trial, trials):
-            for target, name in ((here, "value"), (here.state, "sigma"), (here.judge, "first"), (subspace, "sigma")):
+            for target, name in ((here, "value"), (here.state, "sigma"), (here.judge, "sigma0"), (subspace, "sigma")):
                 with pytest.raises(FrozenInstanceError):
                     setattr(target, name, 3.0)
             return super().__call__(here, subspace, step, trial, trials)

@@ -301,3 +301,11 @@ def test_every_constant_of_the_method_is_listed_with_its_source():
             for part in ast.walk(node.targets[0]):
                 if isinstance(part, ast.Name) and part.id.strip("_").isupper() and part.id not in purposes:
                     assert f"`{part.id}`" in page, f"{path.name}: {part.id} has no source in docs/constants.md"
+
+
+def test_the_numbers_that_the_iteration_cites_are_items_of_the_method():
+    section = (ROOT / "docs" / "method.md").read_text(encoding="utf-8").split("## One iteration")[1].split("\n## ")[0]
+    items = re.findall(r"^- \*\*(2\.\d) ", section, re.MULTILINE)
+    assert items == [f"2.{number}" for number in range(1, 8)]
+    cited = re.findall(r"2\.\d(?=[ ,:)])", (ROOT / "src/sanc/core/iteration.py").read_text(encoding="utf-8"))
+    assert set(cited) == set(items)

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,9 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc.core import cubic
+from sanc.core.method import _REQUIRED
+from sanc.core.pieces import Escape, Model, Subspace
+from sanc.core.record import Note
 from sanc.core.units import measure_units
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -130,7 +133,7 @@ class DenseSubspace:
     sigma: float
     units: object
     problem: str = ""
-    sigma_is_guess = False
+    sigma_untested = False
 
     dim = property(lambda self: len(self.vectors))
     ritz_value = property(lambda self: self.spectrum.leftmost)
@@ -141,6 +144,9 @@ class DenseSubspace:
 
     def trial_point(self, x, step):
         return x + self.vectors @ step.u
+
+    def longer_step(self, here, sigma, trials):
+        return None
 
     def failed(self, problem):
         return replace(self, problem=problem)
@@ -182,6 +188,178 @@ def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_sp
     assert found.x == pytest.approx(expected.x, abs=1e-6)
     assert [r.branch for r in found.history] == [r.branch for r in expected.history]
     assert found.nhev == n * found.nit
+
+
+def members(protocol):
+    """The public members that a protocol declares."""
+    return {name for name in vars(protocol) if not name.startswith("_")}
+
+
+class BareSubspace:
+    """A subspace with the members of the protocol and no others; `used` collects their names."""
+
+    def __init__(self, inner, used):
+        self._inner, self._used = inner, used
+
+    def __getattr__(self, name):
+        if name not in members(Subspace):
+            raise AttributeError(f"{name} is not a member of the protocol Subspace")
+        self._used.add(name)
+        return getattr(self._inner, name)
+
+    def failed(self, problem):
+        return BareSubspace(self._inner.failed(problem), self._used)
+
+
+@dataclass(frozen=True)
+class BareModel:
+    """A model of ours, whose subspaces have the members of the protocol alone."""
+
+    inner: object
+    used: set
+
+    proposes = property(lambda self: self.inner.proposes)
+    needs_products = property(lambda self: self.inner.needs_products)
+    resolves = property(lambda self: self.inner.resolves)
+
+    def build(self, here):
+        return BareSubspace(self.inner.build(here), self.used)
+
+    def propose(self, here, subspace, sigma):
+        return self.inner.propose(here, subspace._inner, sigma)
+
+    def charge(self, here, dim):
+        return self.inner.charge(here, dim)
+
+
+def rosen_product(x, v):
+    """Products that are not finite in half of the plane, which the run enters after some iterations."""
+    return rosen_hess_prod(x, v) if x[0] < -0.7 else np.full_like(v, np.nan)
+
+
+def log_barrier(x):
+    """Minimum inside the domain x > 0, which long steps leave."""
+    return (x - 3.0 * x.log()).sum() + (x[0] * x[1] - 4.0) ** 2
+
+
+START = torch.tensor([0.01, 9.0, 40.0], dtype=torch.float64)
+BARE_RUNS = {
+    "exact": {"fun": rosen, "x0": [-1.2, 1.0, 0.4], "jac": rosen_der, "hessp": rosen_hess_prod},
+    "product not finite": {"fun": rosen, "x0": [-1.2, 1.0], "jac": rosen_der, "hessp": rosen_product},
+    "value not finite": {"fun": log_barrier, "x0": START},
+    "far minima": {"fun": lambda x: 1e-4 * (x**4).sum() - (x**2).sum() + 0.1 * x[0], "x0": 1e-4 * START},
+    "saddle": {"fun": lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2 * (1 + x[0]), "x0": START * 0.0},
+}
+
+
+def comparable(res):
+    """All records without their times, as a text in which NaN equals NaN."""
+    return repr([replace(record, seconds=0.0) for record in res.history])
+
+
+@pytest.mark.parametrize(
+    "name", ["sanc", "ncd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scr", "arc", "cr", "crm"))]
+)
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_acceptance_and_escape_rules_use_members_of_the_protocol_only(name, preset):
+    """A method takes the same steps with a subspace that has exactly the members of the protocol."""
+    method, used, notes = sanc.method_for(name, preset), set(), set()
+    bare = replace(method, model=BareModel(method.model, used))
+    for given in BARE_RUNS.values():
+        expected, found = (sanc.minimize(method=m, max_iter=20, certify=False, **given) for m in (method, bare))
+        assert comparable(found) == comparable(expected) and found.status is expected.status
+        notes |= {record.note for record in found.history}
+    assert used <= members(Subspace)
+    if (name, preset) == ("sanc", "robust"):
+        assert used == members(Subspace) - {"ritz_vector", "failed"}  # the class above has its own `failed`
+        assert any("product" in note for note in notes) and Note.TRIAL_NOT_FINITE in notes
+    if (name, preset) == ("ncd", "robust"):
+        assert "ritz_vector" in used
+
+
+@dataclass(frozen=True)
+class SecantModel:
+    """Minimises the cubic model along −g with B = c·I: steps without Hessian products."""
+
+    curvature: float = 10.0
+
+    proposes, needs_products, resolves = True, False, 10
+
+    def build(self, here):
+        spectrum = cubic.Spectrum(np.array([self.curvature]), np.eye(1))
+        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, 1.0, here.norm)
+        basis = here.g[:, None] / here.grad_norm
+        return DenseSubspace(basis, spectrum, np.array([here.grad_norm]), here.state.sigma, units)
+
+    def propose(self, here, subspace, sigma):
+        return cubic.solve(subspace.spectrum, subspace.linear, sigma)
+
+    def charge(self, here, dim):
+        return 0
+
+
+def test_a_model_may_propose_steps_without_hessian_products():
+    A = np.diag([1.0, 3.0, 8.0])
+    method = sanc.Method(name="secant", model=SecantModel(), escape=sanc.Stay())
+    x0 = np.array([3.0, -2.0, 1.0])
+    res = sanc.minimize(lambda x: 0.5 * x @ A @ x, x0, jac=lambda x: A @ x, method=method, certify=False, tol=1e-6)
+    assert res.nhev == 0 and np.linalg.norm(A @ res.x) <= 1e-6
+    first = res.history[0]
+    c, sigma, norm = 10.0, first.sigma, np.linalg.norm(A @ x0)
+    assert first.step_norm == pytest.approx((math.sqrt(c * c + 4 * sigma * norm) - c) / (2 * sigma))  # c t + σ t² = ‖g‖
+
+
+# ---------------------------------------------------------------------- a rule for σ, and incomplete pieces
+
+
+class BareSigma:
+    """A rule for σ with the one member that a method requires."""
+
+    def __init__(self, **settings):
+        self._inner = sanc.SigmaUpdate(**settings)
+
+    def judge(self, eps, *, exact=False):
+        return self._inner.judge(eps, exact=exact)
+
+
+@pytest.mark.parametrize("rule", ["paper", "interpolate"])
+@pytest.mark.parametrize("sigma0", [None, 1.0])
+def test_a_rule_for_sigma_needs_no_more_than_a_judge(rule, sigma0):
+    """Also where a run stalls, since f is noisy, and where f is scaled, since its derivatives would underflow."""
+    noisy = lambda x: rosen(x) + 1e-3 * math.sin(1e8 * x[0])
+    tiny = lambda x: 1e-300 * rosen(x)
+    for fun, jac in ((rosen, rosen_der), (noisy, rosen_der), (tiny, lambda x: 1e-300 * rosen_der(x))):
+        results = []
+        for sigma in (sanc.SigmaUpdate, BareSigma):
+            method = replace(sanc.method_for("sanc"), sigma=sigma(sigma0=sigma0, sigma_rule=rule))
+            results.append(sanc.minimize(fun, [-1.2, 1.0], jac=jac, method=method, max_iter=60))
+        expected, found = results
+        assert np.array_equal(found.x, expected.x) and found.status is expected.status and found.nfev == expected.nfev
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model", members(Model)),
+        ("escape", members(Escape)),
+        ("sigma", {"judge"}),
+        ("minibatch", {item.name for item in fields(sanc.Minibatch)}),
+    ],
+)
+def test_every_member_of_a_piece_is_required(name, expected):
+    required, _ = _REQUIRED[name]
+    assert set(required) - {"__call__"} == expected
+
+
+@pytest.mark.parametrize("name", ["model", "acceptance", "escape", "sigma", "minibatch"])
+def test_a_piece_without_one_of_its_members_is_rejected(name):
+    required, _ = _REQUIRED[name]
+    for lacking in required:
+        given = {member: lambda *_: None for member in required if member != lacking}
+        with pytest.raises(sanc.SancError, match=f"{name} = .* cannot be used, since it has no {lacking}: pass"):
+            sanc.Method(**{name: type("Incomplete", (), given)()})
+    with pytest.raises(sanc.SancError, match=f"{name} = .* cannot be used, since it is a class: pass"):
+        sanc.Method(**{name: type("Complete", (), dict.fromkeys(required, lambda *_: None))})
 
 
 # ---------------------------------------------------------------------- a metric

@@ -16,7 +16,7 @@ from sanc.presets import METHODS, PRESETS, compose
 
 @pytest.mark.parametrize(("preset", "escape"), [("paper", "PaperEscape"), ("robust", "CheckedEscape")])
 def test_a_method_is_three_pieces(preset, escape):
-    """The table of the specification."""
+    """The table of docs/method.md."""
     composed = {name: sanc.method_for(name, preset) for name in METHODS}
     table = {
         name: tuple(type(piece).__name__ for piece in (method.model, method.acceptance, method.escape))

@@ -1,4 +1,4 @@
-"""The rules of acceptance, of σ, and of the escape step, as the specification states them."""
+"""The rules of acceptance, of σ, and of the escape step, as docs/method.md states them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EPS = 2.0**-52
 ROBUST = PRESETS["robust"].sigma.judge(EPS)
 
 
-def after(judge, sigma, actual, predicted, norm, grad_norm=1.0, noise=0.0, eta1=0.1, eta2=0.75):
+def after(judge, sigma, actual, predicted, norm, grad_norm=1.0, rounding=0.0, eta1=0.1, eta2=0.75):
     """Class of a step, and σ after it."""
-    verdict = classify(actual, predicted, eta1, eta2, noise)
-    return verdict, judge.after_trial(sigma, verdict, actual, predicted, norm, grad_norm, noise)
+    verdict = classify(actual, predicted, eta1, eta2, rounding)
+    return verdict, judge.after_trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding)
 
 
 @pytest.mark.parametrize(
@@ -158,23 +158,23 @@ class Step:
     norm: float
 
 
-def test_shorten_raises_sigma_until_the_step_fits():
+def test_limit_step_raises_sigma_until_the_step_fits():
     def step(sigma):
         return Step(sigma, 100.0 / sigma)
 
-    short = ROBUST.shorten(step(1.0), 1.0, step, 3.0, 0.0)
+    short = ROBUST.limit_step(step(1.0), 1.0, step, 3.0, 0.0)
     assert 100.0 / 3.0 <= short.sigma <= 200.0 / 3.0
-    assert ROBUST.shorten(short, short.sigma, step, 50.0, 0.0) is short
+    assert ROBUST.limit_step(short, short.sigma, step, 50.0, 0.0) is short
     tiny = Step(1e-290, 1.0)
-    assert ROBUST.shorten(tiny, 1e-290, step, 3.0, 1e30) is tiny  # the ratio of the bound to σ is not finite
-    assert ROBUST.shorten(step(8.0), 8.0, step, 3.0, 30.0).sigma == 64.0
-    endless = ROBUST.shorten(Step(1.0, math.inf), 1.0, lambda sigma: Step(sigma, math.inf), 1.0, 0.0)
+    assert ROBUST.limit_step(tiny, 1e-290, step, 3.0, 1e30) is tiny  # the ratio of the bound to σ is not finite
+    assert ROBUST.limit_step(step(8.0), 8.0, step, 3.0, 30.0).sigma == 64.0
+    endless = ROBUST.limit_step(Step(1.0, math.inf), 1.0, lambda sigma: Step(sigma, math.inf), 1.0, 0.0)
     assert endless.sigma == ROBUST.ceiling
 
 
-def test_noise_makes_the_ratio_of_two_roundings_one():
-    assert classify(-1e-17, 1e-18, 0.1, 0.75, noise=1e-14) is Verdict.VERY_SUCCESSFUL
-    assert classify(-1e-17, 1e-18, 0.1, 0.75, noise=0.0) is Verdict.UNSUCCESSFUL
+def test_the_rounding_error_of_f_makes_the_ratio_of_two_roundings_one():
+    assert classify(-1e-17, 1e-18, 0.1, 0.75, rounding=1e-14) is Verdict.VERY_SUCCESSFUL
+    assert classify(-1e-17, 1e-18, 0.1, 0.75, rounding=0.0) is Verdict.UNSUCCESSFUL
 
 
 def predicted_decreases(lam, g, L1, L2, eps, eps_g, power=2):

@@ -1,4 +1,4 @@
-"""The second choice of a method: which trial points are accepted (2.5, 2.6)."""
+"""Acceptance rules (2.5, 2.6): which trial points are accepted, and the σ that follows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 
 from sanc.core.cubic import CubicStep
 from sanc.core.judge import Verdict, classify, ratio
-from sanc.core.model import KrylovSubspace
-from sanc.core.pieces import Decision
+from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import Vector
 from sanc.errors import require
 
-_UNDERESTIMATED = 1.2
+_LONGER_STEP_RHO = 1.2
 """ρ above which the model underestimates the decrease, so that a longer step is tried."""
-_HIDDEN = 1e3
-"""Rounding errors of f within which its change may be cancellation alone."""
+_CANCELLATION_ERRORS = 1e3
+"""A change of f below this many rounding errors may be due to cancellation alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,8 @@ class RatioTest(Piece):
     eta1, eta2 : float
         A step with ρ ≥ η1 is accepted; with ρ > η2 it also lowers σ.
     rounding_guard : bool
-        Add the rounding error of f to both sides of the ratio, so that ρ tends to 1 when f barely changes. And where
-        an exact f changes by less than cancellation may hide, accept a rejected step if it halves the gradient norm.
+        Add the rounding error of f to both decreases, so that ρ tends to 1 as the change of f tends to roundoff. If the
+        change of an exact f is below its cancellation error, also accept a rejected step that halves the gradient norm.
     """
 
     eta1: float = setting(0.2, FRACTION)
@@ -40,88 +39,87 @@ class RatioTest(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fits = isinstance(self.eta2, int | float) and self.eta1 < self.eta2 < 1
-        require(fits, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
+        is_allowed = isinstance(self.eta2, int | float) and self.eta1 < self.eta2 < 1
+        require(is_allowed, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
 
-    def __call__(self, here: Point, subspace: KrylovSubspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
-        """Form ρ and decide."""
-        before = here.objective
-        value = here.evaluate(trial)
-        actual, noise, note = before - value, 0.0, ""
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+        """Form ρ, and accept or reject the step."""
+        value_at_x = here.objective
+        trial_value = here.evaluate(trial)
+        actual, rounding, note = value_at_x - trial_value, 0.0, ""
         if self.rounding_guard:
-            actual, noise, note = self._without_cancellation(here, subspace, actual, step, trial, first=trials == 0)
-        verdict = classify(actual, step.decrease, self.eta1, self.eta2, noise)
-        sigma = here.judge.after_trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, noise)
-        decision = Decision(sigma, rho=ratio(actual, step.decrease, noise), trial_value=value, trials=1, step=step)
+            actual, rounding, note = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
+        verdict, decision = self._test(here, step, trial_value, actual, rounding)
         if not verdict.accepted:
-            return decision if math.isfinite(value) else replace(decision, note=Note.TRIAL_NOT_FINITE)
-        decision = replace(decision, point=trial, branch=_branch(verdict), step_norm=step.norm, note=note)
-        if subspace.sigma_is_guess:
+            return decision if math.isfinite(trial_value) else replace(decision, note=Note.TRIAL_NOT_FINITE)
+        decision = replace(_accepted(decision, verdict, trial, step), note=note)
+        if subspace.sigma_untested:
             decision = self._with_longer_steps(here, subspace, decision, trials)
-        return _with_gradient_ahead(here, decision, verdict) if here.judge.interpolates and here.ahead else decision
+        return _with_next_gradient(here, decision, verdict) if here.judge.interpolates and here.ahead else decision
 
-    def _without_cancellation(
-        self, here: Point, subspace: KrylovSubspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
+    def _test(
+        self, here: Point, step: CubicStep, trial_value: float, actual: float, rounding: float = 0.0
+    ) -> tuple[Verdict, Decision]:
+        """Return the class of a step, and the decision with ρ and the next σ, but without a next point."""
+        verdict = classify(actual, step.decrease, self.eta1, self.eta2, rounding)
+        sigma = here.judge.after_trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding)
+        rho = ratio(actual, step.decrease, rounding)
+        return verdict, Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step)
+
+    def _guarded_decrease(
+        self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
     ) -> tuple[float, float, str]:
-        """Return the decrease to use, the rounding error of f, and a note.
+        """Return the actual decrease to use, the rounding error of f, and a note.
 
-        Added to both sides of the ratio, the error lets ρ tend to 1 where f barely changes. But f may be the sum of
-        terms far larger than itself. Where cancellation between such terms could hide the decrease, a step that halves
-        an exact gradient norm counts as predicted. Badly scaled variables exaggerate the terms ‖B‖·length², so these
-        are bounded by the unit of f at the first point.
+        Added to both decreases, the rounding error makes ρ tend to 1 as the change of f tends to roundoff. But f may be
+        a sum of terms far larger than itself. If cancellation between such terms may exceed the decrease, a step that
+        halves an exact gradient norm is treated as if f had decreased as predicted. With badly scaled variables
+        ‖B‖·length² overestimates the terms, so they are bounded by the unit of f at the first point.
         """
-        eps, value, note = here.space.eps, here.known_value, ""
+        eps, value_at_x, note = here.space.eps, here.known_value, ""
         length = max(here.units.length, here.norm)
-        terms = subspace.curvature * length * length
-        size = max(abs(value), min(terms, here.units.value))
-        hidden = abs(actual) <= _HIDDEN * eps * size and step.decrease <= math.sqrt(eps) * size
-        if hidden and actual < self.eta1 * step.decrease and first and here.oracle.exact:
+        quadratic_terms = subspace.curvature * length * length
+        f_scale = max(abs(value_at_x), min(quadratic_terms, here.units.value))
+        within_cancellation = (
+            abs(actual) <= _CANCELLATION_ERRORS * eps * f_scale and step.decrease <= math.sqrt(eps) * f_scale
+        )
+        if within_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
             if here.space.norm(g) <= 0.5 * here.grad_norm:
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
-        return actual, 10.0 * eps * abs(value), note
+        return actual, 10.0 * eps * abs(value_at_x), note
 
-    def _with_longer_steps(self, here: Point, subspace: KrylovSubspace, decision: Decision, trials: int) -> Decision:
-        """Try steps of smaller σ in the same space while f decreases by more than the model predicts.
+    def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
+        """Try steps of smaller σ in the same subspace while f decreases by more than the model predicts.
 
-        This applies where σ does not follow from values of f: it is the first one, or was raised to limit a step.
+        Used only if no value of f has confirmed σ: it is the initial one, or was raised to limit the step norm.
         """
-        most_trials = 1 + subspace.model.resolves
-        while decision.step is not None and decision.rho > _UNDERESTIMATED and decision.sigma < decision.step.sigma:
-            longer = (
-                subspace.model.propose(here, subspace, decision.sigma)
-                if trials + decision.trials < most_trials
-                else None
-            )
-            if longer is None or longer.norm < 2.0 * decision.step_norm:
+        while decision.step is not None and decision.rho > _LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
+            longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
+            if longer is None or longer.norm < 2.0 * decision.step_norm:  # less than a doubling is not worth a value
                 break
             trial = subspace.trial_point(here.x, longer)
-            value = here.evaluate(trial)
+            trial_value = here.evaluate(trial)
             decision = replace(decision, trials=decision.trials + 1)
-            if not -math.inf < value < decision.trial_value:
+            if not -math.inf < trial_value < decision.trial_value:
                 break
-            actual = here.known_value - value
-            verdict = classify(actual, longer.decrease, self.eta1, self.eta2)
-            decision = replace(
-                decision,
-                sigma=here.judge.after_trial(
-                    longer.sigma, verdict, actual, longer.decrease, longer.norm, here.grad_norm
-                ),
-                point=trial,
-                branch=_branch(verdict),
-                rho=ratio(actual, longer.decrease),
-                step_norm=longer.norm,
-                trial_value=value,
-                step=longer,
-            )
+            verdict, tested = self._test(here, longer, trial_value, here.known_value - trial_value)
+            accepted = _accepted(tested, verdict, trial, longer)
+            decision = replace(accepted, trials=decision.trials, note=decision.note)
         return decision
 
 
-def _with_gradient_ahead(here: Point, decision: Decision, verdict: Verdict) -> Decision:
-    """Evaluate the gradient at the new point, with which the next iteration starts, and update σ.
+def _accepted(decision: Decision, verdict: Verdict, trial: Vector, step: CubicStep) -> Decision:
+    """Return the decision with the trial point as the next point."""
+    branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
+    return replace(decision, point=trial, branch=branch, step_norm=step.norm)
 
-    If the gradient is not finite the step is rejected. If f still decreases at the end of a successful step, the step
-    was too short.
+
+def _with_next_gradient(here: Point, decision: Decision, verdict: Verdict) -> Decision:
+    """Return the decision after an evaluation of the gradient at the new point, with which the next iteration starts.
+
+    If that gradient is not finite, the step is rejected. If f still decreases at the end of a successful step, the step
+    was too short, and σ is lowered.
     """
     step, judge = decision.step, here.judge
     assert step is not None
@@ -132,42 +130,38 @@ def _with_gradient_ahead(here: Point, decision: Decision, verdict: Verdict) -> D
         return replace(decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.NO_GRADIENT)
     if verdict is not Verdict.SUCCESSFUL:
         return decision
-    end = here.space.dot(g, decision.point - here.x)
-    sigma = judge.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end)
+    end_derivative = here.space.dot(g, decision.point - here.x)
+    sigma = judge.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end_derivative)
     return replace(decision, sigma=sigma)
-
-
-def _branch(verdict: Verdict) -> Branch:
-    return Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptAll(Piece):
-    """Accepts every step at whose end f is finite; ρ is recorded only (2.5).
+    """Accepts every step at whose end f is finite; ρ is for the record (2.5).
 
     σ is fixed, except that it grows while f is not finite and then returns to its value.
     """
 
-    def __call__(self, here: Point, subspace: KrylovSubspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
         """Accept the trial point unless f is not finite there."""
-        before = here.objective
-        value = here.evaluate(trial)
-        decision = Decision(here.judge.after_failure(step.sigma), trial_value=value, trials=1, step=step)
-        if not math.isfinite(value):
+        value_at_x = here.objective
+        trial_value = here.evaluate(trial)
+        decision = Decision(here.judge.after_failure(step.sigma), trial_value=trial_value, trials=1, step=step)
+        if not math.isfinite(trial_value):
             return replace(decision, note=Note.TRIAL_NOT_FINITE)
         return replace(
             decision,
             sigma=here.judge.after_acceptance(step.sigma),
             point=trial,
             branch=Branch.UNCONDITIONAL,
-            rho=ratio(before - value, step.decrease),
+            rho=ratio(value_at_x - trial_value, step.decrease),
             step_norm=step.norm,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(AcceptAll):
-    """CRM (Wang, Zhou, Liang and Lan 2018): extrapolates beyond the cubic point and keeps the better of the two.
+    """CRM (Wang, Zhou, Liang and Lan 2018): extrapolates beyond the cubic point and accepts the one with the lower f.
 
     Attributes
     ----------
@@ -177,22 +171,22 @@ class Momentum(AcceptAll):
 
     momentum: float = setting(0.9, BELOW_ONE)
 
-    def __call__(self, here: Point, subspace: KrylovSubspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
         """Accept the cubic point or the extrapolated one."""
         decision = super().__call__(here, subspace, step, trial, trials)
         if decision.point is None:
             return decision
-        previous = here.state.memory.get("previous", here.x)
+        previous_cubic_point = here.state.memory.get("previous", here.x)
         decision = replace(decision, memory={"previous": trial})
         _, g = here.oracle.gradient(trial)
         here.oracle.meter.paper_calls += here.oracle.sizes[0]  # a second gradient is a second |S_g|
         beta = min(self.momentum, here.space.norm(g), step.norm)
         if not (math.isfinite(beta) and beta > 0.0):
             return decision
-        ahead = trial + (trial - previous) * beta
-        value = here.evaluate(ahead)
+        extrapolated = trial + (trial - previous_cubic_point) * beta
+        value = here.evaluate(extrapolated)
         decision = replace(decision, trials=2)
         if not -math.inf < value < decision.trial_value:
             return decision
-        norm = here.space.norm(ahead - here.x)
-        return replace(decision, point=ahead, trial_value=value, step_norm=norm, note=Note.MOMENTUM)
+        norm = here.space.norm(extrapolated - here.x)
+        return replace(decision, point=extrapolated, trial_value=value, step_norm=norm, note=Note.MOMENTUM)

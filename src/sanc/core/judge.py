@@ -1,7 +1,7 @@
 """The ratio of actual to predicted decrease, the classes of success, and the rules for σ.
 
-`Judge` holds no σ: its methods take a σ and return the next one. They never divide before they compare, and a number
-that is not finite counts as a rejection.
+`Judge` holds no σ: its methods take a σ and return the next one. Decreases are compared without a division, and a step
+whose decrease is not finite is unsuccessful.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Literal, Protocol, TypeVar
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.errors import require
 
-SHORTEST, SHORTER, LONGER = 0.1, 0.5, 3.0
-"""Bounds on the ratio of the next step norm to this one: at least and at most after a rejection, at most after a
-success."""
+MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
+"""Bounds on the ratio of the next step norm to this one: the lower and the upper bound after a rejection, and the upper
+bound after a success."""
 
-_LARGEST_DROP, _LARGEST_EXACT_DROP = 1e-3, 1e-6
+_MIN_SIGMA_FACTOR, _MIN_SIGMA_FACTOR_EXACT = 1e-3, 1e-6
 """The smallest factor on σ after one step, with samples and with an exact objective."""
 
-_NEGLIGIBLE = 1e-16
-"""σ‖s‖³ over the predicted decrease below which σ has no effect, so that it is not lowered further."""
+_NEGLIGIBLE_CUBIC_TERM = 1e-16
+"""Ratio of σ‖s‖³ to the predicted decrease below which σ has no effect, so that it is not lowered further."""
 
 
 class Verdict(Enum):
-    """How well the model predicted the decrease."""
+    """The class of a step: how well the model predicted the decrease."""
 
     VERY_SUCCESSFUL = "very successful"
     SUCCESSFUL = "successful"
@@ -39,14 +39,14 @@ class Verdict(Enum):
         return self is not Verdict.UNSUCCESSFUL
 
 
-def classify(actual: float, predicted: float, eta1: float, eta2: float, noise: float = 0.0) -> Verdict:
-    """Class of a step: very successful if actual > η2·predicted, successful if actual ≥ η1·predicted.
+def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding: float = 0.0) -> Verdict:
+    """Return the class of a step: very successful if actual > η2·predicted, successful if actual ≥ η1·predicted.
 
-    `noise` is added to both sides.
+    The rounding error of f, `rounding`, is added to both decreases.
     """
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
         return Verdict.UNSUCCESSFUL
-    actual, predicted = actual + noise, predicted + noise
+    actual, predicted = actual + rounding, predicted + rounding
     if actual > eta2 * predicted:
         return Verdict.VERY_SUCCESSFUL
     if actual >= eta1 * predicted:
@@ -54,54 +54,71 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, noise: f
     return Verdict.UNSUCCESSFUL
 
 
-def ratio(actual: float, predicted: float, noise: float = 0.0) -> float:
-    """ρ for the record; NaN where it is not defined."""
-    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + noise <= 0.0:
+def ratio(actual: float, predicted: float, rounding: float = 0.0) -> float:
+    """Return ρ for the record; NaN if it is not defined."""
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + rounding <= 0.0:
         return math.nan
-    return (actual + noise) / (predicted + noise)
+    return (actual + rounding) / (predicted + rounding)
 
 
 @dataclass(frozen=True, slots=True)
 class Ray:
     """The model along a step s that minimises it, and the σ whose minimiser on this ray is t·s.
 
-    The minimiser satisfies −gᵀs = sᵀBs + σ‖s‖³, and the decrease is −½gᵀs + (σ/6)‖s‖³. With `pull` = −gᵀs/(σ‖s‖³) the
-    model of σ(t + (1−t)·pull)/t² has its minimum along s at t·s.
+    The minimiser satisfies −gᵀs = sᵀBs + σ‖s‖³, and the decrease is −½gᵀs + (σ/6)‖s‖³. With p = −gᵀs/(σ‖s‖³) the model
+    of σ(t + (1−t)p)/t² has its minimum along s at t·s.
+
+    Attributes
+    ----------
+    sigma : float
+        The σ of the step s.
+    norm_cubed : float
+        ‖s‖³.
+    derivative_ratio : float
+        p, the derivative −gᵀs relative to σ‖s‖³.
+    min_factor : float
+        The smallest factor on σ.
     """
 
     sigma: float
-    cube: float
-    pull: float
-    largest_drop: float
+    norm_cubed: float
+    derivative_ratio: float
+    min_factor: float
 
     @classmethod
-    def of(cls, sigma: float, predicted: float, norm: float, largest_drop: float) -> Ray | None:
-        """Return the ray; None where σ‖s‖³ underflows or overflows."""
-        cube = norm * norm * norm
-        if not 0.0 < sigma * cube < math.inf:
+    def from_step(cls, sigma: float, predicted: float, norm: float, min_factor: float) -> Ray | None:
+        """Return the ray; None if σ‖s‖³ underflows or overflows."""
+        norm_cubed = norm * norm * norm
+        if not 0.0 < sigma * norm_cubed < math.inf:
             return None
-        return cls(sigma, cube, max(2.0 * predicted / (sigma * cube) - 1.0 / 3.0, 0.0), largest_drop)
+        derivative_ratio = max(2.0 * predicted / (sigma * norm_cubed) - 1.0 / 3.0, 0.0)
+        return cls(sigma, norm_cubed, derivative_ratio, min_factor)
 
-    def scaled(self, t: float) -> float:
-        """Return the σ with the minimiser t·s, or the smallest σ allowed where no σ leads so far."""
-        return self.sigma * max((t + (1.0 - t) * self.pull) / (t * t), self.largest_drop)
+    def sigma_for(self, t: float) -> float:
+        """Return the σ with the minimiser t·s, or the smallest allowed σ if no σ has a minimiser that far from x."""
+        return self.sigma * max((t + (1.0 - t) * self.derivative_ratio) / (t * t), self.min_factor)
 
     @property
     def derivative(self) -> float:
         """gᵀs, the directional derivative at the start of the step."""
-        return -self.pull * self.sigma * self.cube
+        return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 
-def interpolated(ray: Ray, verdict: Verdict, actual: float, predicted: float, noise: float) -> float:
-    """Return κ of f(x+s) = q(s) + (κ/3)‖s‖³, within the bounds on the next step norm; σ after a successful step."""
+def interpolated_sigma(ray: Ray, verdict: Verdict, actual: float, predicted: float, rounding: float) -> float:
+    """Return the next σ: κ of f(x+s) = q(s) + (κ/3)‖s‖³, clipped so that the next step norm is within its bounds.
+
+    After a step that was successful, but not very successful, σ is unchanged.
+    """
     sigma = ray.sigma
     if not math.isfinite(actual):
-        return ray.scaled(SHORTEST)
-    observed = sigma if predicted <= noise else sigma + 3.0 * (predicted - actual) / ray.cube
+        return ray.sigma_for(MIN_SHRINK_FACTOR)
+    kappa = sigma if predicted <= rounding else sigma + 3.0 * (predicted - actual) / ray.norm_cubed
     if verdict is Verdict.UNSUCCESSFUL:
-        return min(max(observed, ray.scaled(SHORTER)), ray.scaled(SHORTEST))
+        return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:
-        return min(max(observed, ray.scaled(LONGER), _NEGLIGIBLE * predicted / ray.cube), sigma)
+        return min(
+            max(kappa, ray.sigma_for(MAX_GROWTH_FACTOR), _NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed), sigma
+        )
     return sigma
 
 
@@ -119,31 +136,32 @@ class Judge:
 
     Attributes
     ----------
-    first : float
-        σ before anything is known of f; the fixed σ of methods without a ratio test.
+    sigma0 : float
+        The initial σ, before f is evaluated; the fixed σ of methods without a ratio test.
     floor, ceiling : float
         Bounds of σ.
     gamma : float
         Factor of σ after a rejection.
     interpolates : bool
-        Whether σ follows the cubic coefficient that f showed along the step, instead of the paper's rule.
-    measures : bool
-        Whether the first σ follows from the first gradient and Hessian product.
+        Whether σ follows the cubic coefficient of f along the step, instead of the paper's rule.
+    measures_sigma0 : bool
+        Whether the first gradient and Hessian product determine the initial σ, which replaces `sigma0`.
     exact : bool
         Whether f is the objective itself and not a sample of it.
     """
 
-    first: float = 1.0
+    sigma0: float = 1.0
     floor: float = 0.0
     ceiling: float = math.inf
     gamma: float = 2.0
     interpolates: bool = False
-    measures: bool = False
+    measures_sigma0: bool = False
     exact: bool = False
 
     @property
-    def _largest_drop(self) -> float:
-        return _LARGEST_EXACT_DROP if self.exact else _LARGEST_DROP
+    def _min_factor(self) -> float:
+        """The smallest factor on σ after one step."""
+        return _MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""
@@ -157,69 +175,77 @@ class Judge:
         predicted: float,
         step_norm: float,
         grad_norm: float,
-        noise: float = 0.0,
+        rounding: float = 0.0,
     ) -> float:
-        """Return σ after a trial step (2.6)."""
+        """Return σ after a trial step of the class `verdict`, given its actual and predicted decrease (2.6)."""
         if self.interpolates:
-            ray = Ray.of(sigma, predicted, step_norm, self._largest_drop)
+            ray = Ray.from_step(sigma, predicted, step_norm, self._min_factor)
             if ray is not None:
-                return self.bounded(interpolated(ray, verdict, actual, predicted, noise))
+                return self.bounded(interpolated_sigma(ray, verdict, actual, predicted, rounding))
             return sigma if verdict.accepted else self.after_failure(sigma)
         if verdict is Verdict.VERY_SUCCESSFUL:
             return max(min(sigma, grad_norm), self.floor)
         return self.after_failure(sigma) if verdict is Verdict.UNSUCCESSFUL else sigma
 
-    def after_derivative(self, sigma: float, tried: float, predicted: float, step_norm: float, end: float) -> float:
-        """Return σ given the directional derivative `end` of f at the end of a step, which was made with σ = `tried`.
+    def after_derivative(
+        self, sigma: float, tried_sigma: float, predicted: float, step_norm: float, end_derivative: float
+    ) -> float:
+        """Return σ given the directional derivative of f at the end of a step that was made with `tried_sigma`.
 
         A negative derivative shows that the step was too short. The next step may reach the zero of the derivative,
         extrapolated from both ends.
         """
-        ray = Ray.of(tried, predicted, step_norm, self._largest_drop)
-        if ray is None or not end < 0.0:
+        ray = Ray.from_step(tried_sigma, predicted, step_norm, self._min_factor)
+        if ray is None or not end_derivative < 0.0:
             return sigma
-        zero = ray.derivative / (ray.derivative - end) if end > ray.derivative else math.inf
-        return self.bounded(min(sigma, ray.scaled(min(zero, LONGER))))
+        start_derivative = ray.derivative
+        increases = end_derivative > start_derivative
+        t_zero = start_derivative / (start_derivative - end_derivative) if increases else math.inf
+        return self.bounded(min(sigma, ray.sigma_for(min(t_zero, MAX_GROWTH_FACTOR))))
 
     def after_failure(self, sigma: float) -> float:
-        """Return γσ, after a rejection that shows nothing else about f, or a number that is not finite."""
-        return min(sigma * self.gamma, max(self.ceiling, self.first))
+        """Return γσ, after a rejection without a usable value of f."""
+        return min(sigma * self.gamma, max(self.ceiling, self.sigma0))
 
-    def after_vanishing(self, sigma: float, share: float) -> float:
-        """Return σ after a step below the working precision of x, which shows nothing about f.
+    def after_negligible_step(self, sigma: float, norm_ratio: float) -> float:
+        """Return σ after a step below the working precision of x, at which f is not evaluated.
 
-        `share` is the step norm over the norm of a step that shows something. The step norm grows as 1/√σ where σ
-        limits it.
+        `norm_ratio` is the step norm over the smallest norm at which the change of f is reliable. If σ limits the step
+        norm, this grows as 1/√σ.
         """
-        return self.bounded(sigma * min(share * share, self.gamma**-2))
+        return self.bounded(sigma * min(norm_ratio * norm_ratio, self.gamma**-2))
 
     def after_acceptance(self, sigma: float) -> float:
-        """Return the σ of a fixed model after an accepted step: back towards its fixed value."""
-        return max(self.first, sigma / self.gamma)
+        """Return the σ of a fixed model after an accepted step: σ/γ, but no less than its fixed value."""
+        return max(self.sigma0, sigma / self.gamma)
 
-    def shorten(self, step: Step, sigma: float, solve: Callable[[float], Step], longest: float, least: float) -> Step:
-        """Return the step of the first σ, doubled as often as needed, whose norm is at most `longest`.
+    def limit_step(
+        self, step: Step, sigma: float, solve: Callable[[float], Step], max_norm: float, sigma_lower_bound: float
+    ) -> Step:
+        """Return the step of the smallest 2ᵏσ whose norm is at most `max_norm`, or that of the largest σ allowed.
 
-        No σ below `least` leads to such a step. The step of kσ has at least a k-th of the norm, so several doublings
-        may be made at once.
+        No σ below `sigma_lower_bound` has such a step. The step of cσ has at least 1/c times the norm, so several
+        doublings may be made at once.
         """
-        doubled = self._doubled(sigma, least / sigma)
+        doubled = self._doubled(sigma, sigma_lower_bound / sigma)
         step = step if doubled == sigma else solve(doubled)
         sigma = doubled
-        while step.norm > longest and sigma < self.ceiling:
-            times = step.norm / longest
-            sigma = self._doubled(sigma, max(times, 2.0) if math.isfinite(times) else 2.0)
+        while step.norm > max_norm and sigma < self.ceiling:
+            factor = step.norm / max_norm
+            sigma = self._doubled(sigma, max(factor, 2.0) if math.isfinite(factor) else 2.0)
             step = solve(sigma)
         return step
 
-    def _doubled(self, sigma: float, times: float) -> float:
-        """Raise σ by the largest power of two up to `times`, if that is above 1 and finite."""
-        return self.bounded(2.0 ** math.floor(math.log2(times)) * sigma) if 1.0 < times < math.inf else sigma
+    def _doubled(self, sigma: float, max_factor: float) -> float:
+        """Return σ times the largest power of two up to `max_factor`; σ itself if that is at most 1 or infinite."""
+        if not 1.0 < max_factor < math.inf:
+            return sigma
+        return self.bounded(2.0 ** math.floor(math.log2(max_factor)) * sigma)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SigmaUpdate(Piece):
-    """How σ starts and how it changes.
+    """The initial σ, and the rule by which it changes.
 
     Attributes
     ----------
@@ -232,9 +258,9 @@ class SigmaUpdate(Piece):
         Factor by which σ grows after a rejected step.
     sigma_rule : {"paper", "interpolate"}
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
-        σ follows the cubic coefficient κ that f showed along the last step, f(x+s) = q(s) + (κ/3)‖s‖³. The next step
-        along the same direction has 0.1 to 0.5 times the norm after a rejection, and at most 3 times after a very
-        successful step. If an exact f still falls at the end of a successful step, σ falls too.
+        σ follows the cubic coefficient κ of f along the last step, f(x+s) = q(s) + (κ/3)‖s‖³. The next step along the
+        same direction has 0.1 to 0.5 times the norm after a rejection, and at most 3 times after a very successful
+        step. If an exact f still decreases at the end of a successful step, σ is lowered.
     """
 
     sigma0: float | None = setting(1.0, POSITIVE)
@@ -251,11 +277,11 @@ class SigmaUpdate(Piece):
     def judge(self, eps: float, *, exact: bool = False) -> Judge:
         """Return the rules for numbers of precision `eps`."""
         return Judge(
-            first=1.0 if self.sigma0 is None else self.sigma0,
+            sigma0=1.0 if self.sigma0 is None else self.sigma0,
             floor=eps if self.sigma_floor is None else self.sigma_floor,
             ceiling=self.sigma_ceiling,
             gamma=self.gamma,
             interpolates=self.sigma_rule == "interpolate",
-            measures=self.sigma0 is None,
+            measures_sigma0=self.sigma0 is None,
             exact=exact,
         )

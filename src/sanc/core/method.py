@@ -1,4 +1,4 @@
-"""A method of the family: a composition of pieces, each with its own settings."""
+"""A method of the family: a composition of pieces, each with its settings."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _REQUIRED = {
     "acceptance": (("__call__",), "sanc.RatioTest()"),
     "escape": (("__call__", "needs_products"), "sanc.CheckedEscape() or sanc.PaperEscape()"),
     "sigma": (("judge",), "sanc.SigmaUpdate(), or set the option sigma0"),
-    "minibatch": (("metric", "step", "average"), "sanc.Minibatch(), or None"),
+    "minibatch": (("metric", "step", "average", "curvature", "noise"), "sanc.Minibatch(), or None"),
 }
-"""What each piece must have, and an example."""
+"""The members that each piece must have, and an example for the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Piece):
-    """A method: what the iteration is composed of. With no arguments it is the paper's.
+    """The pieces of an iteration. The defaults are the method of the paper.
 
     Attributes
     ----------
     name : str
-        Its name.
+        The name of the method, for messages and saved states.
     model : Model
         Builds the Krylov space and proposes steps in it.
     acceptance : Acceptance
-        Decides on a trial point.
+        Accepts or rejects a trial point.
     escape : Escape
-        Ends an iteration whose step was rejected.
+        Ends an iteration whose cubic steps were rejected.
     sigma : SigmaUpdate
-        How σ starts and changes.
+        The initial σ, and the rule by which it changes.
     minibatch : Minibatch or None
-        How steps on samples are made once batches disagree. None takes every sample for the objective and builds a
-        Krylov space in every step, as the paper does.
+        How steps on samples are made once batches disagree. None: every sample is treated as the objective, and every
+        step builds a Krylov space, as in the paper.
     exact : bool
         Whether it is for one exact objective only.
     epsilon_s : float
-        ε_s of the paper: the method is at rest where it stays and the cubic step norm is at most this. A run on samples
-        ends there if the gradient is zero.
+        ε_s of the paper: the stopping test 2.7 holds if the iteration stays and the cubic step norm is at most this. On
+        samples, it holds only if the gradient is zero.
     sampling : {"uniform", "buffered"}
         How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
         buffer of one batch, as the authors' program does.
@@ -69,19 +69,19 @@ class Method(Piece):
             piece = getattr(self, name)
             if piece is None and name == "minibatch":
                 continue
-            missing = [entry for entry in required if isinstance(piece, type) or not hasattr(piece, entry)]
-            if missing:
-                lacks = "it is a class" if isinstance(piece, type) else f"it has no {missing[0]}"
-                raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since {lacks}: pass {example}.")
+            missing = [member for member in required if not hasattr(piece, member)]
+            if missing or isinstance(piece, type):
+                reason = "it is a class" if isinstance(piece, type) else f"it has no {missing[0]}"
+                raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since {reason}: pass {example}.")
 
     @property
     def needs_products(self) -> bool:
-        """Whether it needs Hessian products."""
+        """Whether an iteration needs Hessian products."""
         return self.model.needs_products and (self.model.proposes or self.escape.needs_products)
 
     @property
     def on_samples(self) -> bool:
-        """Whether, with samples, steps are made as `minibatch` describes."""
+        """Whether steps on samples are made as `minibatch` describes."""
         return self.minibatch is not None and not self.exact
 
     def options(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The first choice of a method: its model, that is the Krylov space (2.2, 2.4) and the cubic steps in it (2.3)."""
+"""Models (2.2 to 2.4): the Krylov space with its left-most Ritz pair, and the cubic steps in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from sanc.core import cubic
-from sanc.core.judge import LONGER
+from sanc.core.judge import MAX_GROWTH_FACTOR
 from sanc.core.krylov import Krylov, NonFiniteProductError
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
@@ -19,16 +19,16 @@ from sanc.core.units import FIRST_SIGMA, Units, measure_units
 _FORCING = 0.2
 """Largest ‖∇m‖ over ‖g‖ at which an inexact Newton step is accepted."""
 SAMPLED_KRYLOV_DIM = 5
-"""J with samples where `krylov_dim` leaves it open, as in the paper: a sampled Hessian is not exact."""
-_VANISHING_DIM = 10
-"""Dimension at which the space ends if the step is below the working precision of x and the gradient is not zero."""
+"""J with samples if `krylov_dim` is None, as in the paper: a sampled Hessian is not exact."""
+_NEGLIGIBLE_STEP_DIM = 10
+"""Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
 _TOLERANCE_SHARE = 0.5
-"""Share of the caller's tolerance below which ‖∇m‖ need not fall."""
+"""‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
 class KrylovSubspace:
-    """The Krylov space that a model built, the eigenpairs of T, and the bounds on steps in it.
+    """The Krylov space of a model, the eigenpairs of T, and the limit on steps in it.
 
     Attributes
     ----------
@@ -39,19 +39,19 @@ class KrylovSubspace:
     operator : Operator
         The Hessian on S_B.
     spectrum : Spectrum or None
-        Eigenpairs of T; None where a product was not finite.
+        Eigenpairs of T; None if a product was not finite.
     sigma : float
-        σ, set at the first point, or raised while the space grew.
+        σ of the state, measured at the first point, or raised while the space grew.
     units : Units
         Units of the first point.
-    longest_step : float
-        The largest step norm to which σ is left alone.
-    sigma_is_guess : bool
-        Whether σ was set by `longest_step` or is the first one, so that it does not follow from values of f.
+    max_step_norm : float
+        Limit on the step norm: σ is raised for longer steps.
+    sigma_untested : bool
+        Whether no value of f has confirmed σ: it is the initial one, or was raised to limit the step norm.
     step : CubicStep or None
         The cubic step for `sigma`.
     problem : str
-        Why no step can be made; empty where steps can be made.
+        Why no step can be made; empty if steps can be made.
     """
 
     model: KrylovModel
@@ -60,8 +60,8 @@ class KrylovSubspace:
     spectrum: cubic.Spectrum | None
     sigma: float
     units: Units
-    longest_step: float = math.inf
-    sigma_is_guess: bool = False
+    max_step_norm: float = math.inf
+    sigma_untested: bool = False
     step: cubic.CubicStep | None = None
     problem: str = ""
 
@@ -72,12 +72,12 @@ class KrylovSubspace:
 
     @property
     def ritz_value(self) -> float:
-        """λ1, the left-most Ritz value; NaN where a product was not finite."""
+        """λ1, the left-most Ritz value; NaN if a product was not finite."""
         return math.nan if self.spectrum is None else self.spectrum.leftmost
 
     @property
     def curvature(self) -> float:
-        """The largest absolute Ritz value."""
+        """The largest absolute Ritz value, an estimate of ‖B‖; 0 if a product was not finite."""
         return 0.0 if self.spectrum is None else self.spectrum.size
 
     def ritz_vector(self) -> Vector:
@@ -87,23 +87,27 @@ class KrylovSubspace:
         return v
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
-        """Return x + Qu, and release what the products needed."""
+        """Return x + Qu, and release the memory of the products."""
         (s,) = self.krylov.combine(step.u)
         self.release()
         return s + x
 
+    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
+        """Return the step of a smaller σ; None if the model allows no more than `trials` trial points."""
+        return self.model.propose(here, self, sigma) if trials <= self.model.resolves else None
+
     def failed(self, problem: str) -> KrylovSubspace:
-        """Return the same space after a product that was not finite: it offers neither steps nor curvature."""
+        """Return the same space after a product that was not finite: it has neither steps nor Ritz pairs."""
         return replace(self, spectrum=None, step=None, problem=problem)
 
     def release(self) -> None:
-        """Release what the products needed; a later product builds it again."""
+        """Release the memory of the products; a later product allocates it again."""
         self.operator.release()
 
 
 @dataclass(frozen=True, kw_only=True)
 class KrylovModel(Piece):
-    """Builds a Krylov space and proposes no step; the escape rule uses its left-most Ritz pair.
+    """Builds a Krylov space and proposes no step. The escape rule uses the left-most Ritz pair.
 
     Attributes
     ----------
@@ -116,7 +120,7 @@ class KrylovModel(Piece):
         that of the iteration before, and ℓ the unit of length (see `first_radius`). With an exact f it also stops at
         the first negative curvature. A stored basis is then reorthogonalised.
     lanczos : {"store", "regenerate"}
-        Keep the basis, or compute it again in a second pass and hold three vectors whatever J is.
+        Keep the basis, or compute it again in a second pass, which stores three vectors for any J.
     epsilon, epsilon_g : float
         ε and ε_g of the paper; an ε_g of None is ε/4.
     """
@@ -138,7 +142,7 @@ class KrylovModel(Piece):
 
     @property
     def forcing(self) -> bool:
-        """Whether the space ends by an inexact Newton condition."""
+        """Whether an inexact Newton condition ends the Lanczos process."""
         return self.krylov_stop == "forcing"
 
     def largest_dim(self, here: Point) -> int | None:
@@ -171,18 +175,18 @@ class KrylovModel(Piece):
         """Propose no step."""
         return None
 
-    def longest_step(self, here: Point, first_units: Units) -> float:
-        """Return the largest step norm to which σ is left alone."""
+    def max_step_norm(self, here: Point, first_units: Units) -> float:
+        """Return the limit on the step norm; infinite: there is none."""
         return math.inf
 
     def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-        """Return the subspace with the step of its σ, which may be raised; without a step if the model makes none."""
+        """Return the subspace with its cubic step and the σ of that; unchanged if the model proposes no steps."""
         return subspace
 
     def charge(self, here: Point, dim: int) -> int:
-        """Return J as the paper's program counts it (D4): whether or not Lanczos stopped before.
+        """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
 
-        A space whose dimension follows need is charged for the products it used.
+        If the stopping rule determines the dimension, the products actually computed are counted.
         """
         if self.krylov_stop == "paper" and self.krylov_dim is not None:
             return min(self.krylov_dim, here.space.dim)
@@ -198,12 +202,11 @@ class CubicModel(KrylovModel):
     resolves : int
         How often a rejected step is solved again with a larger σ in the same Krylov space, without Hessian products.
     first_radius : float or None
-        σ is at least so large that a step norm is at most this times the unit of length, or three times the last step
-        norm. The first step of a run is limited only where σ alone limits it, because its Krylov space shows little or
-        negative curvature. The unit is max(ℓ₀, ‖x‖/10), where
-        ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point x₀.
-        Where this rule or `sigma0` set σ, and f falls by more than the model predicts,
-        longer steps in the same space are tried at once. None: no limit.
+        Limit on the step norm in units of length ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖), where
+        s_last is the last step, ℓ = max(ℓ₀, ‖x‖/10), and ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point
+        x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or negative
+        curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted, longer steps
+        in the same space are tried at once. None: no limit.
     """
 
     resolves: int = setting(0, COUNT)
@@ -212,7 +215,7 @@ class CubicModel(KrylovModel):
     proposes = True
 
     def propose(self, here: Point, subspace: KrylovSubspace, sigma: float) -> cubic.CubicStep | None:
-        """Return the minimiser of the model with this σ; None where a product was not finite."""
+        """Return the minimiser of the model with this σ; None if a product was not finite."""
         if subspace.spectrum is None:
             return None
         if subspace.step is not None and subspace.step.sigma == sigma:
@@ -220,44 +223,46 @@ class CubicModel(KrylovModel):
         return self._solve(here, subspace.krylov, subspace.spectrum, sigma)
 
     def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
+        """Return the global minimiser of the model with this σ; in the hard case its sign is random."""
         linear = krylov.linear
         step = cubic.solve(spectrum, linear, sigma)
-        if step.hard and not here.coin(HARD_CASE_SIGN):  # both signs minimise the model
+        if step.hard and not here.random_bit(HARD_CASE_SIGN):  # both signs minimise the model
             step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
-    def longest_step(self, here: Point, first_units: Units) -> float:
+    def max_step_norm(self, here: Point, first_units: Units) -> float:
+        """Return the limit on the step norm that `first_radius` describes."""
         if self.first_radius is None:
             return math.inf
-        return max(self.first_radius * length_scale(here, first_units), LONGER * here.state.step_norm)
+        return max(self.first_radius * length_scale(here, first_units), MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
     def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-        """Minimise the model, with σ raised where the step is far longer than the last.
+        """Return the subspace with the minimiser of the model; σ is raised if the step exceeds `max_step_norm`.
 
-        σ follows from the last steps, and along another direction the model may be wrong that far from x. The first
-        step of a run is Newton's, unless negative curvature leaves its norm to a guess of σ.
+        σ was adapted to earlier steps, and along a new direction the model may be inaccurate at that distance. The
+        first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm.
         """
-        spectrum, krylov, sigma_is_guess = subspace.spectrum, subspace.krylov, subspace.sigma_is_guess
+        spectrum, krylov, max_norm = subspace.spectrum, subspace.krylov, subspace.max_step_norm
         assert spectrum is not None
-        step = self._solve(here, krylov, spectrum, subspace.sigma)
-        if step.norm > subspace.longest_step and (here.state.step_norm > 0.0 or spectrum.leftmost < step.multiplier):
-            sigma_is_guess = True
-            least = cubic.least_sigma(spectrum, krylov.linear, step, subspace.longest_step)
+        step, sigma_untested = self._solve(here, krylov, spectrum, subspace.sigma), subspace.sigma_untested
+        if step.norm > max_norm and (here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier):
+            sigma_untested = True
+            sigma_lower_bound = cubic.least_sigma(spectrum, krylov.linear, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
-            step = here.judge.shorten(step, subspace.sigma, solve, subspace.longest_step, least)
-        return replace(subspace, sigma=step.sigma, sigma_is_guess=sigma_is_guess, step=step)
+            step = here.judge.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
+        return replace(subspace, sigma=step.sigma, sigma_untested=sigma_untested, step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoModel(Piece):
-    """Asks for no Hessian products and proposes no step."""
+    """Needs no Hessian products and proposes no step."""
 
     proposes = False
     needs_products = False
     resolves = 0
 
     def build(self, here: Point) -> None:
-        """Build nothing."""
+        """Return None: there is no subspace."""
 
     def propose(self, here: Point, subspace: None, sigma: float) -> None:
         """Propose no step."""
@@ -268,54 +273,82 @@ class NoModel(Piece):
 
 
 def length_scale(here: Point, first_units: Units) -> float:
-    """Return a length that is neither large nor small at x."""
+    """Return the unit of length at x: max(ℓ₀, ‖x‖/10), with ℓ₀ that of the first point."""
     return max(first_units.length, 0.1 * here.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _TestSchedule:
+    """The dimensions at which the stopping test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
+
+    Attributes
+    ----------
+    next_dim : int
+        No test is made below this dimension.
+    forced_dim : int
+        Below this dimension a test is made only if `multiplier` predicts that it holds.
+    multiplier : float
+        μ of the last step.
+    """
+
+    next_dim: int = 1
+    forced_dim: int = 0
+    multiplier: float = math.nan
+
+    @classmethod
+    def after(cls, dim: int, step: cubic.CubicStep | None) -> _TestSchedule:
+        """Return the schedule after a test at a dimension; `step` is the one tested if its μ predicts ‖∇m‖."""
+        if step is None:
+            return cls(dim + max(1, dim // 5))
+        return cls(dim + 1, max(dim + 8, dim + dim // 5), step.multiplier)
+
+    def is_early(self, krylov: Krylov, tolerance: float) -> bool:
+        """Whether the test is left out at the present dimension."""
+        j = krylov.dim
+        return j < self.next_dim or (j < self.forced_dim and krylov.model_gradient(self.multiplier) > 2.0 * tolerance)
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
     """Extend a Krylov space until the model is minimised well enough in it.
 
-    Along negative curvature the model predicts most where it is least reliable. With "forcing" the space ends with the
-    first negative curvature, close to the gradient, as truncated conjugate gradients do. A product that is not finite
-    ends it without a spectrum.
+    Along negative curvature the predicted decrease is largest far from x, where the model is inaccurate. With "forcing"
+    Lanczos therefore stops at the first negative curvature, close to the gradient, as truncated conjugate gradients do.
+    It also stops at a product that is not finite; the subspace then has no spectrum.
     """
     subspace = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
-    limit = min(model.largest_dim(here) or here.space.dim, here.space.dim)
-    next_test, latest_test, multiplier = 1, 0, math.nan
+    max_dim = min(model.largest_dim(here) or here.space.dim, here.space.dim)
+    schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.from_gradient
     try:
         while True:
             krylov.extend()
-            j = krylov.dim
-            if j == 1:
+            if krylov.dim == 1:
                 subspace = _with_units(model, here, subspace)
-            last = krylov.invariant or j >= limit or (model.forcing and here.oracle.exact and not krylov.definite)
-            if not last:
-                # Eigenpairs are O(j²): a long basis is tested less often, or where μ of the last step predicts an end.
-                is_early = j < next_test or (j < latest_test and krylov.model_gradient(multiplier) > 2.0 * tolerance)
-                if is_early or (model.proposes and krylov.least_model_gradient(subspace.sigma) > tolerance):
-                    continue
+            at_limit = krylov.invariant or krylov.dim >= max_dim
+            must_stop = at_limit or (model.forcing and here.oracle.exact and not krylov.definite)
+            if not must_stop and (
+                schedule.is_early(krylov, tolerance)
+                or (model.proposes and krylov.least_model_gradient(subspace.sigma) > tolerance)
+            ):
+                continue
             spectrum = cubic.spectrum(*krylov.tridiagonal())
             subspace = replace(subspace, spectrum=spectrum)
-            if last or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
+            if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
                 subspace = model.with_step(here, subspace)
-                if last or subspace.step is None or _is_accurate(model, here, subspace, tolerance):
+                if must_stop or subspace.step is None or _is_accurate(model, here, subspace, tolerance):
                     return subspace
-                if model.forcing and krylov.from_gradient:
-                    next_test, latest_test, multiplier = j + 1, max(j + 8, j + j // 5), subspace.step.multiplier
-                    continue
-            next_test = j + max(1, j // 5)
-    except NonFiniteProductError as problem:
-        return subspace.failed(str(problem))
+            schedule = _TestSchedule.after(krylov.dim, subspace.step if multiplier_predicts else None)
+    except NonFiniteProductError as error:
+        return subspace.failed(str(error))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
-    """Return the largest ‖∇m‖; "forcing" may ask for less where the step is short."""
+    """Return the tolerance on ‖∇m‖; with "forcing", `_is_accurate` tightens it for short steps."""
     if not model.forcing:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
-    norm, before = here.grad_norm, here.state.grad_norm
-    reduction = norm / before if before > 0.0 else 1.0
+    norm, last_norm = here.grad_norm, here.state.last_grad_norm
+    reduction = norm / last_norm if last_norm > 0.0 else 1.0
     return max(min(_FORCING, reduction) * norm, _TOLERANCE_SHARE * here.tol)
 
 
@@ -327,26 +360,31 @@ def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tole
         return False
     if not model.forcing:
         return True
-    if here.vanishes(step_norm):  # across a valley it may, where a step along the valley does not
-        return here.grad_norm > 0.0 and subspace.dim >= _VANISHING_DIM
-    wanted = step_norm / length_scale(here, subspace.units) * here.grad_norm
-    return residual <= max(wanted, _TOLERANCE_SHARE * here.tol)
+    if here.below_precision(step_norm):
+        # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
+        return here.grad_norm > 0.0 and subspace.dim >= _NEGLIGIBLE_STEP_DIM
+    forcing_bound = step_norm / length_scale(here, subspace.units) * here.grad_norm
+    return residual <= max(forcing_bound, _TOLERANCE_SHARE * here.tol)
 
 
 def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-    """Return the space with the units and σ of the first point, and the largest step norm from here."""
+    """Return the subspace with the limit on the step norm and, at the first point, the units and the initial σ."""
     krylov, first_units = subspace.krylov, subspace.units
     if first_units.length:
-        return replace(subspace, longest_step=model.longest_step(here, first_units))
-    curvature = math.hypot(krylov.alpha[0], krylov.residual)
-    norm, size = here.grad_norm, here.norm
-    if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
-        norm = 0.0  # a stationary point, whose gradient shows no length
-    first_units = measure_units(here.value, norm, curvature, size)
-    sigma = here.judge.bounded(FIRST_SIGMA * first_units.cubic) if here.judge.measures else subspace.sigma
-    longest_step = model.longest_step(here, first_units)
+        return replace(subspace, max_step_norm=model.max_step_norm(here, first_units))
+    product_norm = math.hypot(krylov.alpha[0], krylov.residual)  # ‖Bq₁‖
+    grad_norm, x_norm = here.grad_norm, here.norm
+    if not krylov.from_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
+        grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
+    first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
+    measures = here.judge.measures_sigma0
+    max_step_norm = model.max_step_norm(here, first_units)
     return replace(
-        subspace, units=first_units, sigma=sigma, longest_step=longest_step, sigma_is_guess=longest_step < math.inf
+        subspace,
+        units=first_units,
+        sigma=here.judge.bounded(FIRST_SIGMA * first_units.cubic) if measures else subspace.sigma,
+        max_step_norm=max_step_norm,
+        sigma_untested=max_step_norm < math.inf,
     )
 
 

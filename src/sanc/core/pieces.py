@@ -1,7 +1,8 @@
-"""What the pieces of a method are, what they are given, and what they return.
+"""Protocols of the pieces of a method, with their arguments and return values.
 
-A method is composed of a model, an acceptance rule, an escape rule and a rule for σ. Each piece owns its numbers, takes
-what it needs as arguments, and returns what it decided. Only the iteration writes the state and the record.
+A method is composed of a model, an acceptance rule, an escape rule and a rule for σ. Each piece has its settings,
+receives everything else as arguments, and returns a value. Only the iteration writes the state and the record. The
+numbers 2.1 to 2.7 are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from sanc.core.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an acceptance or escape rule decided.
+    """The decision of an acceptance or escape rule.
 
     Attributes
     ----------
     sigma : float
         σ for the next trial step, or for the next iteration.
     point : vector or None
-        Where the run continues; None where the step is rejected or the run stays.
+        The next point; None if the step is rejected or the run stays.
     branch : Branch
-        The kind of step taken.
+        The kind of step made.
     rho : float
-        Actual over predicted decrease; NaN where no ratio was formed.
+        Actual over predicted decrease; NaN if no ratio was formed.
     step_norm : float
-        Norm of the step taken.
+        Norm of the step made; 0 if the step is rejected or the run stays.
     trial_value : float
         f at the last trial point.
     trials : int
         Points at which the rule evaluated f.
     step : CubicStep or None
-        The cubic step that the numbers above belong to.
+        The cubic step that was tried; None for an escape step.
     note : str
-        Why the rule decided so, where the branch does not show it.
+        The reason for the decision, if the branch alone does not show it.
     at_rest : bool
         Whether the rule chose not to move, rather than failing to find a step: d = 0 in 2.7.
-    memory : mapping
-        What the rule wants back in the next iteration: floats, and vectors of the length of x. None keeps the last one.
+    memory : mapping or None
+        State of the acceptance rule for the next iteration: floats, and vectors of the dimension of x. None: unchanged.
     """
 
     sigma: float
@@ -62,26 +63,32 @@ class Decision:
 
 
 class Subspace(Protocol):
-    """What a model found out about the Hessian at a point; `sanc.core.model.KrylovSubspace` is one.
+    """A subspace in which a model minimises, and the Hessian in it; `sanc.core.model.KrylovSubspace` is one.
 
     Attributes
     ----------
     sigma : float
-        σ, set at the first point, or raised while the space grew.
+        σ of the first step in it. The model may replace that of the state: measure it at the first point, or raise it
+        to limit the step norm.
+    sigma_untested : bool
+        Whether no value of f has confirmed `sigma`: it is the initial one, or was raised to limit the step norm. If f
+        then decreases by more than predicted, `RatioTest` tries longer steps at once.
     units : Units
         Units of the first point.
     ritz_value : float
-        The left-most Ritz value; NaN where it is not known.
+        The left-most Ritz value λ1; NaN if no Ritz pair is known.
     curvature : float
-        An estimate of ‖B‖.
+        An estimate of ‖B‖; 0 if it is not known.
     dim : int
-        Hessian products spent.
+        Hessian products computed.
     problem : str
-        Why no step can be made; empty where steps can be made.
+        Why no step can be made; empty if steps can be made.
     """
 
     @property
     def sigma(self) -> float: ...
+    @property
+    def sigma_untested(self) -> bool: ...
     @property
     def units(self) -> Units: ...
     @property
@@ -92,10 +99,21 @@ class Subspace(Protocol):
     def dim(self) -> int: ...
     @property
     def problem(self) -> str: ...
-    def ritz_vector(self) -> Vector: ...
-    def trial_point(self, x: Vector, step: CubicStep) -> Vector: ...
-    def failed(self, problem: str) -> Subspace: ...
-    def release(self) -> None: ...
+
+    def ritz_vector(self) -> Vector:
+        """Return the vector v of the left-most Ritz pair, with ‖v‖ = 1; called only if `ritz_value` is not NaN."""
+
+    def trial_point(self, x: Vector, step: CubicStep) -> Vector:
+        """Return x + s for a step that the model proposed."""
+
+    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
+        """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
+
+    def failed(self, problem: str) -> Subspace:
+        """Return the subspace after a product that was not finite, with this `problem` and without Ritz pairs."""
+
+    def release(self) -> None:
+        """Release the memory of the products."""
 
 
 class Model(Protocol):
@@ -104,11 +122,12 @@ class Model(Protocol):
     Attributes
     ----------
     proposes : bool
-        Whether it proposes steps. A model that does not may still build a subspace for the escape rule.
+        Whether it proposes steps. If not, it may still build a subspace for the escape rule.
     needs_products : bool
         Whether it needs Hessian products.
     resolves : int
-        How often a rejected step may be solved again with the σ that the acceptance rule returned.
+        How many further steps may be proposed in the same subspace after a rejection, with the σ that the acceptance
+        rule returned.
     """
 
     @property
@@ -117,25 +136,31 @@ class Model(Protocol):
     def needs_products(self) -> bool: ...
     @property
     def resolves(self) -> int: ...
-    def build(self, here: Point) -> Any: ...
-    def propose(self, here: Point, subspace: Any, sigma: float) -> CubicStep | None: ...
-    def charge(self, here: Point, dim: int) -> int: ...
+
+    def build(self, here: Point) -> Subspace | None:
+        """Return the subspace at a point; None: no step is proposed there."""
+
+    def propose(self, here: Point, subspace: Any, sigma: float) -> CubicStep | None:
+        """Return the cubic step of `sigma` in a subspace that `build` returned; None if there is none."""
+
+    def charge(self, here: Point, dim: int) -> int:
+        """Return the products to count in `paper_calls` for a subspace that took `dim` products (D4)."""
 
 
 class Acceptance(Protocol):
-    """2.5 and 2.6: decides whether a trial point is accepted, and what σ becomes.
+    """2.5 and 2.6: decides whether a trial point is accepted, and returns the next σ.
 
-    `trials` counts the points of this iteration at which f was evaluated before.
+    `trials` counts the earlier trial points of this iteration.
     """
 
-    def __call__(self, here: Point, subspace: Any, step: CubicStep, trial: Vector, trials: int) -> Decision: ...
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision: ...
 
 
 class Escape(Protocol):
-    """2.6 and 2.7: ends an iteration whose cubic step was rejected, or that had none.
+    """2.6 and 2.7: ends an iteration whose cubic steps were rejected, or that had none.
 
-    `without_model` says that the model proposes no steps, so that this is the step of the method: the rule should move
-    unless its step is zero, and σ counts how often the objective was not finite.
+    If `without_model`, the model proposes no steps, and this rule makes the step of the method. It then moves unless
+    its step is zero. σ is then a counter: it grows by γ with every value of f that is not finite.
 
     Attributes
     ----------
@@ -145,4 +170,4 @@ class Escape(Protocol):
 
     @property
     def needs_products(self) -> bool: ...
-    def __call__(self, here: Point, subspace: Any, sigma: float, *, without_model: bool) -> Decision: ...
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision: ...

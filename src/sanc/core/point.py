@@ -1,4 +1,4 @@
-"""The current point, as the pieces of a method see it, and the state that an iteration hands to the next."""
+"""The current point, as the pieces of a method receive it, and the state of the iteration between two steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 
 ESCAPE_SIGN, LANCZOS_START, HARD_CASE_SIGN = 1, 2, 3
-"""Purposes of random numbers: the sign in 2.6, the start of Lanczos where g = 0, the sign in the hard case."""
+"""Purposes of random numbers: the sign of an escape step, the start of Lanczos if g = 0, the sign in the hard case."""
 
 
 class NonFiniteValueError(ArithmeticError):
@@ -29,32 +29,52 @@ class NonFiniteValueError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that one iteration hands to the next."""
+    """The state of the iteration between two steps.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the random draws.
+    iteration : int
+        Iterations made.
+    sigma : float
+        σ for the next iteration.
+    seconds : float
+        Time spent in iterations.
+    last_step_norm : float
+        Norm of the last step that moved x; 0 before the first.
+    last_grad_norm : float
+        ‖g‖ in the last iteration; 0 before the first.
+    unit_length, unit_cubic : float
+        Units of length and of σ of the first point (`sanc.core.units`); 0 until they are measured.
+    memory : mapping
+        State of the acceptance rule: floats, and vectors of the dimension of x.
+    """
 
     seed: int
     iteration: int = 0
     sigma: float = field(default=1.0, metadata={"positive": True})
     seconds: float = 0.0
-    step_norm: float = 0.0  # of the last step that moved x
-    grad_norm: float = 0.0  # ‖g‖ one iteration ago; 0: none
-    unit_length: float = 0.0  # the units of the first point, see `sanc.core.units`
+    last_step_norm: float = 0.0
+    last_grad_norm: float = 0.0
+    unit_length: float = 0.0
     unit_cubic: float = 0.0
-    memory: Mapping[str, Any] = field(default_factory=dict)  # of the acceptance rule
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def units(self) -> Units:
-        """The units of the first point; zero where they are not known yet."""
+        """The units of the first point; zero until they are measured."""
         return Units(self.unit_length, self.unit_cubic)
 
 
-def generator(seed: int, iteration: int, purpose: int) -> np.random.Generator:
+def random_generator(seed: int, iteration: int, purpose: int) -> np.random.Generator:
     """Return a generator that depends on these three alone, so that a resumed run repeats its draws."""
     return np.random.default_rng((seed, iteration, purpose))
 
 
 @dataclass(frozen=True)
 class Point:
-    """The current point x, and what the iteration knows there. The pieces of a method read it and change nothing.
+    """The current point x with the evaluations made there. The pieces of a method read it and change nothing.
 
     Attributes
     ----------
@@ -67,17 +87,17 @@ class Point:
     judge : Judge
         Rules for σ.
     state : State
-        What the iteration before handed over.
+        The state after the previous iteration.
     units : Units
-        Length and cubic coefficient of the first point.
+        Units of length and of σ of the first point.
     tol : float
-        ‖g‖ that the caller asks for.
+        The caller's tolerance on ‖g‖.
     one_sample : bool
         Whether ρ is formed on S_g.
     ahead : bool
         Whether the gradient at the next point may be evaluated now, since the next iteration starts with it.
     start : vector or None
-        Where to start Lanczos instead of at the gradient.
+        Start vector of Lanczos; None: the gradient.
     """
 
     x: Vector
@@ -105,7 +125,7 @@ class Point:
 
     @cached_property
     def objective(self) -> float:
-        """f(x) on S_f, evaluated when it is first asked for."""
+        """f(x) on S_f, evaluated at the first access; an error is raised if it is not finite."""
         if self.one_sample:
             return self.value
         value = self.oracle.value(self.x)
@@ -119,25 +139,26 @@ class Point:
         return float(self.__dict__.get("objective", self.value))
 
     def evaluate(self, trial: Vector) -> float:
-        """Return f at a trial point on S_f.
+        """Return f at a trial point, on the sample of ρ.
 
-        It is NaN where the point is not finite, and −∞ where f is lower than a bounded function could be.
+        It is NaN if the point is not finite. It is −∞ if f decreases by more than (|f| + unit of f)/eps², so that a
+        single such value is not trusted.
         """
         value = self.oracle.trial(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
-        before, unit = self.known_value, self.units.value
-        absurd = unit > 0.0 and before - value > (abs(before) + unit) / self.space.eps**2
-        return -math.inf if absurd else value
+        value_at_x, unit = self.known_value, self.units.value
+        is_untrusted = unit > 0.0 and value_at_x - value > (abs(value_at_x) + unit) / self.space.eps**2
+        return -math.inf if is_untrusted else value
 
-    def vanishes(self, step_norm: float) -> bool:
-        """Whether x + s equals x in working precision."""
+    def below_precision(self, step_norm: float) -> bool:
+        """Whether x + s equals x in working precision, given ‖s‖."""
         return step_norm <= self.space.eps * self.norm < math.inf
 
-    def coin(self, purpose: int) -> bool:
-        """Toss a coin that depends on seed, iteration and purpose alone."""
-        return bool(generator(self.state.seed, self.state.iteration, purpose).integers(2))
+    def random_bit(self, purpose: int) -> bool:
+        """Return a random bit that depends on seed, iteration and purpose alone."""
+        return bool(random_generator(self.state.seed, self.state.iteration, purpose).integers(2))
 
     def random_start(self) -> Vector:
-        """Return a random vector from which to start Lanczos."""
-        return self.space.normal(generator(self.state.seed, self.state.iteration, LANCZOS_START))
+        """Return a random start vector of Lanczos."""
+        return self.space.normal(random_generator(self.state.seed, self.state.iteration, LANCZOS_START))

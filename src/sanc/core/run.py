@@ -159,7 +159,7 @@ class Run:
         if self.limits.max_time < math.inf:
             deadline = clock() + self.limits.max_time
             self.late = lambda: clock() >= deadline
-        if self.oracle.exact and not self.iteration and self.iterates.method.sigma.sigma0 is None:
+        if self.oracle.exact and not self.iteration and self.iterates.method.sigma.judge(0.0).measures_sigma0:
             self._scale(scaling_exponent(self.oracle, self.x))
         while True:
             direction = g = None
@@ -341,7 +341,7 @@ class Run:
         roundoff = self.oracle.space.eps * abs(record.value)
         fell = record.note != Note.VANISHES and record.value - record.trial_value > roundoff
         # With the paper's rule a rejection is no stall: σ has grown. Interpolated σ was raised up to its bound.
-        counts = self.iterates.method.sigma.sigma_rule == "interpolate"
+        counts = self.iterates.method.sigma.judge(0.0).interpolates
         if lower or (moved and fell):
             self.stalled = 0
         elif moved or self.iterates.at_rest or counts:
@@ -381,8 +381,8 @@ class Run:
             return False
         self.x, self.certificate = found, None
         self.stalled, self.best_gradient = 0, math.inf
-        fresh = {"sigma": self.iterates.method.sigma.judge(0.0).first}
-        fresh |= dict.fromkeys(("step_norm", "grad_norm", "unit_length", "unit_cubic"), 0.0)
+        fresh = {"sigma": self.iterates.method.sigma.judge(0.0).sigma0}
+        fresh |= dict.fromkeys(("last_step_norm", "last_grad_norm", "unit_length", "unit_cubic"), 0.0)
         self.iterates.restore(self.iterates.numbers() | fresh, self.iterates.vectors(), self.iterates.tensors())
         return True
 

@@ -13,9 +13,9 @@ from sanc.errors import is_number, one_of, require
 
 
 class Range(NamedTuple):
-    """The values that a setting may have, and what an error recommends."""
+    """The values that a setting may have, and the remedy that an error names."""
 
-    holds: Callable[[Any], bool]
+    contains: Callable[[Any], bool]
     remedy: str
 
 
@@ -35,31 +35,32 @@ def setting(default: Any, allowed: Range) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A frozen set of settings that checks itself; the pieces of `sanc` derive from it, others need not."""
+    """A frozen dataclass of settings that are checked; the pieces of `sanc` derive from it, others need not."""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        hints = _hints(kind)
+        cls: Any = type(self)
+        hints = _type_hints(cls)
         for item in fields(self):
             _check(item.name, getattr(self, item.name), hints[item.name], item.metadata.get("range"))
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Types of the fields; finding them takes longer than solving a small problem."""
-    return get_type_hints(kind)
+def _type_hints(cls: Any) -> dict[str, Any]:
+    """Return the types of the fields; resolving them takes longer than solving a small problem."""
+    return get_type_hints(cls)
 
 
 def _check(name: str, value: Any, hint: Any, allowed: Range | None) -> None:
-    """Reject a value of the wrong type, or out of its range."""
-    parts = get_args(hint)
-    choices = [part for part in parts if isinstance(part, str)]
+    """Raise an error if a value has the wrong type or is out of its range."""
+    alternatives = get_args(hint)
+    optional = type(None) in alternatives
+    choices = [choice for choice in alternatives if isinstance(choice, str)]
     if choices:
         one_of(name, value, choices)
     elif hint is bool:
         require(isinstance(value, bool), name, value, "pass True or False")
-    elif allowed is not None and (value is not None or type(None) not in parts):
-        kind, called = (Integral, "an integer") if hint is int or int in parts else (Real, "a number")
-        require(is_number(value, kind), name, value, f"pass {called}")
-        remedy = allowed.remedy + (", or None" if type(None) in parts else "")
-        require(allowed.holds(value), name, value, remedy)
+    elif allowed is not None and not (optional and value is None):
+        is_integer = hint is int or int in alternatives
+        number_type, remedy = (Integral, "pass an integer") if is_integer else (Real, "pass a number")
+        require(is_number(value, number_type), name, value, remedy)
+        require(allowed.contains(value), name, value, allowed.remedy + (", or None" if optional else ""))

@@ -30,7 +30,7 @@ class AuthorsEscape(PaperEscape):
             stays = not without_model and not math.isnan(ritz_value)
             return (Branch.STAYED, 0.0) if stays else (Branch.GRADIENT, 1.0 / self.L1)
         slack = self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
-        return self.compare(ritz_value, grad_norm, slack)
+        return self.choose_with_slack(ritz_value, grad_norm, slack)
 
     def gradient(self, here: Point, subspace: Any) -> Any:
         """Return the gradient on S_B."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.point import LANCZOS_START, generator
+from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
 from sanc.core.space import Space, Vector
@@ -206,7 +206,7 @@ class MinibatchIteration:
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
         """End the second-order phase; average from x, or from the first point if that phase fitted other batches."""
-        last_step_norm, dim = self.second_order.state.step_norm, oracle.space.dim
+        last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
         reduction = scale.first_reduction(self.state, self.settings.step, value, last_step_norm, dim)
         self._update_state(averaged=True, eta_reduction=reduction)
         start = self._start_of_averaging(x, value, oracle)
@@ -239,7 +239,7 @@ class MinibatchIteration:
         self._update_state(probes=state.probes + 1, probed_loss_mean=state.loss_mean)
         if not stagnated:
             return None
-        start = oracle.space.normal(generator(state.seed, state.iteration, LANCZOS_START))
+        start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > 0.5:
             self._update_state(offset=None)
