@@ -78,7 +78,7 @@ class KrylovSubspace:
     @property
     def curvature(self) -> float:
         """The largest absolute Ritz value."""
-        return 0.0 if self.spectrum is None else self.spectrum.size
+        return 0.0 if self.spectrum is None else self.spectrum.norm
 
     def ritz_vector(self) -> Vector:
         """Return v of the left-most Ritz pair, with ‖v‖ = 1."""
@@ -156,10 +156,10 @@ class KrylovModel(Piece):
                 here.oracle.lanczos(
                     operator,
                     here.g if start is None else start,
-                    limit=self.largest_dim(here),
+                    max_dim=self.largest_dim(here),
                     store=self.lanczos == "store",
                     reorthogonalise=self.reorthogonalise,
-                    linear=None if start is None else here.g,
+                    gradient=None if start is None else here.g,
                 )
             )
             return _build_subspace(self, here, krylov, operator)
@@ -220,9 +220,9 @@ class CubicModel(KrylovModel):
         return self._solve(here, subspace.krylov, subspace.spectrum, sigma)
 
     def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
-        linear = krylov.linear
+        linear = krylov.projected_gradient
         step = cubic.solve(spectrum, linear, sigma)
-        if step.hard and not here.coin(HARD_CASE_SIGN):  # both signs minimise the model
+        if step.hard_case and not here.coin(HARD_CASE_SIGN):  # both signs minimise the model
             step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
@@ -242,7 +242,7 @@ class CubicModel(KrylovModel):
         step = self._solve(here, krylov, spectrum, subspace.sigma)
         if step.norm > subspace.longest_step and (here.state.step_norm > 0.0 or spectrum.leftmost < step.multiplier):
             sigma_is_guess = True
-            least = cubic.least_sigma(spectrum, krylov.linear, step, subspace.longest_step)
+            least = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, subspace.longest_step)
             solve = partial(self._solve, here, krylov, spectrum)
             step = here.judge.shorten(step, subspace.sigma, solve, subspace.longest_step, least)
         return replace(subspace, sigma=step.sigma, sigma_is_guess=sigma_is_guess, step=step)
@@ -293,10 +293,12 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
             last = krylov.invariant or j >= limit or (model.forcing and here.oracle.exact and not krylov.definite)
             if not last:
                 # Eigenpairs are O(j²): a long basis is tested less often, or where μ of the last step predicts an end.
-                is_early = j < next_test or (j < latest_test and krylov.model_gradient(multiplier) > 2.0 * tolerance)
-                if is_early or (model.proposes and krylov.least_model_gradient(subspace.sigma) > tolerance):
+                is_early = j < next_test or (
+                    j < latest_test and krylov.model_gradient_norm(multiplier) > 2.0 * tolerance
+                )
+                if is_early or (model.proposes and krylov.model_gradient_lower_bound(subspace.sigma) > tolerance):
                     continue
-            spectrum = cubic.spectrum(*krylov.tridiagonal())
+            spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
             subspace = replace(subspace, spectrum=spectrum)
             if last or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
                 subspace = model.with_step(here, subspace)
@@ -338,7 +340,7 @@ def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> Kr
     krylov, first_units = subspace.krylov, subspace.units
     if first_units.length:
         return replace(subspace, longest_step=model.longest_step(here, first_units))
-    curvature = math.hypot(krylov.alpha[0], krylov.residual)
+    curvature = math.hypot(krylov.alpha[0], krylov.last_beta)
     norm, size = here.grad_norm, here.norm
     if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
         norm = 0.0  # a stationary point, whose gradient shows no length

@@ -123,7 +123,7 @@ class Point:
 
         It is NaN where the point is not finite, and −∞ where f is lower than a bounded function could be.
         """
-        value = self.oracle.trial(trial) if self.one_sample else self.oracle.value(trial)
+        value = self.oracle.gradient_sample_value(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
         before, unit = self.known_value, self.units.value

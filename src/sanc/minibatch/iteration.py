@@ -30,7 +30,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, generator
 from sanc.core.record import Branch, Record
-from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
+from sanc.core.saved import numbers_of, require_fields, require_vector_names, state_error, vectors_of
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
@@ -133,10 +133,10 @@ class MinibatchIteration:
 
     def _advance(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make a step of the phase that the losses of batches ask for."""
-        state = self._write(averaged=True) if not oracle.values and not self.state.averaged else self.state
+        state = self._write(averaged=True) if not oracle.has_values and not self.state.averaged else self.state
         oracle.begin(state.iteration, products=not state.averaged)
         if state.weight_unit == 0.0:
-            if oracle.values:
+            if oracle.has_values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._not_finite(x, oracle, value, oracle.norm(g))
@@ -152,11 +152,11 @@ class MinibatchIteration:
     def _weight_unit(self, x: Vector, oracle: Oracle) -> float:
         """Return the unit of the step size, from the first point."""
         space, value, gradient_sum = oracle.space, math.nan, math.nan
-        if oracle.values:
+        if oracle.has_values:
             value, g = oracle.gradient(x)
             total = space.tensor(g).abs().sum(dtype=torch.float64)
-            gradient_sum = float(total if space.total is None else space.total(total))
-        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.total)
+            gradient_sum = float(total if space.sum_over_ranks is None else space.sum_over_ranks(total))
+        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
         return scale.weight_unit(typical, value, gradient_sum)
 
     # ------------------------------------------------------------------ the second-order phase
@@ -200,7 +200,7 @@ class MinibatchIteration:
         state = self.state
         if state.safe is None or value <= state.first_loss:
             return x
-        first = oracle.trial(state.safe)
+        first = oracle.gradient_sample_value(state.safe)
         return state.safe if first < value or (math.isfinite(first) and not math.isfinite(value)) else x
 
     def _probe(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
@@ -209,7 +209,7 @@ class MinibatchIteration:
         The step passes the ratio test, and is kept if curvature earns most of its predicted decrease.
         """
         state, before = self.state, self.second_order.state
-        probes = oracle.values and self.settings.curvature and self.method.escape.needs_products
+        probes = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
         if not probes or state.steps < _FIRST_PROBE << state.probes:
             return None
         stagnates = watch.stagnates(state)
@@ -239,11 +239,13 @@ class MinibatchIteration:
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Return to an earlier point if the loss has risen and the same batch shows that the steps caused it."""
         state = self.state
-        if not oracle.values or not watch.rises(state):
+        if not oracle.has_values or not watch.rises(state):
             return None
         rise, safe = state.mean - state.best, state.safe
         self._write(mean=math.nan)  # the watch starts again whatever the cause
-        if safe is None or safe is x or oracle.trial(x) - oracle.trial(safe) < 0.5 * rise:
+        if safe is None or safe is x:
+            return None
+        if oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe) < 0.5 * rise:
             return None
         value, g = oracle.gradient(self.gradient_point(x))
         self._write(reduction=0.5 * state.reduction)
@@ -260,7 +262,7 @@ class MinibatchIteration:
         else:
             value, g = oracle.gradient(self.gradient_point(x))
             norm = oracle.norm(g)
-            if not math.isfinite(norm + (value if oracle.values else 0.0)):
+            if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._not_finite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved else norm or 1.0
             metric.update(space.tensor(g) / unit, 1.0, 1.0)
@@ -281,7 +283,7 @@ class MinibatchIteration:
             return []
         parts = torch.split_with_sizes(space.tensor(self.state.joined), [math.prod(shape) for shape in shapes])
         new = torch.stack([(part == self.state.steps).sum() for part in parts])
-        return [count > 0 for count in (new if space.total is None else space.total(new)).tolist()]
+        return [count > 0 for count in (new if space.sum_over_ranks is None else space.sum_over_ranks(new)).tolist()]
 
     def _growth(self, g: Vector, norm: float, oracle: Oracle) -> float:
         """Return the factor by which new entries raise ‖g‖²."""
@@ -316,9 +318,9 @@ class MinibatchIteration:
         if not math.isfinite(read.value + read.grad_norm):
             return self._not_finite(x, oracle, read.value, read.grad_norm)
         if state.steps in (1, 2) and _FIRST_OUTLIER * read.grad_norm < state.gradient_unit:
-            return self._start_again(x, read.value if oracle.values else math.nan, read.grad_norm)
+            return self._start_again(x, read.value if oracle.has_values else math.nan, read.grad_norm)
         vectors = {"offset": space.vector(new_offset)} | ({"drift": space.vector(new_drift[0])} if new_drift else {})
-        self._after_step(x, numbers, read, vectors, values=oracle.values)
+        self._after_step(x, numbers, read, vectors, values=oracle.has_values)
         new = space.vector(point)
         if self.state.projected or self.state.written is not None:
             self._write(written=new if self.state.projected else None)
@@ -419,7 +421,7 @@ class MinibatchIteration:
             grad_norm=read.grad_norm,
             step_norm=numbers.average_weight * math.sqrt(max(read.offset_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual,
-            value=read.value if oracle.values else math.nan,
+            value=read.value if oracle.has_values else math.nan,
             note="the gradient is an outlier and was clipped" if read.grad_norm > numbers.clip_norm else "",
         )
 
@@ -449,7 +451,7 @@ class MinibatchIteration:
         projected = self.state.projected > 0
         if (projected, updates_factors) not in self._steps:
             assert self._metric is not None
-            work = AveragedStep(self._metric, self._averaging, updates_factors, space.total)
+            work = AveragedStep(self._metric, self._averaging, updates_factors, space.sum_over_ranks)
             self._steps[projected, updates_factors] = work
         return self._steps[projected, updates_factors]
 
@@ -478,17 +480,18 @@ class MinibatchIteration:
 
     def _not_finite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay if this batch alone is not finite; return to an earlier point if others are not either."""
-        value = value if oracle.values else math.nan
-        what = "gradient" if math.isfinite(value) or not oracle.values else "loss"
+        value = value if oracle.has_values else math.nan
+        what = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
         note = f"the {what} of the gradient sample is not finite"
         state = self._write(nonfinite=self.state.nonfinite + 1)
         self._report_nonfinite(note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if state.nonfinite < 2:
             return x, record
-        if state.safe is not None and oracle.values:
+        if state.safe is not None and oracle.has_values:
             record = replace(record, trials=1)
-            if not math.isfinite(oracle.trial(state.safe)):  # earlier batches were finite there: the data are not
+            # earlier batches were finite there: the data are not
+            if not math.isfinite(oracle.gradient_sample_value(state.safe)):
                 return x, record
         self._write(reduction=0.5 * state.reduction)
         return self._go_back(x, oracle, record)
@@ -563,7 +566,7 @@ class MinibatchIteration:
         self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())
         require_vector_names(where, vectors, State)
         if numbers["steps"] and not any(tensors):
-            raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
+            raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
         second_order = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
         bounded = numbers["distance"] > State(0).distance or not {"start", "drift"}.isdisjoint(vectors)
         for name, needed in (("safe", second_order), ("start", bounded), ("drift", bounded)):

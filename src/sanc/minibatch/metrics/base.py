@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sanc.core.saved import refuse, require_mapping, require_vector
+from sanc.core.saved import require_mapping, require_vector, state_error
 
 Shape = tuple[int, ...]
 
@@ -111,7 +111,7 @@ def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequ
     for place, (known, found) in enumerate(zip_longest(wanted, saved, fillvalue=nothing)):
         label = f"{where} of parameter {place}"
         if set(require_mapping(label, found)) != set(known):
-            raise refuse(label, sorted(map(str, found)), f"tensors of the names {sorted(known)}")
+            raise state_error(label, sorted(map(str, found)), f"tensors of the names {sorted(known)}")
         for name, tensor in known.items():
             require_vector(f"{label}[{name!r}]", found[name], tuple(tensor.shape))
 
