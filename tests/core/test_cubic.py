@@ -295,7 +295,7 @@ def test_the_decrease_of_huge_and_tiny_matrices(size, of_sigma):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_least_sigma_of_a_length_is_never_too_large(seed):
+def test_the_lower_bound_of_sigma_for_a_length_is_never_too_large(seed):
     """At the bound the step is still as long as that, and where it falls slowly hardly longer."""
     rng = np.random.default_rng(seed)
     j, sigma = int(rng.integers(1, 9)), 10.0 ** rng.uniform(-6, 3)
@@ -309,13 +309,13 @@ def test_the_least_sigma_of_a_length_is_never_too_large(seed):
         assert share * step.norm * (1 - 1e-9) <= cubic.solve(eigen, c, least).norm <= 1.5 * share * step.norm
 
 
-def test_the_least_sigma_of_the_hard_case_is_not_known():
+def test_the_lower_bound_of_sigma_for_the_hard_case_is_not_known():
     eigen, c = cubic.compute_spectrum(np.array([-1.0, 2.0]), np.zeros(1)), np.array([0.0, 1.0])
     step = cubic.solve(eigen, c, 1e-3)
     assert step.hard_case and cubic.sigma_lower_bound(eigen, c, step, 0.1 * step.norm) == 0.0
 
 
-def test_the_least_sigma_of_a_linear_term_beyond_all_bounds_raises_nothing():
+def test_the_lower_bound_of_sigma_for_a_linear_term_beyond_all_bounds_raises_nothing():
     eigen, c = cubic.compute_spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.array([1e302, 0.0])
     step = cubic.solve(eigen, c, 1e-3)
     for longest in (1e-30, 1.0, 1e100):

@@ -43,7 +43,7 @@ def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, f
     if not norm > 0.0:
         return 1.0, 0.0
     direction, ratios, roundings = g / norm, [], []
-    for step in (max(length, space.norm(x)) * part for part in (1e-4, 1e-2, 1e-3, 1e-6)):
+    for step in (max(length, space.norm(x)) * fraction for fraction in (1e-4, 1e-2, 1e-3, 1e-6)):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         roundings.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
@@ -110,7 +110,7 @@ def check_small_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     expected, derivatives = space.dot(g, d), []
-    for step in (length * part / space.norm(d) for part in (1e-4, 1e-6)):
+    for step in (length * fraction / space.norm(d) for fraction in (1e-4, 1e-6)):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
@@ -179,7 +179,7 @@ def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) 
         return difference <= max(_RELATIVE_ERROR * abs(curvature), tolerance)
 
     balanced = math.sqrt(4.0 * space.eps * abs(value) / tolerance)  # with this step the roundoff is the tolerance
-    steps = (*(length * part for part in (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)), balanced or length)
+    steps = (*(length * fraction for fraction in (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)), balanced or length)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
         return ""
@@ -221,9 +221,9 @@ def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
     try:
         hu, hv = operator(u), operator(v)
         left, right = space.dot(v, hu), space.dot(u, hv)
-        size = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
+        scale = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
         difference_error = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
-        allowed = 1e-3 * _RELATIVE_ERROR * size + 10.0 * difference_error
+        allowed = 1e-3 * _RELATIVE_ERROR * scale + 10.0 * difference_error
         if abs(left - right) > allowed:
             allowed += NONLINEARITY_FACTOR * measure_nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:

@@ -139,40 +139,40 @@ def probe(
     """
     space = oracle.space
     _, g = oracle.gradient(x)
-    given = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
+    common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
     meter = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
-    products = _Products(oracle.hessian(x), start, space)
-    krylov = products.krylov
+    process = _MonitoredLanczos(oracle.hessian(x), start, space)
+    krylov = process.krylov
     max_dim = min(space.dim, max_products or _affordable_dim(space.dim))
     next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
     lower = -math.inf
     try:
         while True:
-            products.extend()
+            process.extend()
             must_stop = krylov.dim >= max_dim or krylov.invariant or time_is_up()
             if must_stop or krylov.dim >= next_test_dim:
-                bound = _bound_curvature(products, confidence, lower)
+                bound = _bound_curvature(process, confidence, lower)
                 lower = bound.lower
-                is_decided = _is_decided(bound, products, eps_curvature * products.factor, thorough=thorough)
+                is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
                 if must_stop or is_decided or (bound.limited_by_roundoff and space.dim > 100):
                     break
                 next_test_dim = krylov.dim + 1 + krylov.dim // 5
         (v,) = krylov.combine(bound.spectrum.leftmost_vector)
     except NonFiniteProductError:
         unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        cert = Certificate(**given, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+        cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
         return cert, start
     finally:
-        products.operator.release()
+        process.operator.release()
         oracle.meter = meter
     cert = Certificate(
-        **given,
-        lambda_min=products.unscaled(bound.ritz_value),
-        error_bound=products.unscaled(bound.rounding if bound.is_full else bound.error),
-        rounding=products.unscaled(bound.rounding),
-        residual=products.unscaled(krylov.residual_of(bound.spectrum.leftmost_vector)),
-        asymmetry=products.unscaled(math.sqrt(products.asymmetry_squared)),
+        **common,
+        lambda_min=process.unscaled(bound.ritz_value),
+        error_bound=process.unscaled(bound.rounding if bound.is_full else bound.error),
+        rounding=process.unscaled(bound.rounding),
+        residual=process.unscaled(krylov.residual_of(bound.spectrum.leftmost_vector)),
+        asymmetry=process.unscaled(math.sqrt(process.asymmetry_squared)),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
@@ -214,11 +214,11 @@ class _CurvatureBound:
         return self.spectrum.leftmost - self.lower
 
 
-def _bound_curvature(products: _Products, confidence: float, lower: float) -> _CurvatureBound:
+def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float) -> _CurvatureBound:
     """Return the bounds from the current Krylov space, given the lower bound from smaller ones."""
-    krylov, dim = products.krylov, products.space.dim
+    krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-    rounding = products.error(float(np.max(np.abs(spectrum.values))))
+    rounding = process.error(float(np.max(np.abs(spectrum.values))))
     is_full = krylov.dim == dim
     if is_full:
         error, limited_by_roundoff = rounding, True
@@ -231,19 +231,19 @@ def _bound_curvature(products: _Products, confidence: float, lower: float) -> _C
     return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
 
 
-def _is_decided(bound: _CurvatureBound, products: _Products, tolerance: float, *, thorough: bool) -> bool:
+def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, *, thorough: bool) -> bool:
     """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
     theta = bound.ritz_value
     if thorough:
-        is_tight = products.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
+        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
-    has_converged = products.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
+    has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance
     return is_saddle or bound.lower >= -tolerance
 
 
-class _Products:
-    """A Krylov space, and the errors of its products.
+class _MonitoredLanczos:
+    """A Lanczos process that measures the errors of its products.
 
     Attributes
     ----------

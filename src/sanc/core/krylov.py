@@ -1,8 +1,8 @@
 """The Lanczos process. All Hessian products of a step are computed here.
 
 From a start vector it builds an orthonormal Q with Qᵀ B Q = T tridiagonal, with one product an iteration. The
-recurrence (`Lanczos`) makes no decision and transfers no number to the host, so that it can run eagerly or in a CUDA
-graph. The Krylov space on the host (`Krylov`) reads T column by column and detects when it is invariant.
+recurrence (`Lanczos.extend`) makes no decision and transfers no number to the host, so that it can run eagerly or in a
+CUDA graph. The Krylov space on the host (`Krylov`) reads T column by column and detects when it is invariant.
 """
 
 from __future__ import annotations
@@ -48,6 +48,13 @@ class Lanczos:
         Orthogonalise every new vector against all earlier ones, twice.
     gradient : vector, optional
         A vector g whose projections qᵀg are returned after α and β.
+
+    Attributes
+    ----------
+    columns : list of lists
+        (α_j, β_j), and qᵀg with `gradient`; unread.
+    projections : vector or None
+        With `reorthogonalise`, the projections of the last product on all vectors of Q, unread.
     """
 
     def __init__(
@@ -63,16 +70,16 @@ class Lanczos:
     ) -> None:
         self.space = space
         self.max_dim = min(max_dim or space.dim, space.dim)
-        self.columns: list[list[Scalar]] = []  # (α_j, β_j), and qᵀg with `gradient`; unread
+        self.columns: list[list[Scalar]] = []
         self.unread_start_norm = space.unread_norm(start)
-        self.projections: Any = None  # with reorthogonalisation: Qᵀr of the last product r, unread
+        self.projections: Any = None
         self._product = product
         self._start = start
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._gradient = gradient
         self._first_capacity = self.max_dim if max_dim is not None else min(self.max_dim, 8)
-        self._basis: Any = None  # the rows of Qᵀ, with room for more
+        self._basis: Any = None  # q_1, q_2, … as rows of a block that grows if needed
         self._previous: Any = None  # q_{j−1}, if Q is not kept
         self._current: Any = None  # q_j, if Q is not kept
         self._residual: Any = None  # β_j q_{j+1}
@@ -131,11 +138,11 @@ class Lanczos:
         """Return Q u for each coefficient vector u, as new vectors; without Q, one second pass computes all of them."""
         if self._store:
             return [self.space.combine(self._basis[: krylov.dim], c) for c in coefficients]
-        self.max_dim = krylov.dim  # the vectors for a further iteration are released
+        self.max_dim = krylov.dim  # no further iteration: its vectors are released
         self._previous = self._current = self._residual = None
         q: Vector = self._start / krylov.start_norm
         previous: Vector | None = None
-        sums = [q * float(c[0]) for c in coefficients]
+        combinations = [q * float(c[0]) for c in coefficients]
         for j, (alpha, beta) in enumerate(zip(krylov.alpha[:-1], krylov.beta[:-1], strict=True)):
             r = self._product(q)
             if previous is not None:
@@ -145,9 +152,9 @@ class Lanczos:
                 raise NonFiniteProductError(f"the repeated Hessian product of iteration {j + 1} is not finite")
             self.space.divide(r, beta, out=r)
             previous, q = q, r
-            for total, c in zip(sums, coefficients, strict=True):
-                self.space.subtract(total, -float(c[j + 1]), q)
-        return sums
+            for combination, c in zip(combinations, coefficients, strict=True):
+                self.space.subtract(combination, -float(c[j + 1]), q)
+        return combinations
 
 
 class Krylov:
@@ -193,7 +200,7 @@ class Krylov:
         return self._pivot > 0.0
 
     @property
-    def from_gradient(self) -> bool:
+    def starts_at_gradient(self) -> bool:
         """Whether the space was started at g itself, so that Qᵀg = ‖g‖ e₁."""
         return not self._gradient_projections
 
@@ -255,7 +262,7 @@ class Krylov:
         """
         radius, bound = self._norm_bound, self.start_norm
         shift = radius + 0.5 * (radius + math.sqrt(radius * radius + 4.0 * sigma * bound))
-        if not (self.from_gradient and 0.0 < shift < math.inf):
+        if not (self.starts_at_gradient and 0.0 < shift < math.inf):
             return 0.0
         for beta in self.beta:
             bound *= beta / shift

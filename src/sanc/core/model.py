@@ -304,7 +304,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
                 subspace = model.with_step(here, subspace)
                 if last or subspace.step is None or _is_accurate(model, here, subspace, tolerance):
                     return subspace
-                if model.forcing and krylov.from_gradient:
+                if model.forcing and krylov.starts_at_gradient:
                     next_test, latest_test, multiplier = j + 1, max(j + 8, j + j // 5), subspace.step.multiplier
                     continue
             next_test = j + max(1, j // 5)
@@ -342,7 +342,7 @@ def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> Kr
         return replace(subspace, longest_step=model.longest_step(here, first_units))
     curvature = math.hypot(krylov.alpha[0], krylov.last_beta)
     norm, size = here.grad_norm, here.norm
-    if not krylov.from_gradient or norm <= here.space.eps * curvature * size:
+    if not krylov.starts_at_gradient or norm <= here.space.eps * curvature * size:
         norm = 0.0  # a stationary point, whose gradient shows no length
     first_units = measure_units(here.value, norm, curvature, size)
     sigma = here.judge.bounded(FIRST_SIGMA * first_units.cubic) if here.judge.measures else subspace.sigma

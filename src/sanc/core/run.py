@@ -20,7 +20,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Meter, Oracle
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
-from sanc.core.scaled import ScaledOracle, saved_exponent, scaling_exponent
+from sanc.core.scaled import ScaledOracle, require_exponent, scaling_exponent
 from sanc.core.space import Vector
 from sanc.core.units import Units, measure_units
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -82,10 +82,20 @@ class Status(IntEnum):
 
 
 class IterationProtocol(Protocol):
-    """The part of an iteration that runs and optimisers use: that of the core, or that on samples.
+    """What runs and optimisers use of an iteration: that of the core, or that on samples.
+
+    `numbers`, `vectors` and `tensors` are its saved state, which `check` validates and `restore` reads. `snapshot` and
+    `roll_back` undo an iteration that raised. `rearrange` adapts vectors of the state after parameters have joined or
+    left; `reset` deletes them. `average` and `gradient_point` convert between the two points of the averaged phase.
 
     Attributes
     ----------
+    method : Method
+        The composition of pieces.
+    state : State
+        That of the last iteration; its `iteration` counts the iterations.
+    at_rest : bool
+        Whether the paper's stopping test (2.7) holds.
     averages : bool
         Whether it has an averaged phase, which needs gradients only.
     rates : sequence of float
@@ -125,10 +135,24 @@ class IterationProtocol(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a run, and the tolerances of its certificate."""
+    """Limits of a run, and the tolerances of its certificate.
+
+    Attributes
+    ----------
+    tol, curvature_tol : float
+        Tolerances on ‖g‖ and on negative curvature; a `curvature_tol` of None follows from `tol` and the units.
+    default_tol : bool
+        Whether `tol` is the default and not a number of the caller.
+    max_iter, max_calls, max_time, max_nfev : float
+        Limits on iterations, calls as the paper counts them, seconds and values.
+    certify : bool
+        Whether a certificate is required, and not only a short probe for negative curvature.
+    max_products : int or None
+        Limit on the products of a certificate.
+    """
 
     tol: float
-    default_tol: bool  # whether `tol` is the default and not the caller's
+    default_tol: bool
     curvature_tol: float | None
     max_iter: float
     max_calls: float
@@ -352,7 +376,7 @@ class Run:
         oracle_numbers = require_mapping("resume['oracle']", state["oracle"])
         if set(oracle_numbers) - {"exponent"} != set(oracle_names):
             raise state_error("resume['oracle']", sorted(map(str, oracle_numbers)), f"{sorted(oracle_names)}")
-        exponent = saved_exponent(self.oracle, self.x, oracle_numbers)
+        exponent = require_exponent(self.oracle, self.x, oracle_numbers)
         self.oracle.restore({name: oracle_numbers[name] for name in oracle_names})
         self._scale(exponent)
         self.x = state["x"]
@@ -427,7 +451,7 @@ class Run:
     def _leave_saddle(self) -> bool:
         """Move x along negative curvature, if a probe finds it and f decreases there by more than its roundoff.
 
-        Beside a strong saddle or maximum the steps of the model may change f by less than its roundoff, so that the
+        Near a strong saddle or maximum the steps of the model may change f by less than its roundoff, so that the
         ratio test cannot detect that they are too short. Along v with vᵀHv = λ < 0 the predicted decrease ½|λ|t²
         exceeds the roundoff of f from t = √(2 eps|f|/|λ|) on. Longer steps are tried from there, each twice the last,
         up to √(|f|/|λ|), ‖x‖ or the unit of length. σ, the units and the gradient norms of the run so far were measured
@@ -435,7 +459,7 @@ class Run:
         """
         if not self.iteration.method.needs_products or self.limits.max_iter <= self.iterations:
             return False
-        cert, v = self.probe(self.oracle, self.limits.max_products, self.seed + self.iterations)
+        cert, v = self.compute_certificate(self.oracle, self.limits.max_products, self.seed + self.iterations)
         self.certificate = cert
         if not cert.saddle:
             return False
@@ -542,7 +566,7 @@ class Run:
         is_large = difference > _MISMATCH * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
         return is_large or record.rho < 0.5
 
-    def probe(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+    def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector."""
         eps_curvature = self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
@@ -621,7 +645,7 @@ class Run:
         if self.iterations and not self.limits.certify:
             affordable = max(_PROBE_PRODUCTS, self.oracle.meter.nhev // 10)
             max_products = affordable if max_products is None else min(max_products, affordable)
-        cert, v = self.probe(self.oracle, max_products, self.seed + self.iterations)
+        cert, v = self.compute_certificate(self.oracle, max_products, self.seed + self.iterations)
         self.certificate = cert = replace(cert, products=cert.products + measures_units)
         if not cert.saddle:
             return self._ending_without_saddle(cert)

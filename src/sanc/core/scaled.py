@@ -117,8 +117,8 @@ def scaling_exponent(oracle: Oracle, x: Vector) -> int:
     return max(_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _MARGIN))
 
 
-def saved_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
-    """Return the exponent among the saved numbers of an oracle, after a check; 0 if f was not scaled."""
+def require_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
+    """Return the exponent in the saved numbers of an oracle, 0 if f was not scaled; raise an error if it is invalid."""
     exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle, x) - _MARGIN
     if type(exponent) is not int or abs(exponent) > bound:
         raise state_error("resume['oracle']['exponent']", exponent, f"an integer from {-bound} to {bound}")

@@ -361,7 +361,9 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     whole = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = whole.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(run.oracle if oracle.exact else whole, run.limits.max_products, run.seed)
+        run.certificate, _ = run.compute_certificate(
+            run.oracle if oracle.exact else whole, run.limits.max_products, run.seed
+        )
     return Result(
         x=restore(run.x),
         fun=value,
