@@ -60,16 +60,16 @@ EXACT: Mapping[str, Sequence[float]] = {
 """Constants of runs on an exact objective, and two other values of each."""
 
 DIAGNOSIS: Mapping[str, Sequence[float]] = {
-    "core.run._COMPARED": (1, 20),
-    "core.run._MISFITS": (0, 5),
-    "core.run._MISFIT": (0.03, 0.6),
-    "core.run._SYMMETRY_CHECK": (5, 10**6),
+    "core.run._COMPARED_ITERATIONS": (1, 20),
+    "core.run._ALLOWED_MISMATCHES": (0, 5),
+    "core.run._MISMATCH": (0.03, 0.6),
+    "core.run._SYMMETRY_ITERATION": (5, 10**6),
     "core.run._LARGE_ERROR": (1.0, 1e8),
     "core.run._PROBE_PRODUCTS": (2, 100),
     "core.consistency._RELATIVE_ERROR": (0.02, 0.5),
-    "core.consistency._COARSE": (1.0, 20.0),
-    "core.consistency._NOISY": (3.0, 1e4),
-    "core.consistency.GROSS": (1e3, 1e9),
+    "core.consistency._RELIABLE_ERRORS": (1.0, 20.0),
+    "core.consistency._REPORTED_NOISE": (3.0, 1e4),
+    "core.consistency.ENDING_NOISE": (1e3, 1e9),
 }
 """Constants that decide whether f, its gradient and its Hessian products are consistent."""
 

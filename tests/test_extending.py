@@ -137,7 +137,7 @@ class DenseSubspace:
 
     dim = property(lambda self: len(self.vectors))
     ritz_value = property(lambda self: self.spectrum.leftmost)
-    curvature = property(lambda self: self.spectrum.size)
+    curvature = property(lambda self: self.spectrum.norm)
 
     def ritz_vector(self):
         return self.vectors[:, 0]
@@ -167,7 +167,7 @@ class DenseModel:
         hessian = np.column_stack([operator(e) for e in np.eye(len(here.x))])
         values, vectors = np.linalg.eigh(hessian)
         spectrum = cubic.Spectrum(values, np.eye(len(values)))
-        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, spectrum.size, here.norm)
+        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, spectrum.norm, here.norm)
         return DenseSubspace(vectors, spectrum, vectors.T @ here.g, here.state.sigma, units)
 
     def propose(self, here, subspace, sigma):

@@ -505,7 +505,7 @@ def test_a_state_of_another_run_is_an_error(problem):
         sanc.minimize(problem, np.ones(6), method="scr", resume=states[0])
     with pytest.raises(sanc.ArgumentError, match="6 variables, not 4"):
         sanc.minimize(rosen_torch, X0, resume=states[0])
-    with pytest.raises(sanc.ArgumentError, match=r"resume lacks \['best_gradient', "):
+    with pytest.raises(sanc.ArgumentError, match=r"resume lacks \['best_grad_norm', "):
         sanc.minimize(rosen_torch, X0, resume={})
     with pytest.raises(sanc.ArgumentError, match="resume = 3"):
         sanc.minimize(rosen_torch, X0, resume=3)

@@ -29,7 +29,7 @@ def model(u, T, c, sigma):
 def check_optimal(diagonal, off, c, sigma, tolerance=1e-10):
     """Every identity of a global minimiser, relative to the size of the terms."""
     T = dense(diagonal, off)
-    eigen = cubic.spectrum(diagonal, off)
+    eigen = cubic.compute_spectrum(diagonal, off)
     step = cubic.solve(eigen, c, sigma)
     u, norm = step.u, np.linalg.norm(step.u)
     terms = np.array([c @ u, u @ T @ u, sigma * norm**3])
@@ -96,7 +96,7 @@ def test_hard_and_nearly_hard_cases(j, sigma, coupling, gap, seed):
     c = np.concatenate([[coupling], rng.standard_normal(j - 1)])
     c[1:] *= rng.random() * (1 / sigma) * gap / max(np.linalg.norm(c[1:]), 1e-300)  # ‖u(−λ1)‖ < −λ1/σ: hard if c1 = 0
     step = cubic.solve(eigen, c, sigma)
-    assert step.hard == (coupling == 0.0)
+    assert step.hard_case == (coupling == 0.0)
     T = np.diag(values)
     norm = np.linalg.norm(step.u)
     assert math.isclose(step.norm, norm, rel_tol=1e-10)
@@ -115,7 +115,7 @@ def test_both_signs_of_the_hard_case_are_minimisers():
     eigen = cubic.Spectrum(np.array([-2.0, 1.0]), np.eye(2))
     c = np.array([0.0, 0.1])
     plus, minus = (cubic.solve(eigen, c, 1.0, sign) for sign in (1.0, -1.0))
-    assert plus.hard and minus.hard
+    assert plus.hard_case and minus.hard_case
     assert plus.u[0] == -minus.u[0] > 0
     assert plus.decrease == minus.decrease
 
@@ -158,7 +158,7 @@ def test_against_sixty_digits(seed):
     reference = brute_force(dense(diagonal, off), c, sigma)
     if reference is None:
         pytest.fail("a random case is never exactly hard")
-    assert -cubic.solve(cubic.spectrum(diagonal, off), c, sigma).decrease == pytest.approx(reference, rel=1e-9)
+    assert -cubic.solve(cubic.compute_spectrum(diagonal, off), c, sigma).decrease == pytest.approx(reference, rel=1e-9)
 
 
 GALAHAD = """
@@ -203,7 +203,7 @@ def test_against_galahad_rqs():
     assert sum(bool(np.any(x)) for x in answers) >= 290, "GALAHAD returned zeros"
     for (diagonal, off, c, sigma), x in zip(cases, answers, strict=True):
         if np.any(x):
-            ours = -cubic.solve(cubic.spectrum(diagonal, off), c, sigma).decrease
+            ours = -cubic.solve(cubic.compute_spectrum(diagonal, off), c, sigma).decrease
             theirs = model(x, dense(diagonal, off), c, sigma)
             assert ours <= theirs + 1e-9 * abs(ours)
             assert ours == pytest.approx(theirs, rel=1e-6)
@@ -224,20 +224,20 @@ def test_dimension_one_has_a_closed_form(value, sigma):
 
 
 def test_no_gradient_and_no_curvature_is_no_step():
-    step = cubic.solve(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.zeros(2), 1.0)
+    step = cubic.solve(cubic.compute_spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.zeros(2), 1.0)
     assert np.all(step.u == 0) and step.decrease == 0.0
 
 
 def test_no_gradient_at_a_saddle_is_the_curvature_step():
-    step = cubic.solve(cubic.spectrum(np.array([-3.0, 2.0]), np.array([0.0])), np.zeros(2), 2.0)
-    assert step.hard
+    step = cubic.solve(cubic.compute_spectrum(np.array([-3.0, 2.0]), np.array([0.0])), np.zeros(2), 2.0)
+    assert step.hard_case
     assert np.abs(step.u) == pytest.approx([1.5, 0.0])
     assert step.decrease == pytest.approx(3.0**3 / (6 * 2.0**2))
 
 
 def test_spectrum_of_a_long_matrix_agrees_with_the_dense_one(rng):
     diagonal, off = rng.standard_normal(40), np.abs(rng.standard_normal(39))
-    eigen = cubic.spectrum(diagonal, off)
+    eigen = cubic.compute_spectrum(diagonal, off)
     assert eigen.values == pytest.approx(np.linalg.eigvalsh(dense(diagonal, off)), abs=1e-12)
     assert np.allclose(eigen.vectors @ np.diag(eigen.values) @ eigen.vectors.T, dense(diagonal, off), atol=1e-12)
 
@@ -257,12 +257,14 @@ def test_tiny_and_huge_gradients(gamma0, value):
 def test_the_share_of_negative_curvature():
     """Two directions that do not mix, −½ and 1: what each of them earns can be written down."""
     linear = np.array([1.0, 2.0])
-    step = cubic.solve(cubic.spectrum(np.array([-0.5, 1.0]), np.array([0.0])), linear, 0.3)
+    step = cubic.solve(cubic.compute_spectrum(np.array([-0.5, 1.0]), np.array([0.0])), linear, 0.3)
     negative, positive = -linear * step.u - 0.5 * np.array([-0.5, 1.0]) * step.u**2
     assert negative > positive > 0
     assert step.curvature_share == pytest.approx(negative / (negative + positive), rel=1e-12)
-    assert cubic.solve(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3])), linear, 0.3).curvature_share == 0.0
-    nowhere = cubic.solve(cubic.spectrum(np.array([1.0, 2.0]), np.array([0.3])), np.zeros(2), 0.3)
+    assert (
+        cubic.solve(cubic.compute_spectrum(np.array([1.0, 2.0]), np.array([0.3])), linear, 0.3).curvature_share == 0.0
+    )
+    nowhere = cubic.solve(cubic.compute_spectrum(np.array([1.0, 2.0]), np.array([0.3])), np.zeros(2), 0.3)
     assert math.isnan(nowhere.curvature_share) and nowhere.norm == 0.0
 
 
@@ -285,36 +287,36 @@ def test_the_decrease_of_huge_and_tiny_matrices(size, of_sigma):
     In the last two cases ‖u‖³ alone is too large or too small for a number.
     """
     diagonal, off, c = np.array([-2.0, 1.0]), np.array([0.5]), np.array([1.0, 0.0])
-    usual = cubic.solve(cubic.spectrum(diagonal, off), c, 0.7)
+    usual = cubic.solve(cubic.compute_spectrum(diagonal, off), c, 0.7)
     ratio = size / of_sigma
-    scaled = cubic.solve(cubic.spectrum(size * diagonal, size * off), size * ratio * c, 0.7 * of_sigma)
+    scaled = cubic.solve(cubic.compute_spectrum(size * diagonal, size * off), size * ratio * c, 0.7 * of_sigma)
     assert scaled.u / ratio == pytest.approx(usual.u, rel=1e-9)
     assert scaled.decrease / size / ratio / ratio == pytest.approx(usual.decrease, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_least_sigma_of_a_length_is_never_too_large(seed):
+def test_the_lower_bound_of_sigma_for_a_length_is_never_too_large(seed):
     """At the bound the step is still as long as that, and where it falls slowly hardly longer."""
     rng = np.random.default_rng(seed)
     j, sigma = int(rng.integers(1, 9)), 10.0 ** rng.uniform(-6, 3)
     diagonal, off = rng.standard_normal(j) + rng.choice([0.0, 3.0]), rng.standard_normal(j - 1)
     c = np.eye(j)[0] * 10.0 ** rng.uniform(-3, 3)
-    eigen = cubic.spectrum(diagonal, off)
+    eigen = cubic.compute_spectrum(diagonal, off)
     step = cubic.solve(eigen, c, sigma)
     for share in (0.9, 0.3, 1e-3):
-        least = cubic.least_sigma(eigen, c, step, share * step.norm)
+        least = cubic.sigma_lower_bound(eigen, c, step, share * step.norm)
         assert least >= sigma
         assert share * step.norm * (1 - 1e-9) <= cubic.solve(eigen, c, least).norm <= 1.5 * share * step.norm
 
 
-def test_the_least_sigma_of_the_hard_case_is_not_known():
-    eigen, c = cubic.spectrum(np.array([-1.0, 2.0]), np.zeros(1)), np.array([0.0, 1.0])
+def test_the_lower_bound_of_sigma_for_the_hard_case_is_not_known():
+    eigen, c = cubic.compute_spectrum(np.array([-1.0, 2.0]), np.zeros(1)), np.array([0.0, 1.0])
     step = cubic.solve(eigen, c, 1e-3)
-    assert step.hard and cubic.least_sigma(eigen, c, step, 0.1 * step.norm) == 0.0
+    assert step.hard_case and cubic.sigma_lower_bound(eigen, c, step, 0.1 * step.norm) == 0.0
 
 
-def test_the_least_sigma_of_a_linear_term_beyond_all_bounds_raises_nothing():
-    eigen, c = cubic.spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.array([1e302, 0.0])
+def test_the_lower_bound_of_sigma_for_a_linear_term_beyond_all_bounds_raises_nothing():
+    eigen, c = cubic.compute_spectrum(np.array([1.0, 2.0]), np.array([0.5])), np.array([1e302, 0.0])
     step = cubic.solve(eigen, c, 1e-3)
     for longest in (1e-30, 1.0, 1e100):
-        assert not cubic.least_sigma(eigen, c, step, longest) < 0.0
+        assert not cubic.sigma_lower_bound(eigen, c, step, longest) < 0.0

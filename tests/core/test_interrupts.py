@@ -144,10 +144,10 @@ def test_ctrl_c_makes_a_step_whole_or_not_at_all(style, kind, preset, steps):
 
 def test_a_handler_that_an_interrupt_left_behind_is_not_taken_for_the_callers(monkeypatch):
     """Between any two lines a Ctrl-C may come, also between those that clean up after one."""
-    monkeypatch.setattr(interrupts, "_callers", signal.default_int_handler)
+    monkeypatch.setattr(interrupts, "_caller_handler", signal.default_int_handler)
     test_the_callers_handler_answers_and_stays()
     held = interrupts.uninterrupted(lambda: signal.getsignal(signal.SIGINT))
-    assert held() is interrupts._record
+    assert held() is interrupts._defer
 
 
 def test_a_step_inside_the_closure_of_another_one():

@@ -51,11 +51,11 @@ def test_t_is_the_projection_of_the_matrix(rng, kind, store):
     assert Q.T @ Q == pytest.approx(np.eye(j), abs=tolerance)
     assert Q.T @ A @ Q == pytest.approx(T, abs=tolerance)
     assert Q[:, 0] == pytest.approx(g / np.linalg.norm(g), abs=tolerance)
-    assert krylov.linear == pytest.approx(Q.T @ g, abs=tolerance)
+    assert krylov.projected_gradient == pytest.approx(Q.T @ g, abs=tolerance)
     # AQ − QT = β_j q_{j+1} e_jᵀ
     residual = A @ Q - Q @ T
     assert np.linalg.norm(residual[:, :-1]) <= 10 * tolerance
-    assert np.linalg.norm(residual[:, -1]) == pytest.approx(krylov.residual, rel=10 * tolerance)
+    assert np.linalg.norm(residual[:, -1]) == pytest.approx(krylov.last_beta, rel=10 * tolerance)
 
 
 @pytest.mark.parametrize("shift", [-1.0, 2.0, 8.0, 20.0])
@@ -65,7 +65,7 @@ def test_it_knows_whether_t_is_positive_definite(rng, shift):
     krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
     for _ in range(n):
         krylov.extend()
-        assert krylov.definite is bool(cubic.spectrum(*krylov.tridiagonal()).leftmost > 0.0)
+        assert krylov.definite is bool(cubic.compute_spectrum(*krylov.tridiagonal()).leftmost > 0.0)
     flat = krylov_space(lambda v: 0.0 * v, np.ones(n), NumpySpace(n, np.float64))
     flat.extend()
     assert not flat.definite
@@ -78,10 +78,10 @@ def test_model_gradient_is_the_residual_times_the_last_entry(rng):
     krylov = krylov_space(lambda v: A @ v, g, NumpySpace(n, np.float64))
     for _ in range(5):
         krylov.extend()
-    step = cubic.solve(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, 0.3)
+    step = cubic.solve(cubic.compute_spectrum(*krylov.tridiagonal()), krylov.projected_gradient, 0.3)
     (s,) = krylov.combine(step.u)
     gradient = g + A @ s + 0.3 * np.linalg.norm(s) * s
-    assert np.linalg.norm(gradient) == pytest.approx(krylov.residual * abs(step.u[-1]), rel=1e-8)
+    assert np.linalg.norm(gradient) == pytest.approx(krylov.last_beta * abs(step.u[-1]), rel=1e-8)
 
 
 def test_breakdown_is_an_invariant_subspace(rng):
@@ -90,7 +90,7 @@ def test_breakdown_is_an_invariant_subspace(rng):
     krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
     while krylov.extend():
         pass
-    assert krylov.dim == 3 and krylov.invariant and krylov.residual == 0.0
+    assert krylov.dim == 3 and krylov.invariant and krylov.last_beta == 0.0
     diagonal, off = krylov.tridiagonal()
     assert np.linalg.eigvalsh(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)) == pytest.approx([-1, 2, 5])
 
@@ -145,10 +145,10 @@ def test_reorthogonalisation_keeps_a_long_basis_orthonormal(rng):
 def test_a_start_other_than_the_gradient_projects_it(rng):
     n = 20
     A, g, start = symmetric(rng, n), rng.standard_normal(n), rng.standard_normal(n)
-    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(n, np.float64), linear=g)
+    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(n, np.float64), gradient=g)
     for _ in range(4):
         krylov.extend()
-    assert krylov.linear == pytest.approx(basis(krylov, n).T @ g)
+    assert krylov.projected_gradient == pytest.approx(basis(krylov, n).T @ g)
 
 
 def test_a_product_that_is_not_finite_is_reported():
@@ -181,7 +181,7 @@ def test_a_basis_of_several_blocks_is_one_basis(rng, kind, limit):
     A = symmetric(rng, n)
     space, make = spaces(n)[kind]
     B = make(A)
-    krylov = krylov_space(lambda v: B @ v, make(rng.standard_normal(n)), space, reorthogonalise=True, limit=limit)
+    krylov = krylov_space(lambda v: B @ v, make(rng.standard_normal(n)), space, reorthogonalise=True, max_dim=limit)
     while krylov.dim < j and krylov.extend():
         pass
     assert krylov.dim == (limit or j)
@@ -215,8 +215,8 @@ def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
         K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(B, k) @ g for k in range(j)]))[0]
         s = -K @ np.linalg.solve(K.T @ (B + shift * np.eye(12)) @ K, K.T @ g)
         left = np.linalg.norm(B @ s + shift * s + g)
-        assert krylov.model_gradient(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
-    assert np.isnan(krylov.model_gradient(-1.0))  # T − I is not positive definite
+        assert krylov.model_gradient_norm(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
+    assert np.isnan(krylov.model_gradient_norm(-1.0))  # T − I is not positive definite
 
 
 @pytest.mark.parametrize("reorthogonalise", [False, True])
@@ -229,12 +229,12 @@ def test_the_recurrence_reads_nothing_so_that_a_recording_can_hold_it(rng, reort
     start = torch.from_numpy(rng.standard_normal(n))
     space = Space(n, torch.float64, torch.device("cpu"))
     space.read = None  # whoever reads fails
-    lanczos = Lanczos(lambda v: B @ v, start, space, limit=dim, reorthogonalise=reorthogonalise)
+    lanczos = Lanczos(lambda v: B @ v, start, space, max_dim=dim, reorthogonalise=reorthogonalise)
     for _ in range(dim):
         lanczos.extend()
     del space.read
     at_once = Krylov(lanczos)
-    one_by_one = krylov_space(lambda v: B @ v, start, space, limit=dim, reorthogonalise=reorthogonalise)
+    one_by_one = krylov_space(lambda v: B @ v, start, space, max_dim=dim, reorthogonalise=reorthogonalise)
     while one_by_one.extend():
         assert at_once.extend()
         assert (at_once.alpha, at_once.beta) == (one_by_one.alpha, one_by_one.beta)
@@ -252,7 +252,7 @@ def test_a_product_that_fails_leaves_the_space_as_it_was(rng):
             raise KeyError(fail.pop())
         return A @ v
 
-    krylov = krylov_space(product, rng.standard_normal(n), NumpySpace(n, np.float64), limit=6)
+    krylov = krylov_space(product, rng.standard_normal(n), NumpySpace(n, np.float64), max_dim=6)
     krylov.extend()
     krylov.extend()
     expected = krylov.combine(np.array([1.0, 2.0]))[0]
@@ -280,25 +280,27 @@ def test_the_least_slope_is_below_that_of_the_minimiser(seed):
     krylov = krylov_space(lambda v: A @ v, g, NumpySpace(n, np.float64), reorthogonalise=True)
     for _ in range(5):
         krylov.extend()
-        step = cubic.solve(cubic.spectrum(*krylov.tridiagonal()), krylov.linear, sigma)
-        rounded = 1e-13 * step.norm * krylov.residual  # what the eigenvectors round away
+        step = cubic.solve(cubic.compute_spectrum(*krylov.tridiagonal()), krylov.projected_gradient, sigma)
+        rounded = 1e-13 * step.norm * krylov.last_beta  # what the eigenvectors round away
         assert (
-            0.0 < krylov.least_model_gradient(sigma) <= krylov.residual * abs(float(step.u[-1])) * (1 + 1e-9) + rounded
+            0.0
+            < krylov.model_gradient_lower_bound(sigma)
+            <= krylov.last_beta * abs(float(step.u[-1])) * (1 + 1e-9) + rounded
         )
 
 
 def test_the_least_slope_is_near_enough_to_be_of_use():
     """T = 2 and a residual of 0.1, small σ: u = 3/2, and the bound finds nearly half of ‖∇m‖ = 0.15."""
     A = np.array([[2.0, 0.1], [0.1, 2.0]])
-    krylov = krylov_space(lambda v: A @ v, np.array([3.0, 0.0]), NumpySpace(2, np.float64), limit=1)
+    krylov = krylov_space(lambda v: A @ v, np.array([3.0, 0.0]), NumpySpace(2, np.float64), max_dim=1)
     krylov.extend()
-    assert krylov.residual == pytest.approx(0.1)
-    assert 0.4 * 0.15 < krylov.least_model_gradient(1e-12) < 0.15
+    assert krylov.last_beta == pytest.approx(0.1)
+    assert 0.4 * 0.15 < krylov.model_gradient_lower_bound(1e-12) < 0.15
 
 
 def test_there_is_no_bound_where_the_space_was_started_elsewhere(rng):
     A = symmetric(rng, 6)
     g, start = rng.standard_normal(6), rng.standard_normal(6)
-    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(6, np.float64), linear=g)
+    krylov = krylov_space(lambda v: A @ v, start, NumpySpace(6, np.float64), gradient=g)
     krylov.extend()
-    assert krylov.least_model_gradient(1.0) == 0.0
+    assert krylov.model_gradient_lower_bound(1.0) == 0.0

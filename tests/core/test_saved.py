@@ -70,7 +70,7 @@ def harmless(path, old, new):
     """Whether a change is a number of the same kind, which nobody can tell from the right one."""
     if path[-1] in FREE:
         return isinstance(new, float | int) and not isinstance(new, bool)
-    if path[-1] in ("distance_numerator", "best_gradient") or isinstance(old, float):
+    if path[-1] in ("distance_numerator", "best_grad_norm") or isinstance(old, float):
         return same(new, 1.5) or (path[-1] == "distance_numerator" and same(new, -1))
     return isinstance(old, bool) and isinstance(new, bool)
 

@@ -326,7 +326,7 @@ def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, 
     engine = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
     engine.state = replace(engine.state, safe_point=start, first_loss=entry)
-    oracle = types.SimpleNamespace(trial=lambda point: before if point is start else None)
+    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
     assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 
 
@@ -360,13 +360,13 @@ def test_a_loss_that_is_not_finite_twice_leads_back(problem):
 def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
     """Where the data change, the safe point is no better, and the run goes on."""
     engine, oracle, x = settled_run(problem)
-    gradient, trial = oracle.gradient, oracle.trial
+    gradient, trial = oracle.gradient, oracle.gradient_sample_value
 
     def higher(x):
         value, g = gradient(x)
         return value + 50.0, g
 
-    oracle.gradient, oracle.trial = higher, lambda x: trial(x) + 50.0
+    oracle.gradient, oracle.gradient_sample_value = higher, lambda x: trial(x) + 50.0
     for _ in range(150):
         x, record = engine.iterate(x, oracle)
         assert "back" not in record.note

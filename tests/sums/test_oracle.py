@@ -51,7 +51,7 @@ def test_values_and_derivatives_are_those_of_the_rows_drawn(form, sampling, rng)
             value, g = oracle.gradient(x)
             expected, expected_g = subsets[GRADIENT].value_and_gradient(x)
             assert value == pytest.approx(expected, rel=1e-12) and g == pytest.approx(expected_g, abs=1e-12)
-            assert oracle.trial(x) == value
+            assert oracle.gradient_sample_value(x) == value
             assert oracle.value(x) == pytest.approx(subsets[OBJECTIVE].value(x), rel=1e-12)
             operator = oracle.hessian(x)
             assert operator(v) == pytest.approx(subsets[HESSIAN].hessian(x)(v), abs=1e-12)
@@ -68,7 +68,7 @@ def test_a_sample_is_drawn_at_most_once_per_iteration_and_only_when_used(rng, mo
     oracle = SumOracle(problem, (12, 12, None), 0)
     for k in (0, 0, 1):
         oracle.begin(k)
-        oracle.gradient(np.ones(D)), oracle.value(np.ones(D)), oracle.trial(np.zeros(D))
+        oracle.gradient(np.ones(D)), oracle.value(np.ones(D)), oracle.gradient_sample_value(np.zeros(D))
     assert drawn == [(0, GRADIENT), (1, GRADIENT)]
     oracle.hessian(np.ones(D))
     assert drawn[2:] == [(1, HESSIAN)] and oracle.sample(OBJECTIVE) is problem
@@ -81,7 +81,7 @@ def test_the_whole_sum_is_evaluated_once_per_point(rng):
         oracle.begin(k)
         oracle.gradient(x), oracle.value(x)
     assert oracle.exact and (oracle.meter.njev, oracle.meter.nfev) == (1, 0)
-    assert oracle.knows(x) == (True, True) and oracle.knows(x.copy()) == (False, False)
+    assert oracle.is_cached(x) == (True, True) and oracle.is_cached(x.copy()) == (False, False)
 
 
 def test_a_matrix_may_be_changed_between_runs(rng):

@@ -16,7 +16,7 @@ from sanc.core.space import Vector
 class GivenGradient(Oracle):
     """Returns the gradient in the leaves at every point; evaluates neither values nor products."""
 
-    values = False
+    has_values = False
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         self.space = leaves.space()

@@ -23,8 +23,8 @@ from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import HOOK, Buffers, Repeated, StillBuffers, current_step, seed_all
 from sanc.core.interrupts import interruptible
-from sanc.core.oracle import Meter, Operator, Oracle, Recent
-from sanc.core.saved import refuse
+from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.saved import state_error
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 
@@ -89,8 +89,8 @@ class AutogradOracle(Oracle):
         """Release the samples, the graph and all cached values and gradients."""
         self._samples = None
         self._loaded: Tensor | None = None
-        self._values: dict[Sample, Recent[float]] = {}
-        self._gradients: Recent[tuple[float, Any]] = Recent(1)
+        self._values: dict[Sample, RecentCache[float]] = {}
+        self._gradients: RecentCache[tuple[float, Any]] = RecentCache(1)
         self._graph: tuple[Tensor, Grads] | None = None
         self.raw_loss: Tensor | None = None
         self.training: Buffers | None = None
@@ -123,7 +123,7 @@ class AutogradOracle(Oracle):
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         if not isinstance(numbers["hvp"], str) or numbers["hvp"] not in HVP_MODES:
-            raise refuse("resume['oracle']['hvp']", numbers["hvp"], f"one of {HVP_MODES}")
+            raise state_error("resume['oracle']['hvp']", numbers["hvp"], f"one of {HVP_MODES}")
         if self.hvp == "auto":
             self.hvp = numbers["hvp"]
 
@@ -158,11 +158,11 @@ class AutogradOracle(Oracle):
     def value(self, x: Any) -> float:
         return self._value(x, self.samples[2])
 
-    def trial(self, x: Any) -> float:
+    def gradient_sample_value(self, x: Any) -> float:
         return self._value(x, self.samples[0])
 
     def _value(self, x: Any, sample: Sample) -> float:
-        return self._values.setdefault(sample, Recent()).answer(x, lambda x: self.evaluate(x, sample))
+        return self._values.setdefault(sample, RecentCache()).get(x, lambda x: self.evaluate(x, sample))
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """Return f(x) on a sample, with the random draws of its seed and unchanged buffers."""
@@ -209,12 +209,12 @@ class AutogradOracle(Oracle):
     # ------------------------------------------------------------------ gradients
 
     def gradient(self, x: Any) -> tuple[float, Any]:
-        return self._gradients.answer(x, self._gradient)
+        return self._gradients.get(x, self._gradient)
 
     def _gradient(self, x: Any) -> tuple[float, Any]:
         """Return f(x) and ∇f(x), and cache the value."""
         unread, g = self.unread_gradient(x)
-        return self._values.setdefault(self.samples[0], Recent()).put(x, float(unread)), g
+        return self._values.setdefault(self.samples[0], RecentCache()).put(x, float(unread)), g
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
         """Return f(x) and ∇f(x) on the gradient sample, as tensors on the device, without synchronising it."""
@@ -439,5 +439,5 @@ class AutogradOracle(Oracle):
     def hessian(self, x: Any) -> Operator:
         return OPERATORS[self.hvp](self, x, self.samples[1])
 
-    def knows(self, x: Any) -> tuple[bool, bool]:
+    def is_cached(self, x: Any) -> tuple[bool, bool]:
         return x in self._values.get(self.samples[2], ()), x in self._gradients

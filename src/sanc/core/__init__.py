@@ -1,1 +1,1 @@
-"""The method itself: one iteration, its Krylov space, cubic step, judge and escape. It knows no torch.nn."""
+"""The method on exact objectives: iteration, Krylov space, cubic step, acceptance, escape. It imports no torch.nn."""

@@ -36,19 +36,19 @@ class Spectrum:
         return float(self.values[0])
 
     @property
-    def size(self) -> float:
-        """The largest absolute eigenvalue."""
+    def norm(self) -> float:
+        """The largest absolute eigenvalue: the spectral norm."""
         return max(abs(float(self.values[0])), abs(float(self.values[-1])))
 
     @property
     def leftmost_vector(self) -> Floats:
-        """The eigenvector of the smallest eigenvalue, of length 1, with its largest entry positive."""
+        """The unit eigenvector of the smallest eigenvalue, with its largest entry positive."""
         vector: Floats = self.orientation * self.vectors[:, 0]
         return vector
 
     @property
     def orientation(self) -> float:
-        """Sign of the largest entry of the first eigenvector, the first of those that are equal but for rounding.
+        """Sign of the largest entry of the first eigenvector; among entries that are equal up to roundoff, the first.
 
         LAPACK may return v or −v. A random sign is reproducible only relative to a fixed orientation.
         """
@@ -59,13 +59,13 @@ class Spectrum:
         return math.copysign(1.0, largest)
 
 
-def spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
-    """Eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
+def compute_spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
+    """Return the eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
     if len(diagonal) <= 24:  # up to this size the checks of eigh_tridiagonal take longer than LAPACK itself
-        values, vectors, trouble = dstev(diagonal, off_diagonal)
-        if not trouble:
+        values, vectors, info = dstev(diagonal, off_diagonal)
+        if info == 0:  # dstev converged
             return Spectrum(values, vectors)
     return Spectrum(*eigh_tridiagonal(diagonal, off_diagonal, check_finite=False))
 
@@ -84,8 +84,8 @@ class CubicStep:
         μ = σ‖u‖, so that (T + μI)u = −c with T + μI positive semidefinite.
     decrease : float
         −m(u) ≥ (σ/6)‖u‖³, computed without cancellation.
-    hard : bool
-        Whether this is the hard case: u contains a multiple of the left-most eigenvector of either sign.
+    hard_case : bool
+        Whether this is the hard case: a multiple of the left-most eigenvector, of either sign, is added to u.
     curvature_share : float
         Share of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
     sigma : float
@@ -96,142 +96,166 @@ class CubicStep:
     norm: float
     multiplier: float
     decrease: float
-    hard: bool
+    hard_case: bool
     curvature_share: float = math.nan
     sigma: float = math.nan
 
 
-def solve(eigen: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> CubicStep:
+def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -> CubicStep:
     """Minimise the cubic model globally.
 
     Parameters
     ----------
-    eigen : Spectrum
+    spectrum : Spectrum
         Eigenpairs of T.
     linear : ndarray
         The linear term c; for a Krylov space started at the gradient, ‖g‖ e₁.
     sigma : float
         The cubic coefficient, positive.
     sign : float
-        In the hard case both signs of `leftmost_vector` are minimisers; this one is taken.
+        In the hard case both signs of `leftmost_vector` give minimisers; this one is used.
 
     Returns
     -------
     CubicStep
     """
-    c: list[float] = (linear @ eigen.vectors).tolist()
-    values: list[float] = eigen.values.tolist()
+    c: list[float] = (linear @ spectrum.vectors).tolist()
+    values: list[float] = spectrum.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
-    # so no σ, however large or small, overflows or cancels; a is a power of two, so that scaling is exact.
-    a = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
-    if a == 0.0:
-        return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard=False, sigma=sigma)
-    a = math.ldexp(1.0, math.frexp(a)[1] - 1)
-    scale, per = a / sigma, sigma / a
-    c = [(entry / a) * per for entry in c]
-    values = [entry / a for entry in values]
-    base = max(0.0, -values[0])  # μ̂ = base + t with t ≥ 0
-    t, y, hard = _secular(c, [max(entry + base, 0.0) for entry in values], base, sign)
-    if hard:
-        y[0] *= eigen.orientation
-    mu = base + t
-    u = eigen.vectors @ np.array([scale * entry for entry in y])
-    linear_term = quadratic = negative = 0.0  # cᵀy, yᵀΛ̂y, and the part of −cᵀy − ½yᵀΛ̂y along negative eigenvalues
-    for ci, yi, value in zip(c, y, values, strict=True):
-        first, second = ci * yi, value * yi * yi
-        linear_term += first
-        quadratic += second
-        if value < 0.0:
-            negative -= first + 0.5 * second
-    norm, multiplier = scale * mu, a * mu
+    # so no σ, however large or small, overflows or cancels. The unit a is a power of two, so that scaling is exact.
+    largest = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
+    if largest == 0.0:
+        return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard_case=False, sigma=sigma)
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    scale, inverse_scale = unit / sigma, sigma / unit
+    c = [(entry / unit) * inverse_scale for entry in c]
+    values = [entry / unit for entry in values]
+    mu_min = max(0.0, -values[0])  # μ̂ = mu_min + t with t ≥ 0
+    t, y, hard_case = _solve_secular(c, [max(entry + mu_min, 0.0) for entry in values], mu_min, sign)
+    if hard_case:
+        y[0] *= spectrum.orientation
+    mu = mu_min + t
+    u = spectrum.vectors @ np.array([scale * entry for entry in y])
+    norm, multiplier = scale * mu, unit * mu
+    linear_term, curvature_share = _decrease_terms(c, y, values)
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
-    decrease = (0.5 * a * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
-    total = -linear_term - 0.5 * quadratic
-    share = negative / total if total > 0.0 else math.nan
-    return CubicStep(u, norm, multiplier, decrease, hard, share, sigma)
+    decrease = (0.5 * unit * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
+    return CubicStep(u, norm, multiplier, decrease, hard_case, curvature_share, sigma)
 
 
-def least_sigma(eigen: Spectrum, linear: Floats, step: CubicStep, longest: float) -> float:
-    """Return a lower bound of the σ whose step norm is `longest`, given a longer step; 0 in the hard case.
+def _decrease_terms(c: list[float], y: list[float], values: list[float]) -> tuple[float, float]:
+    """Return cᵀy, and the share of the decrease −cᵀy − ½yᵀΛy along negative eigenvalues; NaN without a decrease."""
+    linear_term = quadratic_term = negative_part = 0.0
+    for ci, yi, value in zip(c, y, values, strict=True):
+        linear, quadratic = ci * yi, value * yi * yi
+        linear_term += linear
+        quadratic_term += quadratic
+        if value < 0.0:
+            negative_part -= linear + 0.5 * quadratic
+    total = -linear_term - 0.5 * quadratic_term
+    return linear_term, negative_part / total if total > 0.0 else math.nan
 
-    1/‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `longest` never overshoots.
+
+def sigma_lower_bound(spectrum: Spectrum, linear: Floats, step: CubicStep, max_norm: float) -> float:
+    """Return a lower bound of the σ whose step norm is `max_norm`, given a longer step; 0 in the hard case.
+
+    1/‖u‖ is concave as a function of μ, so that Newton's method for ‖u‖ = `max_norm` never overshoots.
     """
-    if step.hard:
+    if step.hard_case:
         return 0.0
     mu: Any = np.float64(step.multiplier)
-    c = linear @ eigen.vectors
-    with np.errstate(all="ignore"):  # an overflow gives NaN, which bounds nothing
+    c = linear @ spectrum.vectors
+    with np.errstate(all="ignore"):  # an overflow results in NaN, which is no bound
         for _ in range(4):
-            u = c / (eigen.values + mu)
+            u = c / (spectrum.values + mu)
             square = u @ u
-            mu += (np.sqrt(square) / longest - 1.0) * square / (u @ (u / (eigen.values + mu)))
-        return float(mu / longest)
+            mu += (np.sqrt(square) / max_norm - 1.0) * square / (u @ (u / (spectrum.values + mu)))
+        return float(mu / max_norm)
 
 
-def _secular(c: list[float], gaps: list[float], base: float, sign: float) -> tuple[float, list[float], bool]:
-    """Solve ‖y(t)‖ = base + t for t ≥ 0 with y(t) = −c/(gaps + t), the hard case included."""
-    # |c_i| = (base + t)(gap_i + t) gives a lower bound on t for each i, and with ‖c‖ and the smallest gap an upper one.
+def _solve_secular(c: list[float], gaps: list[float], mu_min: float, sign: float) -> tuple[float, list[float], bool]:
+    """Solve ‖y(t)‖ = mu_min + t for t ≥ 0 with y(t) = −c/(gaps + t); return t, y and whether it is the hard case."""
     pairs = list(zip(c, gaps, strict=True))
+    # |c_i| ≤ (mu_min + t)(gap_i + t) at the solution, which bounds t from below for each i. An upper bound follows from
+    # ‖c‖ ≥ (mu_min + t)(gap + t) with the smallest gap.
     lower = largest = 0.0
     for ci, gap in pairs:
         if abs(ci) > largest:  # the gaps increase, so that a smaller |c_i| cannot raise the bound
             largest = abs(ci)
-            lower = max(lower, _quadratic_root(largest, gap, base))
+            lower = max(lower, _quadratic_root(largest, gap, mu_min))
     if lower == 0.0:
-        if base == 0.0 and not any(c):
+        if mu_min == 0.0 and not any(c):
             return 0.0, [0.0] * len(c), False
-        y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # where the gap is 0, c is 0 up to underflow
-        rest = math.hypot(*y)
-        if rest <= base:
-            y[0] = sign * math.sqrt((base - rest) * (base + rest))
-            return 0.0, y, True
-    upper = _quadratic_root(math.hypot(*c), min(gaps), base) * (1.0 + 1e-12)
-    upper = highest = max(upper, lower, 5e-324)
-    t = lower if lower > 0.0 else 0.5 * upper
-    for _ in range(200):
-        mu = base + t
-        square = pull = 0.0  # ‖y/μ‖², which is 1 at the solution, and its derivative by t up to a factor
-        for ci, gap in pairs:
-            shifted = gap + t
-            share = ci / shifted / mu
-            share *= share
-            square += share
-            pull += share / shifted
-        excess, newton = math.inf, 0.0
-        if square > 1e-280:  # below that underflow is possible, and t is far too large
-            ratio = math.sqrt(square)
-            excess = 1.0 / ratio - 1.0
-            newton = t - (1.0 - ratio) * mu / (1.0 + mu * (pull / square))
-        if excess > 0.0:
-            upper = t
-        else:
-            lower = t
-        if abs(excess) <= 4e-16 or upper - lower <= 4e-16 * upper:
-            break
-        near = abs(excess) <= 1e-10  # Newton's method converges quadratically: the next step is the last
-        if not lower < newton < upper:
-            near = False
-            if newton >= upper == highest:  # from the right of the root, convexity makes Newton decrease to it
-                newton = upper
-            else:  # bisect on a logarithmic scale
-                newton = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
-        near = near or newton == t
-        t = newton
-        if near:
-            break
+        hard_case_y = _solve_hard_case(pairs, mu_min, sign)
+        if hard_case_y is not None:
+            return 0.0, hard_case_y, True
+    upper = _quadratic_root(math.hypot(*c), min(gaps), mu_min) * (1.0 + 1e-12)
+    t = _find_secular_root(pairs, mu_min, lower, max(upper, lower, 5e-324))
     y = [-ci / (gap + t) for ci, gap in pairs]
-    others = math.hypot(*y[1:])
-    mu = base + t
-    if base > 0.0 and abs(y[0]) > 0.5 * mu and others < mu:
+    other_norm = math.hypot(*y[1:])
+    mu = mu_min + t
+    if mu_min > 0.0 and abs(y[0]) > 0.5 * mu and other_norm < mu:
         # Nearly hard: t is a small difference, but ‖y‖, and with it |y_1|, is known to full precision.
-        y[0] = math.copysign(math.sqrt((mu - others) * (mu + others)), y[0])
+        y[0] = math.copysign(math.sqrt((mu - other_norm) * (mu + other_norm)), y[0])
     return t, y, False
 
 
-def _quadratic_root(size: float, gap: float, base: float) -> float:
-    """Non-negative root of (base + t)(gap + t) = size, or 0 where there is none."""
-    excess = size - base * gap
+def _solve_hard_case(pairs: list[tuple[float, float]], mu_min: float, sign: float) -> list[float] | None:
+    """Return the y of the hard case, t = 0; None if ‖y(0)‖ > mu_min, so that t > 0."""
+    y = [-ci / gap if ci and gap else 0.0 for ci, gap in pairs]  # if the gap is 0, c is 0 up to underflow
+    other_norm = math.hypot(*y)
+    if not other_norm <= mu_min:
+        return None
+    y[0] = sign * math.sqrt((mu_min - other_norm) * (mu_min + other_norm))
+    return y
+
+
+def _find_secular_root(pairs: list[tuple[float, float]], mu_min: float, lower: float, upper: float) -> float:
+    """Return the t between two bounds at which ‖y(t)‖ = mu_min + t, by Newton's method with bisection."""
+    initial_upper = upper
+    t = lower if lower > 0.0 else 0.5 * upper
+    for _ in range(200):
+        residual, t_next = _newton_step(pairs, mu_min, t)
+        if residual > 0.0:
+            upper = t
+        else:
+            lower = t
+        if abs(residual) <= 4e-16 or upper - lower <= 4e-16 * upper:
+            break
+        is_last = abs(residual) <= 1e-10  # Newton's method converges quadratically: the next step is the last
+        if not lower < t_next < upper:
+            is_last = False
+            if t_next >= upper == initial_upper:  # from the right of the root, convexity makes Newton decrease to it
+                t_next = upper
+            else:  # bisect on a logarithmic scale
+                t_next = math.sqrt(lower) * math.sqrt(upper) if lower > 0.0 else 0.5 * upper
+        is_last = is_last or t_next == t
+        t = t_next
+        if is_last:
+            break
+    return t
+
+
+def _newton_step(pairs: list[tuple[float, float]], mu_min: float, t: float) -> tuple[float, float]:
+    """Return the residual μ/‖y‖ − 1 of the secular equation at t, and the next t of Newton's method."""
+    mu = mu_min + t
+    square = derivative = 0.0  # ‖y/μ‖², which is 1 at the solution, and its derivative by t up to a factor
+    for ci, gap in pairs:
+        shifted = gap + t
+        term = ci / shifted / mu
+        term *= term
+        square += term
+        derivative += term / shifted
+    if not square > 1e-280:  # below that underflow is possible, and t is far too large
+        return math.inf, 0.0
+    ratio = math.sqrt(square)
+    return 1.0 / ratio - 1.0, t - (1.0 - ratio) * mu / (1.0 + mu * (derivative / square))
+
+
+def _quadratic_root(product: float, gap: float, mu_min: float) -> float:
+    """Return the non-negative root of (mu_min + t)(gap + t) = product, or 0 if there is none."""
+    excess = product - mu_min * gap
     if excess <= 0.0:
         return 0.0
-    total = base + gap
+    total = mu_min + gap
     return 2.0 * excess / (total + math.sqrt(total * total + 4.0 * excess))

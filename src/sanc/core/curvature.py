@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 
 from sanc.core import cubic
-from sanc.core.consistency import INACCURATE, nonlinearity
+from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
-"""Positions of trial shifts between two bounds; two passes over 65 of them find the shift to one per cent."""
+"""Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
-"""Products whose norm is 2^±500 or beyond are scaled: squares of smaller ones are within the range of float64."""
+"""Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
 _LARGEST_EXPONENT = 1000
-"""Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and lift any subnormal above 2^-80."""
+"""Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,80 +129,130 @@ def probe(
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
-    late: Callable[[], bool] = lambda: False,
+    time_is_up: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, Vector]:
-    """Certificate at x, and the unit vector of the left-most Ritz pair.
+    """Return the certificate at x, and the unit vector of the left-most Ritz pair.
 
-    It stops as soon as the outcome is certain; if `thorough`, not before λ_min is known to a tenth, or, in up to 100
-    dimensions, exactly. It also stops after the product at which `late` becomes true. The counters of the oracle do not
-    include its products.
+    Lanczos stops as soon as the outcome is decided. If `thorough`, it continues until λ_min has a relative error of
+    10 %, or, in at most 100 dimensions, until the space is full. It also stops after the product at which `time_is_up`
+    becomes true. The counters of the oracle do not include its products.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
-    known = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
-    before = replace(oracle.meter)
+    common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
+    meter = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
-    products = _Products(oracle.hessian(x), start, space)
-    krylov = products.krylov
-    limit = min(space.dim, max_products or _affordable(space.dim))
-    test_at = 4  # fewer rarely decide, and one product does not show asymmetry
+    process = _MonitoredLanczos(oracle.hessian(x), start, space)
+    krylov = process.krylov
+    max_dim = min(space.dim, max_products or _affordable_dim(space.dim))
+    next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
     lower = -math.inf
     try:
         while True:
-            products.extend()
-            k, curvature = krylov.dim, eps_curvature * products.factor
-            done = k >= limit or krylov.invariant or late()
-            if done or k >= test_at:
-                eigen = cubic.spectrum(*krylov.tridiagonal())
-                rounding = products.error(float(np.max(np.abs(eigen.values))))
-                full = k == space.dim  # no eigenvalue can be missed
-                error, useless = (rounding, True) if full else _missed(eigen, krylov, space.dim, rounding, confidence)
-                if eigen.leftmost - rounding < lower:
-                    lower = -math.inf  # contradicted by a new Ritz value
-                lower = max(lower, eigen.leftmost - error)  # all bounds hold if the start has its component along v
-                error = eigen.leftmost - lower
-                if thorough:
-                    sharp = space.dim > 100 and error <= max(curvature, 0.1 * abs(eigen.leftmost))
-                    decided = sharp and not -curvature <= eigen.leftmost < error - curvature
-                else:
-                    near = krylov.residual_of(eigen.leftmost_vector) <= 0.1 * abs(eigen.leftmost)
-                    found = near and eigen.leftmost + rounding < -curvature
-                    decided = found or lower >= -curvature
-                if done or decided or (useless and space.dim > 100):
+            process.extend()
+            must_stop = krylov.dim >= max_dim or krylov.invariant or time_is_up()
+            if must_stop or krylov.dim >= next_test_dim:
+                bound = _bound_curvature(process, confidence, lower)
+                lower = bound.lower
+                is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
+                if must_stop or is_decided or (bound.limited_by_roundoff and space.dim > 100):
                     break
-                test_at = k + 1 + k // 5
-        (v,) = krylov.combine(eigen.leftmost_vector)
+                next_test_dim = krylov.dim + 1 + krylov.dim // 5
+        (v,) = krylov.combine(bound.spectrum.leftmost_vector)
     except NonFiniteProductError:
-        nothing = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        cert = Certificate(**known, **nothing, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+        unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
+        cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
         return cert, start
     finally:
-        products.operator.release()
-        oracle.meter = before
-    result = Certificate(
-        **known,
-        lambda_min=products.unscaled(eigen.leftmost),
-        error_bound=products.unscaled(rounding if full else error),
-        rounding=products.unscaled(rounding),
-        residual=products.unscaled(krylov.residual_of(eigen.leftmost_vector)),
-        asymmetry=products.unscaled(math.sqrt(products.asymmetry)),
-        confidence=1.0 if full else confidence,
+        process.operator.release()
+        oracle.meter = meter
+    cert = Certificate(
+        **common,
+        lambda_min=process.unscaled(bound.ritz_value),
+        error_bound=process.unscaled(bound.rounding if bound.is_full else bound.error),
+        rounding=process.unscaled(bound.rounding),
+        residual=process.unscaled(krylov.residual_of(bound.spectrum.leftmost_vector)),
+        asymmetry=process.unscaled(math.sqrt(process.asymmetry_squared)),
+        confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
-    return result, v
+    return cert, v
 
 
-class _Products:
-    """A Krylov space, and the errors of its products.
+@dataclass(frozen=True, slots=True)
+class _CurvatureBound:
+    """Bounds on λ_min from a Krylov space, in the units of its products.
 
     Attributes
     ----------
-    differences : float
+    spectrum : Spectrum
+        Eigenpairs of T.
+    rounding : float
+        ‖F‖, the error of the products.
+    lower : float
+        A lower bound of λ_min, the largest of this space and of smaller ones.
+    is_full : bool
+        Whether the Krylov space is the whole space, so that no eigenvalue can be missed.
+    limited_by_roundoff : bool
+        Whether further products would not improve the bound.
+    """
+
+    spectrum: cubic.Spectrum
+    rounding: float
+    lower: float
+    is_full: bool
+    limited_by_roundoff: bool
+
+    @property
+    def ritz_value(self) -> float:
+        """The left-most Ritz value, θ_1."""
+        return self.spectrum.leftmost
+
+    @property
+    def error(self) -> float:
+        """θ_1 minus the lower bound."""
+        return self.spectrum.leftmost - self.lower
+
+
+def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float) -> _CurvatureBound:
+    """Return the bounds from the current Krylov space, given the lower bound from smaller ones."""
+    krylov, dim = process.krylov, process.space.dim
+    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    rounding = process.error(float(np.max(np.abs(spectrum.values))))
+    is_full = krylov.dim == dim
+    if is_full:
+        error, limited_by_roundoff = rounding, True
+    else:
+        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
+    if spectrum.leftmost - rounding < lower:
+        lower = -math.inf  # the new Ritz value contradicts the earlier bound
+    # All bounds hold together if the start vector has its component along v.
+    lower = max(lower, spectrum.leftmost - error)
+    return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
+
+
+def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, *, thorough: bool) -> bool:
+    """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
+    theta = bound.ritz_value
+    if thorough:
+        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
+        return is_tight and not -tolerance <= theta < bound.error - tolerance
+    has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
+    is_saddle = has_converged and theta + bound.rounding < -tolerance
+    return is_saddle or bound.lower >= -tolerance
+
+
+class _MonitoredLanczos:
+    """A Lanczos process that measures the errors of its products.
+
+    Attributes
+    ----------
+    difference_error_squared : float
         Sum of the squared errors of differences of gradients.
-    asymmetry : float
+    asymmetry_squared : float
         Sum of the squared projections that reorthogonalisation removed and that are zero for a symmetric matrix: those
         on all but the last two vectors, and the excess over β on the last but one.
-    dropped : float
+    neglected_beta : float
         The last β, if it was treated as roundoff.
     factor : float
         A power of two by which the products are scaled if their squares would overflow or underflow; otherwise 1. All
@@ -213,50 +263,56 @@ class _Products:
         self.operator, self.space = operator, space
         self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
         self.krylov = Krylov(self.lanczos)
-        self.differences = self.asymmetry = self.dropped = 0.0
+        self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
         self.factor = 1.0
-        self._nonlinearity: float | None = None  # of a product with a unit vector, once it was measured
+        self._nonlinearity: float | None = None  # of products with unit vectors, if it was measured
 
     def _product(self, q: Vector) -> Vector:
-        answer = self.operator(q)
-        error = self.operator.error(q, answer)
+        """Return the scaled product with q, and add its error; the first product determines the scale."""
+        product = self.operator(q)
+        error = self.operator.error(q, product)
         if not self.lanczos.columns:
-            self.factor = _power_of_two(self.space.norm(answer))
-        self.differences += (error * self.factor) * (error * self.factor)
-        return answer if self.factor == 1.0 else answer * self.factor
+            self.factor = _power_of_two(self.space.norm(product))
+        self.difference_error_squared += (error * self.factor) * (error * self.factor)
+        return product if self.factor == 1.0 else product * self.factor
 
     def unscaled(self, number: float) -> float:
-        """Return a number of the Krylov space in the units of the Hessian; a finite one does not become infinite."""
-        result = number / self.factor
-        return result if math.isinf(number) or not math.isinf(result) else math.copysign(sys.float_info.max, result)
+        """Return a number of the Krylov space in the units of the Hessian; a finite number remains finite."""
+        unscaled = number / self.factor
+        if math.isinf(unscaled) and not math.isinf(number):
+            return math.copysign(sys.float_info.max, unscaled)
+        return unscaled
 
     def extend(self) -> None:
-        """Make one iteration and update the asymmetry."""
-        before = self.krylov.residual
+        """Make one Lanczos iteration and update the asymmetry."""
+        previous_beta = self.krylov.last_beta
         self.krylov.extend()
         if self.krylov.invariant:
-            self.dropped = float(self.lanczos.columns[-1][1])
-        *parts, _ = self.space.read([self.lanczos.parts])
-        if parts:
-            parts[-1] -= before
-        self.asymmetry += sum(part * part for part in parts)
+            self.neglected_beta = float(self.lanczos.columns[-1][1])
+        *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
+        if deviations:
+            deviations[-1] -= previous_beta
+        self.asymmetry_squared += sum(deviation * deviation for deviation in deviations)
 
-    def error(self, size: float) -> float:
-        """Return ‖F‖ for a Hessian of norm `size`; infinite if it is asymmetric beyond the errors of products.
+    def error(self, hessian_norm: float) -> float:
+        """Return ‖F‖; infinite if the Hessian is asymmetric beyond the errors of products.
 
         Products of low precision, or differences that the caller computes, are asymmetric and also nonlinear. A wrong
-        Hessian is linear. So the nonlinearity is measured where the asymmetry exceeds roundoff, and counts as an error.
+        Hessian is linear. So if the asymmetry exceeds roundoff, the nonlinearity is measured and counts as an error.
         """
-        rounding = 10.0 * self.space.eps * size
-        allowed, inaccurate = self.krylov.dim * self.space.eps * size * size + 10.0 * self.differences, 0.0
-        if self.asymmetry > allowed:
+        dim, eps = self.krylov.dim, self.space.eps
+        allowed = dim * eps * hessian_norm * hessian_norm + 10.0 * self.difference_error_squared
+        nonlinear_error_squared = 0.0
+        if self.asymmetry_squared > allowed:
             if self._nonlinearity is None:
-                self._nonlinearity = nonlinearity(self.operator, self.space) * self.factor
-            inaccurate = self.krylov.dim * (INACCURATE * self._nonlinearity) ** 2
-            if not self.asymmetry <= allowed + inaccurate:
+                self._nonlinearity = measure_nonlinearity(self.operator, self.space) * self.factor
+            nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
+            if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
                 return math.inf
-        rounding = math.hypot(math.sqrt(self.krylov.dim) * rounding, self.dropped)
-        return math.sqrt(rounding * rounding + self.differences + self.asymmetry + inaccurate)
+        rounding = math.hypot(math.sqrt(dim) * (10.0 * eps * hessian_norm), self.neglected_beta)
+        return math.sqrt(
+            rounding * rounding + self.difference_error_squared + self.asymmetry_squared + nonlinear_error_squared
+        )
 
 
 def _power_of_two(norm: float) -> float:
@@ -267,28 +323,33 @@ def _power_of_two(norm: float) -> float:
     return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
-def _affordable(dim: int) -> int:
+def _affordable_dim(dim: int) -> int:
     """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
     return min(1000, max(50, 50_000_000 // dim))
 
 
-def _missed(eigen: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float) -> tuple[float, bool]:
+def _bound_missed_eigenvalues(
+    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float
+) -> tuple[float, bool]:
     """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
     if rounding == math.inf:
         return math.inf, True
-    part = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
-    betas = sum(map(math.log, krylov.beta)) if krylov.residual > 0.0 else -math.inf
-    gaps, first = eigen.values - eigen.leftmost, eigen.vectors[0]
+    start_component = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+    log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
+    gaps, first_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0]
 
-    def beyond(shifts: Any) -> Any:
-        return np.exp(np.minimum(betas - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
+    def residual_term(shifts: Any) -> Any:
+        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift."""
+        return np.exp(np.minimum(log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
 
-    high = (krylov.residual + rounding) / part  # no eigenvalue farther left is possible
+    high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
     low = max(rounding, 1e-16 * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _GRID
-        hidden = beyond(shifts) + rounding * np.linalg.norm(first / (gaps + shifts), axis=-1, keepdims=True)
-        possible = int(np.sum(~(hidden < part)))  # decreases as the shift grows
-        low, high = float(shifts[max(possible - 1, 0), 0]), float(shifts[min(possible, len(shifts) - 1), 0])
-    low = max(low, high)
-    return low, krylov.residual == 0.0 or float(beyond(low)[0]) < 0.01 * part
+        rounding_term = rounding * np.linalg.norm(first_entries / (gaps + shifts), axis=-1, keepdims=True)
+        possible_component = residual_term(shifts) + rounding_term  # it decreases as the shift grows
+        possible_shifts = int(np.sum(~(possible_component < start_component)))
+        low = float(shifts[max(possible_shifts - 1, 0), 0])
+        high = float(shifts[min(possible_shifts, len(shifts) - 1), 0])
+    bound = max(low, high)
+    return bound, krylov.last_beta == 0.0 or float(residual_term(bound)[0]) < 0.01 * start_component

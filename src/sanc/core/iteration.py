@@ -22,7 +22,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
-from sanc.core.saved import numbers_of, refuse, require_fields
+from sanc.core.saved import numbers_of, require_fields, state_error
 from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteStartError
@@ -333,7 +333,7 @@ def _parse_memory(where: str, numbers: Any) -> dict[str, float]:
     except (TypeError, ValueError):
         memory = None
     if not isinstance(memory, dict) or not all(isinstance(entry, float) for entry in memory.values()):
-        raise refuse(f"{where}['memory']", text, "a text of numbers by name")
+        raise state_error(f"{where}['memory']", text, "a text of numbers by name")
     return memory
 
 

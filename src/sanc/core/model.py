@@ -78,7 +78,7 @@ class KrylovSubspace:
     @property
     def curvature(self) -> float:
         """The largest absolute Ritz value, an estimate of ‖B‖; 0 if a product was not finite."""
-        return 0.0 if self.spectrum is None else self.spectrum.size
+        return 0.0 if self.spectrum is None else self.spectrum.norm
 
     def ritz_vector(self) -> Vector:
         """Return v of the left-most Ritz pair, with ‖v‖ = 1."""
@@ -160,10 +160,10 @@ class KrylovModel(Piece):
                 here.oracle.lanczos(
                     operator,
                     here.g if start is None else start,
-                    limit=self.largest_dim(here),
+                    max_dim=self.largest_dim(here),
                     store=self.lanczos == "store",
                     reorthogonalise=self.reorthogonalise,
-                    linear=None if start is None else here.g,
+                    gradient=None if start is None else here.g,
                 )
             )
             return _build_subspace(self, here, krylov, operator)
@@ -224,9 +224,9 @@ class CubicModel(KrylovModel):
 
     def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
         """Return the global minimiser of the model with this σ; in the hard case its sign is random."""
-        linear = krylov.linear
+        linear = krylov.projected_gradient
         step = cubic.solve(spectrum, linear, sigma)
-        if step.hard and not here.random_bit(HARD_CASE_SIGN):  # both signs minimise the model
+        if step.hard_case and not here.random_bit(HARD_CASE_SIGN):  # both signs minimise the model
             step = cubic.solve(spectrum, linear, sigma, -1.0)
         return step
 
@@ -247,7 +247,7 @@ class CubicModel(KrylovModel):
         step, sigma_untested = self._solve(here, krylov, spectrum, subspace.sigma), subspace.sigma_untested
         if step.norm > max_norm and (here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier):
             sigma_untested = True
-            sigma_lower_bound = cubic.least_sigma(spectrum, krylov.linear, step, max_norm)
+            sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
             step = here.judge.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
         return replace(subspace, sigma=step.sigma, sigma_untested=sigma_untested, step=step)
@@ -305,7 +305,9 @@ class _TestSchedule:
     def is_early(self, krylov: Krylov, tolerance: float) -> bool:
         """Whether the test is left out at the present dimension."""
         j = krylov.dim
-        return j < self.next_dim or (j < self.forced_dim and krylov.model_gradient(self.multiplier) > 2.0 * tolerance)
+        return j < self.next_dim or (
+            j < self.forced_dim and krylov.model_gradient_norm(self.multiplier) > 2.0 * tolerance
+        )
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
@@ -319,7 +321,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
     max_dim = min(model.largest_dim(here) or here.space.dim, here.space.dim)
-    schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.from_gradient
+    schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.starts_at_gradient
     try:
         while True:
             krylov.extend()
@@ -329,10 +331,10 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
             must_stop = at_limit or (model.forcing and here.oracle.exact and not krylov.definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
-                or (model.proposes and krylov.least_model_gradient(subspace.sigma) > tolerance)
+                or (model.proposes and krylov.model_gradient_lower_bound(subspace.sigma) > tolerance)
             ):
                 continue
-            spectrum = cubic.spectrum(*krylov.tridiagonal())
+            spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
             subspace = replace(subspace, spectrum=spectrum)
             if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
                 subspace = model.with_step(here, subspace)
@@ -372,9 +374,9 @@ def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> Kr
     krylov, first_units = subspace.krylov, subspace.units
     if first_units.length:
         return replace(subspace, max_step_norm=model.max_step_norm(here, first_units))
-    product_norm = math.hypot(krylov.alpha[0], krylov.residual)  # ‖Bq₁‖
+    product_norm = math.hypot(krylov.alpha[0], krylov.last_beta)  # ‖Bq₁‖
     grad_norm, x_norm = here.grad_norm, here.norm
-    if not krylov.from_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
+    if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
         grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
     first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
     measures = here.judge.measures_sigma0

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Meter:
-    """Counts component evaluations and, beside them, plain calls."""
+    """Counts component evaluations by kind, the calls of the paper's figures, and evaluations (nfev, njev, nhev)."""
 
     value: int = 0
     gradient: int = 0
@@ -28,22 +28,22 @@ class Meter:
     nhev: int = 0
 
     def count_value(self, size: int) -> None:
-        """One function value over `size` components."""
+        """Count one function value over `size` components."""
         self.value += size
         self.nfev += 1
 
     def count_gradient(self, size: int) -> None:
-        """One gradient over `size` components."""
+        """Count one gradient over `size` components."""
         self.gradient += size
         self.njev += 1
 
     def count_product(self, size: int) -> None:
-        """One Hessian product over `size` components."""
+        """Count one Hessian product over `size` components."""
         self.product += size
         self.nhev += 1
 
     def snapshot(self) -> Calls:
-        """Return the component counts as they stand."""
+        """Return the current component counts."""
         return Calls(self.value, self.gradient, self.product, self.paper_calls)
 
 
@@ -52,22 +52,22 @@ class Operator(ABC):
 
     @abstractmethod
     def __call__(self, v: Vector) -> Vector:
-        """Return the product with `v` as a fresh vector."""
+        """Return the product with `v` as a new vector."""
 
     @abstractmethod
     def gradient(self) -> Vector:
-        """Return the gradient on the Hessian's sample, as a fresh vector."""
+        """Return the gradient on the Hessian's sample, as a new vector."""
 
     def error(self, v: Vector, product: Vector) -> float:
-        """Estimate the error norm of the `product` with `v` beyond roundoff; 0 where products are exact."""
+        """Estimate the error norm of the `product` with `v` beyond roundoff; 0 if products are exact."""
         return 0.0
 
-    def release(self) -> None:  # noqa: B027 - most hold nothing
-        """Release what the products needed; a later product builds it again."""
+    def release(self) -> None:  # noqa: B027 - most hold no memory
+        """Free the memory that products use; a later product allocates it again."""
 
 
 class Oracle(ABC):
-    """Evaluates f, g and Hv at a point, on the samples of the current iteration. It lives as long as the run.
+    """Evaluates f, g and Hv at a point, on the samples of the current iteration. One oracle serves a whole run.
 
     Attributes
     ----------
@@ -79,11 +79,11 @@ class Oracle(ABC):
         Whether all three samples are the whole objective in every iteration.
     hvp : str
         How torch computes the Hessian products; empty for other oracles.
-    values : bool
+    has_values : bool
         Whether it evaluates values and products, and not gradients only.
-    written : bool
+    gradient_of_caller : bool
         Whether its gradient is a function of the caller, which may be inconsistent with f.
-    differences : bool
+    differenced_products : bool
         Whether its Hessian products are differences of gradients.
     """
 
@@ -91,9 +91,9 @@ class Oracle(ABC):
     meter: Meter
     exact: bool = False
     hvp: str = ""
-    values: bool = True
-    written: bool = False
-    differences: bool = False
+    has_values: bool = True
+    gradient_of_caller: bool = False
+    differenced_products: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -106,19 +106,19 @@ class Oracle(ABC):
         return [(self.space.dim,)]
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
-        """Draw the samples of an iteration; `products` announces Hessian products."""
+        """Draw the samples of an iteration; `products` tells whether it computes Hessian products."""
 
     def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
         """End an iteration, given the norm of its step."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the point and the counters."""
+        """Return the state that a resumed run needs in addition to the point and the counters."""
         return {}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have no state
-        """Continue from what `numbers` returned."""
+        """Restore the state that `numbers` returned."""
 
-    def knows(self, x: Vector) -> tuple[bool, bool]:
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
         """Whether value and gradient at `x` are cached for the next iteration."""
         return False, False
 
@@ -126,7 +126,7 @@ class Oracle(ABC):
     def value(self, x: Vector) -> float:
         """f(x) on the objective sample."""
 
-    def trial(self, x: Vector) -> float:
+    def gradient_sample_value(self, x: Vector) -> float:
         """f(x) on the gradient sample."""
         return self.value(x)
 
@@ -139,23 +139,23 @@ class Oracle(ABC):
         return 0.0
 
     def norm(self, v: Vector) -> float:
-        """‖v‖ of a point or gradient of this oracle, which may have read it together with other numbers."""
+        """‖v‖ of a point or gradient of this oracle. It may be cached from an earlier transfer to the host."""
         return self.space.norm(v)
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""
 
-    def lanczos(self, operator: Operator, start: Vector, **how: Any) -> Columns:
-        """Start Lanczos at `start`."""
-        return Lanczos(operator, start, self.space, **how)
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> Columns:
+        """Return the columns of a Lanczos process that starts at `start`."""
+        return Lanczos(operator, start, self.space, **options)
 
 
-class Recent(Generic[T]):
+class RecentCache(Generic[T]):
     """A cache of the last few evaluations, by the identity of the vector; the least recently used one is dropped.
 
     The value at the current point is used in every iteration, so rejected trials never replace it, and a resumed run
-    counts the same evaluations as one that was not interrupted. The cache holds weak references.
+    counts the same evaluations as one that was not interrupted. The cache has weak references to the vectors.
     """
 
     def __init__(self, size: int = 3) -> None:
@@ -163,30 +163,30 @@ class Recent(Generic[T]):
         self._entries: list[tuple[Callable[[], Any], T]] = []
 
     def __contains__(self, x: Any) -> bool:
-        return any(known() is x for known, _ in self._entries)
+        return any(cached() is x for cached, _ in self._entries)
 
-    def answer(self, x: Any, ask: Callable[[Any], T]) -> T:
-        """Return the cached evaluation at `x`, or make it."""
-        for place, (known, answer) in enumerate(self._entries):
-            if known() is x:
-                self._entries.append(self._entries.pop(place))
-                return answer
-        return self.put(x, ask(x))
+    def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
+        """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
+        for index, (cached, evaluation) in enumerate(self._entries):
+            if cached() is x:
+                self._entries.append(self._entries.pop(index))
+                return evaluation
+        return self.put(x, evaluate(x))
 
-    def put(self, x: Any, answer: T) -> T:
+    def put(self, x: Any, evaluation: T) -> T:
         """Cache an evaluation and return it."""
-        self._entries = [*self._entries[1 - self._size :], (weakref.ref(x), answer)]
-        return answer
+        self._entries = [*self._entries[1 - self._size :], (weakref.ref(x), evaluation)]
+        return evaluation
 
     def clear(self) -> None:
         """Empty the cache."""
         self._entries.clear()
 
 
-def difference_step(space: Space, x: Vector, least: float = 1.0, noise: float | None = None) -> float:
-    """Return the step length of a central difference at `x`: the cube root of the precision times the scale of x.
+def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
+    """Return the step length of a central difference at `x`: ∛eps times the scale of x.
 
-    The cube root balances roundoff against truncation. `least` is the smallest scale of x, and `noise` the relative
-    error of the differenced function if it exceeds the precision.
+    The cube root balances roundoff against truncation. The scale is the root mean square of the entries of x, at least
+    `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
     """
-    return float((noise or space.eps) ** (1 / 3) * max(least, space.norm(x) / space.dim**0.5))
+    return float((noise or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))

@@ -144,7 +144,7 @@ class Point:
         It is NaN if the point is not finite. It is −∞ if f decreases by more than (|f| + unit of f)/eps², so that a
         single such value is not trusted.
         """
-        value = self.oracle.trial(trial) if self.one_sample else self.oracle.value(trial)
+        value = self.oracle.gradient_sample_value(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
         value_at_x, unit = self.known_value, self.units.value

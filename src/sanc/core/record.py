@@ -1,4 +1,4 @@
-"""The record of one iteration, which the iteration writes once and the user receives."""
+"""The record of one iteration, as the user receives it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from enum import EnumType, StrEnum
 from typing import Any
 
 
-class _Renamed(EnumType):
+class _RenamedMembers(EnumType):
+    """Names the successors of a removed member in the error."""
+
     def __getattr__(cls, name: str) -> Any:
         if name == "UNTESTED":
             raise AttributeError("Branch.UNTESTED is now Branch.AVERAGED, and Branch.UNCONDITIONAL for CR and CRM")
         raise AttributeError(f"{cls.__name__} has no member {name!r}")
 
 
-class Branch(StrEnum, metaclass=_Renamed):
-    """Which kind of step an iteration took."""
+class Branch(StrEnum, metaclass=_RenamedMembers):
+    """The kind of step that an iteration made."""
 
     VERY_SUCCESSFUL = "very successful"  # ρ > η2
     SUCCESSFUL = "successful"  # ρ ≥ η1
     UNCONDITIONAL = "unconditional"  # a cubic step accepted without a test
     AVERAGED = "averaged"  # a step of the averaged phase
-    CURVATURE = "curvature"
-    GRADIENT = "gradient"
-    STAYED = "stayed"
+    CURVATURE = "curvature"  # an escape step along negative curvature
+    GRADIENT = "gradient"  # an escape step along the negative gradient
+    STAYED = "stayed"  # no step, or a return to an earlier point
 
 
 class Note(StrEnum):
-    """Remarks of the iteration that a run or a test acts on."""
+    """Remarks of the iteration that a run or a test compares with."""
 
     VANISHES = "the cubic step is below the working precision of x"
     NO_GRADIENT = "the gradient is not finite where f is lower"
@@ -47,8 +49,9 @@ class Calls:
     value, gradient, product : int
         Components of each kind that were evaluated, including trial points and second Lanczos passes.
     paper_calls : int
-        The x-axis of the paper's figures: |S_g| + J·|S_B| per second-order step; values are free. Where the length of
-        the Krylov space follows need (preset "robust"), J is the length it had; CRM's second gradient is another |S_g|.
+        The x-axis of the paper's figures: |S_g| + J·|S_B| per second-order step; values are not counted. If the
+        stopping rule determines the dimension of the Krylov space (preset "robust"), J is the dimension reached. CRM's
+        second gradient is another |S_g|.
     """
 
     value: int = 0
@@ -71,7 +74,7 @@ class Record:
     iteration : int
         Number of the iteration, from 0.
     branch : Branch
-        The kind of step taken.
+        The kind of step.
     rho : float
         Actual over predicted decrease of the last trial, on the objective sample (with preset "robust" on samples: the
         gradient sample); NaN if no ratio was formed.
@@ -80,7 +83,7 @@ class Record:
     grad_norm : float
         Norm of the gradient on its sample.
     ritz_value : float
-        Left-most Ritz value of the Hessian in the Krylov space; NaN where none was built.
+        Left-most Ritz value of the Hessian in the Krylov space; NaN if no space was built.
     step_norm : float
         Norm of the step, 0 if the iteration stayed. If it returned to an earlier point (branch "stayed", with a note),
         the distance to that point.
@@ -88,7 +91,7 @@ class Record:
         Predicted decrease of the last trial; NaN without a model.
     value : float
         f(x) at the start of the iteration: on the objective sample if it was evaluated there, otherwise on the gradient
-        sample. In the averaged phase f where the gradient was taken.
+        sample. In the averaged phase it is f at the point of the gradient.
     trial_value : float
         f at the last trial point, on the objective sample.
     krylov_dim : int
@@ -134,5 +137,5 @@ class Record:
 
         Those of `calls` have names like ``calls.gradient``. ``dataclasses.asdict(record)`` also has the strings.
         """
-        plain = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
-        return plain | {f"calls.{name}": value for name, value in asdict(self.calls).items()}
+        numbers = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
+        return numbers | {f"calls.{name}": value for name, value in asdict(self.calls).items()}

@@ -13,23 +13,24 @@ from typing import Any
 import torch
 
 from sanc.core.oracle import Meter, Operator, Oracle
-from sanc.core.saved import refuse
+from sanc.core.saved import state_error
 from sanc.core.space import Vector
 
-_CUBES = 3
-"""The highest power of derivatives that rules form: within this root of the range of the type they are not scaled."""
+_HIGHEST_POWER = 3
+"""The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
 _MARGIN = 8
-"""Exponents between the largest factor and the limit of the type, so that the factor and its inverse are normal."""
+"""Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
 
 
 class ScaledOracle(Oracle):
-    """Evaluates 2^exponent · f; it counts in the meter of the oracle of f, `inner`."""
+    """Evaluates 2^exponent · f, where `inner` is the oracle of f and counts the evaluations."""
 
     def __init__(self, inner: Oracle, exponent: int) -> None:
         self.inner, self.exponent = inner, exponent
         self.factor = math.ldexp(1.0, exponent)
         self.space, self.exact, self.hvp = inner.space, inner.exact, inner.hvp
-        self.values, self.written, self.differences = inner.values, inner.written, inner.differences
+        self.has_values, self.gradient_of_caller = inner.has_values, inner.gradient_of_caller
+        self.differenced_products = inner.differenced_products
 
     @property
     def meter(self) -> Meter:
@@ -61,14 +62,14 @@ class ScaledOracle(Oracle):
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.inner.restore({name: number for name, number in numbers.items() if name != "exponent"})
 
-    def knows(self, x: Vector) -> tuple[bool, bool]:
-        return self.inner.knows(x)
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
+        return self.inner.is_cached(x)
 
     def value(self, x: Vector) -> float:
         return self.inner.value(x) * self.factor
 
-    def trial(self, x: Vector) -> float:
-        return self.inner.trial(x) * self.factor
+    def gradient_sample_value(self, x: Vector) -> float:
+        return self.inner.gradient_sample_value(x) * self.factor
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value, g = self.inner.gradient(x)
@@ -82,6 +83,8 @@ class ScaledOracle(Oracle):
 
 
 class _ScaledOperator(Operator):
+    """The Hessian `inner` times a power of two."""
+
     def __init__(self, inner: Operator, factor: float) -> None:
         self.inner, self.factor = inner, factor
 
@@ -99,30 +102,31 @@ class _ScaledOperator(Operator):
 
 
 def scaling_exponent(oracle: Oracle, x: Vector) -> int:
-    """Return the exponent by which to scale f, from the first gradient or, where that is zero, the first value.
+    """Return the exponent by which to scale f, from the first gradient or, if that is zero, the first value.
 
     It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
-    the middle between 1 and that bound, since gradients fall during a run.
+    the middle between 1 and that bound, since gradients decrease during a run.
     """
-    most = _largest_exponent(oracle, x)
-    bound = most // _CUBES
+    max_exponent = _max_exponent(oracle, x)
+    bound = max_exponent // _HIGHEST_POWER
     value, g = oracle.gradient(x)
-    size = _largest_entry(oracle, g) or abs(value)
-    exponent = math.frexp(size)[1] if 0.0 < size < math.inf else 0
+    magnitude = _largest_entry(oracle, g) or abs(value)
+    exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
     if abs(exponent) <= bound:
         return 0
-    return max(_MARGIN - most, min(bound // 2 - exponent, most - _MARGIN))
+    return max(_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _MARGIN))
 
 
-def saved_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
-    """Return the exponent among the saved numbers of an oracle, after a check; 0 if f was not scaled."""
-    exponent, most = numbers.get("exponent", 0), _largest_exponent(oracle, x) - _MARGIN
-    if type(exponent) is not int or abs(exponent) > most:
-        raise refuse("resume['oracle']['exponent']", exponent, f"an integer from {-most} to {most}")
+def require_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
+    """Return the exponent in the saved numbers of an oracle, 0 if f was not scaled; raise an error if it is invalid."""
+    exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle, x) - _MARGIN
+    if type(exponent) is not int or abs(exponent) > bound:
+        raise state_error("resume['oracle']['exponent']", exponent, f"an integer from {-bound} to {bound}")
     return exponent
 
 
-def _largest_exponent(oracle: Oracle, x: Vector) -> int:
+def _max_exponent(oracle: Oracle, x: Vector) -> int:
+    """Return the largest exponent of the number type of x."""
     return math.frexp(torch.finfo(oracle.space.tensor(x).dtype).max)[1]
 
 

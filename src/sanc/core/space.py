@@ -1,7 +1,7 @@
-"""Vector spaces: the few operations that the method needs, for NumPy arrays and torch tensors.
+"""Vector spaces: the operations of the method on NumPy arrays and torch tensors.
 
-Everything large is a vector, everything small a float64 number on the host. On a device each number that the host reads
-is a synchronisation, so inner products may stay there, *unread*, and be read together.
+Vectors stay on their device; numbers are float64 on the host. Each number that the host reads from a device is a
+synchronisation. So inner products may stay there, *unread*, until several are read together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scalar: TypeAlias = Any
 
 
 class Vector(Protocol):
-    """The operations that one-dimensional NumPy arrays and torch tensors share, as far as they are used."""
+    """The operations used here that one-dimensional NumPy arrays and torch tensors share."""
 
     def __add__(self, other: Any, /) -> Self: ...
     def __sub__(self, other: Any, /) -> Self: ...
@@ -34,9 +34,9 @@ class Vector(Protocol):
     def __len__(self) -> int: ...
 
 
-_PIECE = 2**20
-"""Longer inner products are summed in blocks, in float64: one float32 sum over 10⁹ entries would lose half its
-digits."""
+_BLOCK_SIZE = 2**20
+"""Entries of a block. Longer inner products are sums over blocks in float64: one float32 sum over 10⁹ entries would
+lose half its digits."""
 
 
 class Space:
@@ -45,59 +45,59 @@ class Space:
     Attributes
     ----------
     dim : int
-        Their dimension.
+        Dimension of the vectors.
     eps : float
-        Precision of their type.
-    total : callable or None
-        Sums over the ranks that hold the other entries; None: this process holds all.
+        Machine epsilon of their type.
+    sum_over_ranks : callable or None
+        Sums over the ranks that hold the other entries; None if this process holds all entries.
     """
 
     dim: int
     eps: float
-    total: Callable[[torch.Tensor], torch.Tensor] | None = None
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.dim = dim
         self.dtype: Any = dtype
         self.device = device
-        self.eps, self._most = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
-        self._least = 1e-280 if dtype == torch.float64 else 1e-30  # squares below it underflow
+        self.eps, self._max = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
+        self._min_square = 1e-280 if dtype == torch.float64 else 1e-30  # smaller squares lose digits by underflow
 
     # Numbers.
 
     def inner(self, u: Any, v: Any) -> Scalar:
         """Inner product, unread."""
-        if len(u) <= _PIECE:
+        if len(u) <= _BLOCK_SIZE:
             return torch.dot(u, v)
-        pieces = zip(u.split(_PIECE), v.split(_PIECE), strict=True)
-        return torch.stack([torch.dot(a, b) for a, b in pieces]).sum(dtype=torch.float64)
+        blocks = zip(u.split(_BLOCK_SIZE), v.split(_BLOCK_SIZE), strict=True)
+        return torch.stack([torch.dot(a, b) for a, b in blocks]).sum(dtype=torch.float64)
 
     def unread_norm(self, v: Any) -> Scalar:
         """Euclidean norm, unread."""
-        if self.device.type == "cpu":  # BLAS rounds far less than torch's norm, and reading costs nothing
+        if self.device.type == "cpu":  # BLAS rounds far less than torch's norm, and reading needs no synchronisation
             square = self.inner(v, v)
-            if self._least < float(square) < 1.0 / self._least:
+            if self._min_square < float(square) < 1.0 / self._min_square:
                 return square.sqrt()
             if float(square) == 0.0 and len(v):  # the square may underflow where the norm does not
                 largest = v.abs().max()
                 return torch.linalg.vector_norm(v / largest) * largest if float(largest) > 0.0 else largest
-        if len(v) <= _PIECE:
+        if len(v) <= _BLOCK_SIZE:
             return torch.linalg.vector_norm(v)
-        pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in v.split(_PIECE)])
-        return torch.linalg.vector_norm(pieces.double())
+        block_norms = torch.stack([torch.linalg.vector_norm(block) for block in v.split(_BLOCK_SIZE)])
+        return torch.linalg.vector_norm(block_norms.double())
 
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
-        """Read numbers, and short vectors of them, together."""
-        parts = [torch.as_tensor(part, dtype=torch.float64, device=self.device).reshape(-1) for part in numbers]
-        read: list[float] = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist()
-        return read
+        """Transfer numbers, and short vectors of numbers, to the host together."""
+        tensors = [torch.as_tensor(entry, dtype=torch.float64, device=self.device).reshape(-1) for entry in numbers]
+        floats: list[float] = (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).tolist()
+        return floats
 
     def dot(self, u: Vector, v: Vector) -> float:
         """Inner product."""
         return float(self.inner(u, v))
 
     def norm(self, v: Vector) -> float:
-        """Euclidean norm; not finite where an entry is not, or where it overflows."""
+        """Euclidean norm; not finite if an entry is not finite, or if it overflows."""
         return float(self.unread_norm(v))
 
     # Vectors.
@@ -107,7 +107,7 @@ class Space:
         return v  # type: ignore[no-any-return]
 
     def vector(self, tensor: torch.Tensor) -> Vector:
-        """Undo `tensor`."""
+        """Return a tensor as a vector on the same memory: the inverse of `tensor`."""
         return tensor
 
     def zeros(self) -> Vector:
@@ -115,14 +115,14 @@ class Space:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
     def normal(self, rng: np.random.Generator) -> Vector:
-        """Draw a vector of independent standard normal entries, on the host, so that every device gets the same."""
+        """Draw a vector of independent standard normal entries on the host, equal for all devices."""
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
     def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
         """Subtract ``factor * w`` from `v` in place."""
         if isinstance(factor, torch.Tensor):
             v.addcmul_(w, factor.to(self.dtype), value=-1.0)
-        elif abs(factor) <= self._most:
+        elif abs(factor) <= self._max:
             v.sub_(w, alpha=factor)
         else:  # torch rejects a scalar beyond the range of the type
             v.sub_(w * factor)
@@ -138,15 +138,15 @@ class Space:
         return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
 
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        """Sum of the rows weighted by the coefficients, a fresh vector."""
+        """Sum of the rows weighted by the coefficients, as a new vector."""
         weights = torch.as_tensor(coefficients, dtype=self.dtype, device="cpu").to(self.device)
         return weights @ rows  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         """Subtract the projections on orthonormal rows from `v` in place, and return them, unread."""
-        parts = torch.mv(rows, v)
-        v.addmv_(rows.t(), parts, alpha=-1.0)
-        return parts
+        projections = torch.mv(rows, v)
+        v.addmv_(rows.t(), projections, alpha=-1.0)
+        return projections
 
 
 class NumpySpace(Space):
@@ -165,10 +165,10 @@ class NumpySpace(Space):
         return self._nrm2(v)
 
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
-        read: list[float] = []
+        floats: list[float] = []
         for number in numbers:
-            read.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
-        return read
+            floats.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
+        return floats
 
     def tensor(self, v: Any) -> torch.Tensor:
         return torch.from_numpy(v)
@@ -195,6 +195,6 @@ class NumpySpace(Space):
         return coefficients.astype(self.dtype, copy=False).dot(rows)  # type: ignore[no-any-return]
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
-        parts = rows.dot(v)
-        v -= parts.dot(rows)
-        return parts
+        projections = rows.dot(v)
+        v -= projections.dot(rows)
+        return projections

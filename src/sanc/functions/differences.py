@@ -36,7 +36,7 @@ class DifferenceOracle(CallableOracle):
     Hessian products are differences of these gradients, with a step that balances the error of the gradients.
     """
 
-    written = False
+    gradient_of_caller = False
 
     def __init__(self, fun: Callable[..., Any], x0: Any, *, scheme: Scheme, args: tuple[Any, ...] = ()) -> None:
         if scheme == "cs" and isinstance(x0, Tensor):

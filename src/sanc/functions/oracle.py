@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import Meter, Operator, Oracle, Recent, difference_step
-from sanc.core.saved import refuse
+from sanc.core.oracle import Meter, Operator, Oracle, RecentCache, difference_step
+from sanc.core.saved import state_error
 from sanc.core.space import NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
@@ -28,7 +28,7 @@ class CallableOracle(Oracle):
     gradients. The points have the shape, type and device of `x0`.
     """
 
-    exact = written = True
+    exact = gradient_of_caller = True
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CallableOracle(Oracle):
         args: tuple[Any, ...] = (),
     ) -> None:
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
-        self.differences = hess is None and hessp is None
+        self.differenced_products = hess is None and hessp is None
         self.shape = x0.shape
         self.meter = Meter()
         self.noise: float | None = None  # relative error of the gradients; None: the machine precision
@@ -50,8 +50,8 @@ class CallableOracle(Oracle):
             self.space = Space(x0.numel(), x0.dtype, x0.device)
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
-        self._values: Recent[float] = Recent()
-        self._gradients: Recent[Vector] = Recent(1)
+        self._values: RecentCache[float] = RecentCache()
+        self._gradients: RecentCache[Vector] = RecentCache(1)
         self._scale = 0.0  # largest root mean square of x at the points of products by differences
 
     def as_vector(self, returned: Any, name: str) -> Vector:
@@ -80,7 +80,7 @@ class CallableOracle(Oracle):
         return copy.reshape(self.shape)
 
     def value(self, x: Vector) -> float:
-        return self._values.answer(x, self._evaluate)
+        return self._values.get(x, self._evaluate)
 
     def _evaluate(self, x: Vector) -> float:
         returned = self.fun(self.as_argument(x), *self.args)
@@ -96,9 +96,9 @@ class CallableOracle(Oracle):
         if self.jac is True and x not in self._gradients:  # the cache holds the value and no longer the gradient
             self._values.clear()
             value = self.value(x)
-        return value, self._gradients.answer(x, self.evaluate_gradient)
+        return value, self._gradients.get(x, self.evaluate_gradient)
 
-    def knows(self, x: Vector) -> tuple[bool, bool]:
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
         return x in self._values, x in self._gradients
 
     def evaluate_gradient(self, x: Vector) -> Vector:
@@ -127,7 +127,7 @@ class CallableOracle(Oracle):
     def restore(self, numbers: Mapping[str, Any]) -> None:
         size = numbers["size"]
         if not isinstance(size, float) or not 0.0 <= size < math.inf:
-            raise refuse("resume['oracle']['size']", size, "a finite number ≥ 0")
+            raise state_error("resume['oracle']['size']", size, "a finite number ≥ 0")
         self._scale = size
 
 

@@ -71,7 +71,7 @@ class CapturedOracle(AutogradOracle):
         self._inputs = Inputs(batches)
         self._recorder = recorder
         self._limit, self._joint = limit, joint
-        self._lanczos_options = {"limit": limit, "reorthogonalise": reorthogonalise}
+        self._lanczos_options = {"max_dim": limit, "reorthogonalise": reorthogonalise}
         self._point, self._start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
@@ -236,8 +236,8 @@ class CapturedOracle(AutogradOracle):
         return float(value)
 
     def lanczos(self, operator: Operator, start: Vector, **options: Any) -> Columns:
-        compared = {name: value for name, value in options.items() if name not in ("store", "linear")}
-        stores = options.get("store", True) and options.get("linear") is None
+        compared = {name: value for name, value in options.items() if name not in ("store", "gradient")}
+        stores = options.get("store", True) and options.get("gradient") is None
         recorded = stores and compared == self._lanczos_options
         g, numbers = self._last_gradient
         if not recorded or (self._joint and g is not start):
@@ -307,7 +307,7 @@ class ReplayedLanczos:
     """The columns of T and the rows of Q that a recording computed; the rows are in its static memory."""
 
     def __init__(self, numbers: Sequence[float], rows: Tensor, space: Space) -> None:
-        self.space, self.limit = space, len(rows)
+        self.space, self.max_dim = space, len(rows)
         self.start_norm, *self._columns = numbers
         self._rows = rows
 

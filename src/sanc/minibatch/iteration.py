@@ -29,7 +29,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
-from sanc.core.saved import numbers_of, refuse, require_fields, require_vector_names, vectors_of
+from sanc.core.saved import numbers_of, require_fields, require_vector_names, state_error, vectors_of
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
@@ -154,10 +154,10 @@ class MinibatchIteration:
 
     def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Choose the phase from the losses of batches, and make one step of it."""
-        state = self._update_state(averaged=True) if not oracle.values and not self.state.averaged else self.state
+        state = self._update_state(averaged=True) if not oracle.has_values and not self.state.averaged else self.state
         oracle.begin(state.iteration, products=not state.averaged)
         if state.weight_unit == 0.0:
-            if oracle.values:
+            if oracle.has_values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._handle_nonfinite(x, oracle, value, oracle.norm(g))
@@ -173,11 +173,11 @@ class MinibatchIteration:
     def _weight_unit(self, x: Vector, oracle: Oracle) -> float:
         """Return the unit of η, measured at the first point."""
         space, value, gradient_sum = oracle.space, math.nan, math.nan
-        if oracle.values:
+        if oracle.has_values:
             value, g = oracle.gradient(x)
             local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
-            gradient_sum = float(local_sum if space.total is None else space.total(local_sum))
-        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.total)
+            gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
+        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
         return scale.weight_unit(typical, value, gradient_sum)
 
     # ------------------------------------------------------------------ the second-order phase
@@ -221,7 +221,7 @@ class MinibatchIteration:
         state = self.state
         if state.safe_point is None or value <= state.first_loss < _FIRST_OUTLIER * value:
             return x
-        first_loss = oracle.trial(state.safe_point)
+        first_loss = oracle.gradient_sample_value(state.safe_point)
         is_lower = first_loss < value or (math.isfinite(first_loss) and not math.isfinite(value))
         return state.safe_point if is_lower else x
 
@@ -232,7 +232,7 @@ class MinibatchIteration:
         predicted decrease is along negative curvature. None: no step was made.
         """
         state, saved_second_order = self.state, self.second_order.state
-        can_probe = oracle.values and self.settings.curvature and self.method.escape.needs_products
+        can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
         if not can_probe or state.steps < _FIRST_PROBE << state.probes:
             return None
         stagnated = watch.has_stagnated(state)
@@ -262,11 +262,15 @@ class MinibatchIteration:
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Return to an earlier point if the loss has risen and the same batch shows that the steps caused it."""
         state = self.state
-        if not oracle.values or not watch.has_risen(state):
+        if not oracle.has_values or not watch.has_risen(state):
             return None
         rise, safe_point = state.loss_mean - state.lowest_loss_mean, state.safe_point
         self._update_state(loss_mean=math.nan)  # restart the running mean in either case
-        if safe_point is None or safe_point is x or oracle.trial(x) - oracle.trial(safe_point) < 0.5 * rise:
+        if (
+            safe_point is None
+            or safe_point is x
+            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point) < 0.5 * rise
+        ):
             return None
         value, g = oracle.gradient(self.gradient_point(x))
         self._update_state(eta_reduction=0.5 * state.eta_reduction)
@@ -287,7 +291,7 @@ class MinibatchIteration:
         else:
             value, g = oracle.gradient(self.gradient_point(x))
             norm = oracle.norm(g)
-            if not math.isfinite(norm + (value if oracle.values else 0.0)):
+            if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
             preconditioner.update(space.tensor(g) / unit, 1.0, 1.0)
@@ -310,7 +314,9 @@ class MinibatchIteration:
             return []
         parts = torch.split_with_sizes(space.tensor(self.state.joined_at), [math.prod(shape) for shape in shapes])
         counts = torch.stack([(part == self.state.steps).sum() for part in parts])
-        return [count > 0 for count in (counts if space.total is None else space.total(counts)).tolist()]
+        return [
+            count > 0 for count in (counts if space.sum_over_ranks is None else space.sum_over_ranks(counts)).tolist()
+        ]
 
     def _gradient_growth(self, g: Vector, norm: float, oracle: Oracle) -> float:
         """Return the factor by which new entries raise ‖g‖²."""
@@ -344,11 +350,11 @@ class MinibatchIteration:
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
         if state.steps in (1, 2) and _FIRST_OUTLIER * results.grad_norm < state.gradient_unit:
-            return self._restart_averaging(x, results.value if oracle.values else math.nan, results.grad_norm)
+            return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
             vectors["direction_sum"] = space.vector(new_sum[0])
-        self._update_after_step(x, scalars, results, vectors, values=oracle.values)
+        self._update_after_step(x, scalars, results, vectors, values=oracle.has_values)
         point = space.vector(new_x)
         if self.state.projection_countdown or self.state.last_written_x is not None:
             self._update_state(last_written_x=point if self.state.projection_countdown else None)
@@ -459,7 +465,7 @@ class MinibatchIteration:
             grad_norm=results.grad_norm,
             step_norm=average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
-            value=results.value if oracle.values else math.nan,
+            value=results.value if oracle.has_values else math.nan,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )
 
@@ -490,7 +496,7 @@ class MinibatchIteration:
         is_projected = self.state.projection_countdown > 0
         if (is_projected, updates_factors) not in self._cached_steps:
             assert self._preconditioner is not None
-            work = AveragedStep(self._preconditioner, self._averaging, updates_factors, space.total)
+            work = AveragedStep(self._preconditioner, self._averaging, updates_factors, space.sum_over_ranks)
             self._cached_steps[is_projected, updates_factors] = work
         return self._cached_steps[is_projected, updates_factors]
 
@@ -519,17 +525,17 @@ class MinibatchIteration:
 
     def _handle_nonfinite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay if only this batch is not finite; return to an earlier point if the last one was not finite either."""
-        value = value if oracle.values else math.nan
-        what = "gradient" if math.isfinite(value) or not oracle.values else "loss"
+        value = value if oracle.has_values else math.nan
+        what = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
         note = f"the {what} of the gradient sample is not finite"
         state = self._update_state(nonfinite_batches=self.state.nonfinite_batches + 1)
         self._report_nonfinite(note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if state.nonfinite_batches < 2:
             return x, record
-        if state.safe_point is not None and oracle.values:
+        if state.safe_point is not None and oracle.has_values:
             record = replace(record, trials=1)
-            if not math.isfinite(oracle.trial(state.safe_point)):  # the batch is the cause
+            if not math.isfinite(oracle.gradient_sample_value(state.safe_point)):  # the batch is the cause
                 return x, record
         self._update_state(eta_reduction=0.5 * state.eta_reduction)
         return self._return_to_safe_point(x, oracle, record)
@@ -604,7 +610,7 @@ class MinibatchIteration:
         self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())
         require_vector_names(where, vectors, State)
         if numbers["steps"] and not any(tensors):
-            raise refuse(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
+            raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
         second_order = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
         for_distance = ("averaging_start", "direction_sum")
         uses_distance = numbers["distance"] > State(0).distance or any(name in vectors for name in for_distance)

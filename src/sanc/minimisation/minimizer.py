@@ -219,7 +219,7 @@ def minimize(
     if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
     with torch_modes(oracle):
-        status = run.go(report, clock)
+        status = run.run_to_end(report, clock)
     result = _result(run, status, restore, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
@@ -377,7 +377,7 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
-                result = Result(x=restore(run.x), fun=value, nit=run.iteration, record=record, state=run.state())
+                result = Result(x=restore(run.x), fun=value, nit=run.iterations, record=record, state=run.state())
                 with callers_precision():
                     return _is_true(callback(intermediate_result=result))
             with callers_precision():
@@ -402,7 +402,9 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = exact_oracle.gradient(run.x)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.probe(run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed)
+        run.certificate, _ = run.compute_certificate(
+            run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
+        )
     return Result(
         x=restore(run.x),
         fun=value,
@@ -410,7 +412,7 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
         success=status.success,
         status=status,
         message=f"{status.sentence} {run.message}".rstrip(),
-        nit=run.iteration,
+        nit=run.iterations,
         history=run.history,
         certificate=run.unscaled_certificate,
         hvp=oracle.hvp,

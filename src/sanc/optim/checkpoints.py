@@ -18,7 +18,7 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.products import HVP_MODES
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
-from sanc.core.saved import refuse, require_count, require_fields, require_mapping, require_vector
+from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
 from sanc.errors import ArgumentError, one_of, shown
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
@@ -75,11 +75,11 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         )
     require_fields(f"{where}['meter']", engine["meter"], Meter)
     if engine["style"] not in list(STYLES):
-        raise refuse(f"{where}['style']", engine["style"], f"one of {list(STYLES)}")
+        raise state_error(f"{where}['style']", engine["style"], f"one of {list(STYLES)}")
     if not isinstance(engine["at_average"], bool):
-        raise refuse(f"{where}['at_average']", engine["at_average"], "True or False")
+        raise state_error(f"{where}['at_average']", engine["at_average"], "True or False")
     if not isinstance(engine["sizes"], Tensor):
-        raise refuse(f"{where}['sizes']", engine["sizes"], "a tensor")
+        raise state_error(f"{where}['sizes']", engine["sizes"], "a tensor")
     require_count(f"{where}['vectors']", engine["vectors"])
     one_of("hvp", engine["hvp"], HVP_MODES)
     return engine
@@ -96,13 +96,13 @@ def checked_groups(
 ) -> list[dict[str, Any]]:
     """Return the saved groups, without 'engine', if they fit those of this optimiser."""
     if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) for group in saved):
-        raise refuse("state_dict['param_groups']", saved, "a list of groups")
+        raise state_error("state_dict['param_groups']", saved, "a list of groups")
     groups = [{name: value for name, value in group.items() if name != "engine"} for group in saved]
     for group in groups:
         check_group(group, defaults)
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
-            raise refuse("'params' in state_dict['param_groups']", numbers, "a list of numbers")
+            raise state_error("'params' in state_dict['param_groups']", numbers, "a list of numbers")
     sizes = [len(group["params"]) for group in groups]
     expected = [len(group["params"]) for group in current]
     if sizes != expected:
@@ -119,7 +119,7 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
     for number, entry in state.items():
         require_mapping(f"state_dict['state'][{number!r}]", entry)
     if unknown := set(state) - {number for group in groups for number in group["params"]}:
-        raise refuse("state_dict['state']", sorted(map(str, unknown)), "entries of the parameters alone")
+        raise state_error("state_dict['state']", sorted(map(str, unknown)), "entries of the parameters alone")
     count = sum(map(bool, state.values()))
     if engine["vectors"] != count:
         remedy = (
@@ -144,7 +144,9 @@ def checked_vectors(
     tensors = [entry.pop("metric", {}) for entry in entries]
     for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
         if set(entry) != set(entries[0]):
-            raise refuse(f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}")
+            raise state_error(
+                f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}"
+            )
         for name, part in entry.items():
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
     vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}

@@ -29,7 +29,7 @@ from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
-from sanc.core.run import Iterates
+from sanc.core.run import IterationProtocol
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
@@ -52,7 +52,7 @@ class Driver:
     ----------
     mode : OneProcess
         One process, or a group of ranks.
-    iterates : Iterates
+    iterates : IterationProtocol
         The iteration, with its state.
     oracle : AutogradOracle
         Evaluates the closures; it is kept from step to step.
@@ -89,7 +89,7 @@ class Driver:
         earlier_grads = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
         self._earlier_grads = weakref.WeakValueDictionary(earlier_grads)
         self.oracle = self._new_oracle(leaves, hvp, "")
-        self.iterates: Iterates
+        self.iterates: IterationProtocol
         if method.on_samples:
             self.iterates = MinibatchIteration(method, seed, mode.metric)
         else:

@@ -16,7 +16,7 @@ from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
 from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.core.record import Record
-from sanc.core.run import Iterates
+from sanc.core.run import IterationProtocol
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
 from sanc.optim.checkpoints import (
@@ -177,7 +177,7 @@ class CubicOptimizer(Optimizer):
         return "capture = False" if capture is None else capture.reason
 
     @property
-    def _iterates(self) -> Iterates:
+    def _iterates(self) -> IterationProtocol:
         return self._driver.iterates
 
     # ------------------------------------------------------------------ parameters

@@ -55,7 +55,7 @@ class ShardedSpace(Space):
     def __init__(self, leaves: ShardedLeaves) -> None:
         super().__init__(sum(p.numel() for p in leaves.tensors), leaves.dtype, leaves.device)
         self._ranks, self._held, self._leaves = leaves.ranks, leaves.dim, leaves
-        self.total = self._sum
+        self.sum_over_ranks = self._sum
 
     def _sum(self, numbers: Tensor) -> Tensor:
         return self._ranks.sum(numbers.double(), "inner products")

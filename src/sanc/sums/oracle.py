@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sanc.core.oracle import Meter, Operator, Oracle, Recent
-from sanc.core.saved import refuse
+from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.saved import state_error
 from sanc.core.space import NumpySpace
 from sanc.errors import ArgumentTypeError, require, require_integer, shown
 from sanc.sums.linear import FiniteSum
@@ -112,8 +112,8 @@ class SumOracle(Oracle):
         self._draws = Draws(problem.n, seed, sampling)
         self._iteration = -1
         self._samples: dict[int, FiniteSum] = {}
-        self._values: Recent[float] = Recent()
-        self._gradients: Recent[tuple[float, Any]] = Recent(1)
+        self._values: RecentCache[float] = RecentCache()
+        self._gradients: RecentCache[tuple[float, Any]] = RecentCache(1)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
@@ -143,9 +143,9 @@ class SumOracle(Oracle):
         sizes, reference = numbers["sizes"], numbers["reference"]
         fits = isinstance(sizes, list) and all(type(size) is int and 1 <= size <= self.problem.n for size in sizes)
         if not fits or len(sizes) != 2:
-            raise refuse("resume['oracle']['sizes']", sizes, f"two sizes from 1 to {self.problem.n}")
+            raise state_error("resume['oracle']['sizes']", sizes, f"two sizes from 1 to {self.problem.n}")
         if reference is not None and not (isinstance(reference, float) and reference > 0):
-            raise refuse("resume['oracle']['reference']", reference, "None or a positive number")
+            raise state_error("resume['oracle']['reference']", reference, "None or a positive number")
         if self._base is not None:
             self.requested[:2], self._reference = sizes, reference
 
@@ -160,10 +160,10 @@ class SumOracle(Oracle):
 
     def value(self, x: Any) -> float:
         if self.requested[OBJECTIVE] is None:
-            return self._values.answer(x, lambda x: self._value(x, OBJECTIVE))
+            return self._values.get(x, lambda x: self._value(x, OBJECTIVE))
         return self._value(x, OBJECTIVE)  # not stored: each point is evaluated once per iteration and sample
 
-    def trial(self, x: Any) -> float:
+    def gradient_sample_value(self, x: Any) -> float:
         return self._value(x, GRADIENT)
 
     def _value(self, x: Any, role: int) -> float:
@@ -172,7 +172,7 @@ class SumOracle(Oracle):
         return sample.value(x)
 
     def gradient(self, x: Any) -> tuple[float, Any]:
-        return self._gradients.answer(x, self._gradient)
+        return self._gradients.get(x, self._gradient)
 
     def _gradient(self, x: Any) -> tuple[float, Any]:
         sample = self.sample(GRADIENT)
@@ -183,7 +183,7 @@ class SumOracle(Oracle):
             self._values.put(x, value)
         return value, g
 
-    def knows(self, x: Any) -> tuple[bool, bool]:
+    def is_cached(self, x: Any) -> tuple[bool, bool]:
         value = self.requested[OBJECTIVE] is None and x in self._values
         return value, self.requested[GRADIENT] is None and x in self._gradients
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sanc.core.saved import refuse, require_mapping, require_vector
+from sanc.core.saved import require_mapping, require_vector, state_error
 
 Shape = tuple[int, ...]
 
@@ -111,7 +111,7 @@ def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequ
     for index, (example, entry) in enumerate(zip_longest(examples, saved, fillvalue=no_tensors)):
         label = f"{where} of parameter {index}"
         if set(require_mapping(label, entry)) != set(example):
-            raise refuse(label, sorted(map(str, entry)), f"tensors of the names {sorted(example)}")
+            raise state_error(label, sorted(map(str, entry)), f"tensors of the names {sorted(example)}")
         for name, tensor in example.items():
             require_vector(f"{label}[{name!r}]", entry[name], tuple(tensor.shape))
 
