@@ -40,6 +40,12 @@ class StepScalars(NamedTuple):
         """Return the factor of the iterate's weight k^p in the average."""
         return max(min(grad_norm / self.full_norm, 1.0) ** 2, _SMALLEST_FACTOR)
 
+    def reduced_average_weight(self, grad_norm: float) -> float:
+        """Return c with that factor of the weight."""
+        factor = self.weight_factor(grad_norm)
+        reduced = self.average_weight * factor
+        return reduced / max(1.0 - self.average_weight * (1.0 - factor), reduced)
+
 
 class StepResults(NamedTuple):
     """The numbers that the host reads after the step, in the order in which `AveragedStep` returns them.
@@ -155,9 +161,10 @@ class AveragedStep:
         return [torch.cat([torch.stack([value, norm]), sums]), *vectors]
 
 
-def reduced_weight(weight: Any, factor: Any) -> Any:
-    """Return c = f·w/(W + f·w) for c = w/(W + w) and a factor f of the weight w."""
-    return factor * weight / (1.0 - weight * (1.0 - factor))
+def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:
+    """Return f·w/(W + f·w) for c = w/(W + w) and a factor f of the weight w."""
+    reduced = weight * factor
+    return reduced / torch.maximum(1.0 - weight * (1.0 - factor), reduced)  # the second, if roundoff makes the first 0
 
 
 @runtime_checkable

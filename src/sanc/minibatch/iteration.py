@@ -34,7 +34,7 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
 from sanc.minibatch import scale, watch
-from sanc.minibatch.averaging import AveragedStep, StepResults, StepScalars, advance, reduced_weight
+from sanc.minibatch.averaging import AveragedStep, StepResults, StepScalars, advance
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
@@ -47,7 +47,7 @@ _OUTLIER = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
 gradients."""
-_SMALL = 0.1
+_SMALL = 0.03
 """A gradient norm below this many times the typical one moves z so little that its iterate has less weight in the
 average, in proportion to the square. Otherwise x would approach a z that does not move, as after a change of the loss
 scale."""
@@ -457,7 +457,7 @@ class MinibatchIteration:
         """Return the record of an averaged step."""
         state, eta = self.state, scalars.eta
         dual_norm_square = max(results.dual_norm_square, 0.0) * state.gradient_unit
-        average_weight = reduced_weight(scalars.average_weight, scalars.weight_factor(results.grad_norm))
+        average_weight = scalars.reduced_average_weight(results.grad_norm)
         return Record(
             state.iteration,
             branch=Branch.AVERAGED,
