@@ -38,7 +38,7 @@ class StepScalars(NamedTuple):
 
     def weight_factor(self, grad_norm: float) -> float:
         """Return the factor of the iterate's weight k^p in the average."""
-        return max(min(grad_norm / self.full_norm, 1.0) ** 2, _SMALLEST_FACTOR)
+        return max(min(grad_norm / self.full_norm, 1.0) ** 4, _SMALLEST_FACTOR)
 
     def reduced_average_weight(self, grad_norm: float) -> float:
         """Return c with that factor of the weight."""
@@ -138,7 +138,7 @@ class AveragedStep:
         direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
-        weight_factor = (norm / full_norm).clamp(max=1.0).square().clamp(min=_SMALLEST_FACTOR).to(g.dtype)
+        weight_factor = (norm / full_norm).clamp(max=1.0).pow(4).clamp(min=_SMALLEST_FACTOR).to(g.dtype)
         average_weight = reduced_weight(average_weight, weight_factor)
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset

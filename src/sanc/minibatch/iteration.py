@@ -47,14 +47,14 @@ _OUTLIER = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
 gradients."""
-_SMALL = 0.03
+_FULL_WEIGHT_NORM = 0.05
 """A gradient norm below this many times the typical one moves z so little that its iterate has less weight in the
-average, in proportion to the square. Otherwise x would approach a z that does not move, as after a change of the loss
-scale."""
+average, in proportion to the fourth power. Otherwise x would approach a z that does not move, as after a change of the
+loss scale."""
 _FIRST_OUTLIER = 100.0
 """If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted. If
 the first loss is this many times the loss at the end of the second-order phase, the first batch may be an outlier."""
-_START_LIMIT = 10
+_NONFINITE_START_LIMIT = 10
 """An error is raised if none of this many first batches is finite. If the point is finite, that many batches in a row
 with a bad row are unlikely."""
 _SAME_NORM = 1e-5
@@ -62,7 +62,7 @@ _SAME_NORM = 1e-5
 NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 """Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
-_LOST_AGE = 0.5
+_AGE_LOSS = 0.5
 """Share of their age in the average that parameters lose when others join, because their best values change then."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
@@ -329,7 +329,7 @@ class MinibatchIteration:
         """Make the step, and update the state."""
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
-        rate, rates = self._rate_and_rates(x_tensor, oracle.shapes)
+        rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = self._step_scalars(rate)
         offset, change = self._adapted_offset(x_tensor, space)
         updates_factors = self._updates_factors
@@ -373,7 +373,7 @@ class MinibatchIteration:
         point_weight = self._point_weight
         return StepScalars(
             clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
-            full_norm=max(_SMALL * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
+            full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
             gradient_factor=1.0 / state.gradient_unit,
             moment_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
             factor_weight=max(1.0 - memory, 1.0 / (state.factor_updates + 1)),
@@ -415,7 +415,7 @@ class MinibatchIteration:
         changes["grad_norm_mean_square"] = mean_square + scalars.moment_weight * (norm**2 - mean_square)
         if state.steps <= watch.WARM_STEPS:
             changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
-        changes |= self._changes_of_norms(results) | self._changes_of_distance_bound(scalars, results)
+        changes |= self._detect_caller_change(results) | self._changes_of_distance_bound(scalars, results)
         steps = state.steps + 1
         interval = _refresh_interval(state.last_refresh - state.last_extension, self.settings.metric.refresh)
         is_due = steps - state.last_refresh >= interval
@@ -429,7 +429,7 @@ class MinibatchIteration:
         if is_due:
             self._preconditioner.refresh()
 
-    def _changes_of_norms(self, results: StepResults) -> dict[str, Any]:
+    def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
         """Return the changes of the state by ‖x‖², which shows whether the caller changed x since the last step."""
         state = self.state
         changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
@@ -514,7 +514,7 @@ class MinibatchIteration:
             return self.method.sigma.judge(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
         return self.second_order.state.sigma
 
-    def _rate_and_rates(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
+    def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the factor of η, and a vector of factors if parameters have different ones."""
         if len(set(self.rates)) <= 1:
             return (self.rates[0] if self.rates else 1.0), None
@@ -543,7 +543,7 @@ class MinibatchIteration:
     def _report_nonfinite(self, note: str, value: float, grad_norm: float) -> None:
         """Warn after a few consecutive batches that were skipped, and raise after many."""
         state, count = self.state, self.state.nonfinite_batches
-        if count == state.iteration + 1 == _START_LIMIT:  # no batch was finite so far
+        if count == state.iteration + 1 == _NONFINITE_START_LIMIT:  # no batch was finite so far
             raise NonFiniteStartError(
                 f"{note} at the starting point, on each of {count} batches (loss {value!r}, gradient norm "
                 f"{grad_norm!r}). Start where the loss is finite, and check the data and the initial weights."
@@ -624,8 +624,8 @@ class MinibatchIteration:
         self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Sequence[Mapping[str, Tensor]] = ()
     ) -> None:
         """Continue from what `numbers`, `vectors` and `tensors` returned."""
-        own_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
-        self.state = State(**own_numbers, **vectors)
+        state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
+        self.state = State(**state_numbers, **vectors)
         self.second_order.restore(numbers["second_order"], {})
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
 
@@ -662,7 +662,7 @@ class MinibatchIteration:
         changes: dict[str, Any] = {name: fitted(vector, fills[name]) for name, vector in self.vectors().items()}
         saved = list(self.tensors()) if state.steps else []
         if saved and None in places:
-            joined_at = fitted(self.vectors().get("joined_at"), fills["joined_at"]).clamp(min=_LOST_AGE * state.steps)
+            joined_at = fitted(self.vectors().get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
             changes |= {"joined_at": joined_at, "last_extension": state.steps}
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [new if place is None else saved[place] for place, new in zip(places, initial, strict=True)]
