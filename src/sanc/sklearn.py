@@ -11,11 +11,17 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as missing:
+    raise ImportError(
+        f"sanc.sklearn needs scikit-learn ≥ 1.7 ({missing}): install the extra, pip install 'sanc[sklearn]'."
+    ) from missing
 
 from sanc.errors import ArgumentError, is_number, one_of, require, require_integer, require_not_negative
 from sanc.minimisation import minimize

@@ -701,11 +701,20 @@ def test_panels_without_data_are_skipped_and_recorded(tmp_path):
     assert listed.exit_code == 0 and all(name in listed.output for name in datasets.CATALOGUE)
 
 
-def test_the_error_for_a_missing_extra_names_it():
-    code = "import sys; sys.modules['typer'] = None; import sanc.lab.cli"
-    with command(sys.executable, "-c", code) as process:
+@pytest.mark.parametrize(
+    ("missing", "run", "code", "wanted"),
+    [
+        ("typer", "sanc.__main__.main()", 1, "needs typer: install the extra lab"),
+        ("typer", "sys.argv[1:] = ['--version']; sys.exit(sanc.__main__.main())", 0, f"sanc {sanc.__version__}"),
+        ("typer", "sys.argv[1:] = ['--help']; sys.exit(sanc.__main__.main())", 0, "pip install 'sanc[lab]'"),
+        ("sklearn", "import sanc.sklearn", 1, "pip install 'sanc[sklearn]'"),
+    ],
+)
+def test_the_core_works_without_extras_and_the_error_names_the_missing_one(missing, run, code, wanted):
+    program = f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = ['demo']; import sanc.__main__; {run}"
+    with command(sys.executable, "-c", program) as process:
         text, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "needs typer: install the extra lab" in text
+    assert process.returncode == code and wanted in text
 
 
 # ---------------------------------------------------------------------------------------------- unusual input
