@@ -367,7 +367,7 @@ def test_a_gradient_of_nan_on_the_way_is_not_the_cause_of_the_ending():
     run()
     gap.append(next(y for y in ys if 0 < abs(y) < 0.5))
     res = run()
-    assert any(record.note == Note.NO_GRADIENT for record in res.history)
+    assert any(record.note == Note.GRADIENT_NOT_FINITE for record in res.history)
     assert res.status is Status.STALLED and abs(res.x[1]) < 1e-3
 
 

@@ -37,7 +37,7 @@ def test_a_right_gradient_is_not_doubted():
 def test_derivative_ratio_against_the_closed_form():
     for factor in (1.0, 3.0, -0.25):
         oracle = CallableOracle(rosen, X0, jac=lambda x, factor=factor: factor * rosen_der(x))
-        ratio, error = consistency.derivative_ratio(oracle, X0, 1.0)
+        ratio, error = consistency.differenced_derivative_ratio(oracle, X0, 1.0)
         assert ratio == pytest.approx(1.0 / factor, rel=1e-3) and error < 0.02 / abs(factor)
 
 

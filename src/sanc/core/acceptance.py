@@ -24,6 +24,9 @@ _CANCELLATION_ERRORS = 1e3
 class RatioTest(Piece):
     """Accepts a step if f decreases by at least η1 times the predicted decrease; updates σ (2.5, 2.6).
 
+    If the subspace allows it and ρ > 1.2, longer steps in the same subspace are tried. They are accepted if f is lower
+    than at the step before, whatever their ρ.
+
     Attributes
     ----------
     eta1, eta2 : float
@@ -73,8 +76,9 @@ class RatioTest(Piece):
 
         Added to both decreases, the rounding error makes ρ tend to 1 as the change of f tends to roundoff. But f may be
         a sum of terms far larger than itself. If cancellation between such terms may exceed the decrease, a step that
-        halves an exact gradient norm is treated as if f had decreased as predicted. With badly scaled variables
-        ‖B‖·length² overestimates the terms, so they are bounded by the unit of f at the first point.
+        halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount. With
+        badly scaled variables ‖B‖·length² overestimates the terms, so they are bounded by the unit of f at the first
+        point.
         """
         eps, value_at_x, note = here.space.eps, here.known_value, ""
         length = max(here.units.length, here.norm)
@@ -92,7 +96,8 @@ class RatioTest(Piece):
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Try steps of smaller σ in the same subspace while f decreases by more than the model predicts.
 
-        Used only if no value of f has confirmed σ: it is the initial one, or was raised to limit the step norm.
+        Used only if `Subspace.sigma_untested`. A longer step is accepted if f is lower than at the step before. ρ then
+        determines its branch and the next σ only, so that it may be below η1.
         """
         while decision.step is not None and decision.rho > _LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
@@ -115,11 +120,12 @@ def _accepted(decision: Decision, verdict: Verdict, trial: Vector, step: CubicSt
     return replace(decision, point=trial, branch=branch, step_norm=step.norm)
 
 
-def _with_next_gradient(here: Point, decision: Decision, verdict: Verdict) -> Decision:
+def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict) -> Decision:
     """Return the decision after an evaluation of the gradient at the new point, with which the next iteration starts.
 
-    If that gradient is not finite, the step is rejected. If f still decreases at the end of a successful step, the step
-    was too short, and σ is lowered.
+    If that gradient is not finite, the step is rejected. `first_verdict` is the class of the first trial. If it is
+    successful and f still decreases at the end of the step, the step was too short, and σ is lowered. Longer steps
+    follow a very successful trial, so after them σ is not lowered here, whatever the class of the last one.
     """
     step, judge = decision.step, here.judge
     assert step is not None
@@ -127,8 +133,10 @@ def _with_next_gradient(here: Point, decision: Decision, verdict: Verdict) -> De
     _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
         sigma = judge.after_trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
-        return replace(decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.NO_GRADIENT)
-    if verdict is not Verdict.SUCCESSFUL:
+        return replace(
+            decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.GRADIENT_NOT_FINITE
+        )
+    if first_verdict is not Verdict.SUCCESSFUL:
         return decision
     end_derivative = here.space.dot(g, decision.point - here.x)
     sigma = judge.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end_derivative)

@@ -31,7 +31,7 @@ ENDING_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
 
 
-def derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
+def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
     Central differences with four step lengths, relative to `length`, are computed. If one of them agrees with the
@@ -63,7 +63,7 @@ def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     """Describe how the values near x contradict the gradient."""
     if oracle.gradient_error(x) > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
-    ratio, error = derivative_ratio(oracle, x, length)
+    ratio, error = differenced_derivative_ratio(oracle, x, length)
     if not abs(ratio - 1.0) > _RELATIVE_ERROR + 10.0 * error:
         return ""
     if abs(ratio + 1.0) <= _RELATIVE_ERROR + 10.0 * error:

@@ -226,7 +226,8 @@ def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float
         error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
     if spectrum.leftmost - rounding < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
-    # All bounds hold together if the start vector has its component along v.
+    # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
+    # holds too.
     lower = max(lower, spectrum.leftmost - error)
     return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
 
@@ -347,9 +348,9 @@ def _bound_missed_eigenvalues(
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _GRID
         rounding_term = rounding * np.linalg.norm(first_entries / (gaps + shifts), axis=-1, keepdims=True)
-        possible_component = residual_term(shifts) + rounding_term  # it decreases as the shift grows
-        possible_shifts = int(np.sum(~(possible_component < start_component)))
-        low = float(shifts[max(possible_shifts - 1, 0), 0])
-        high = float(shifts[min(possible_shifts, len(shifts) - 1), 0])
+        component_bound = residual_term(shifts) + rounding_term  # it decreases as the shift grows
+        possible_count = int(np.sum(~(component_bound < start_component)))
+        low = float(shifts[max(possible_count - 1, 0), 0])
+        high = float(shifts[min(possible_count, len(shifts) - 1), 0])
     bound = max(low, high)
     return bound, krylov.last_beta == 0.0 or float(residual_term(bound)[0]) < 0.01 * start_component

@@ -100,19 +100,22 @@ class PaperEscape(Piece):
     needs_products = True
 
     def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[Branch, float]:
-        """Return the branch and its step size, the factor of ±v or of −g."""
+        """Return the branch and its step size, the factor of ±v or of −g.
+
+        A subclass may replace it: it may use `without_model`, and return the branch STAYED.
+        """
         return self.choose_with_slack(ritz_value, grad_norm, resolved_epsilon_g(self.epsilon, self.epsilon_g) ** 2)
 
     def choose_with_slack(self, ritz_value: float, grad_norm: float, gradient_slack: float) -> tuple[Branch, float]:
-        """Return the branch and its step size for a `gradient_slack`, which is ε_g² in the paper."""
+        """Return the branch and its step size for a `gradient_slack`, which is ε_g² in the paper. Subclasses use it."""
         return choose_branch(ritz_value, grad_norm, self.L1, self.L2, self.epsilon, gradient_slack)
 
     def gradient(self, here: Point, subspace: Subspace | None) -> Vector:
-        """Return the gradient of the step −g/L1."""
+        """Return the gradient of the step −g/L1. A subclass may replace it."""
         return here.g
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
-        """Step along ±v or −g, or stay."""
+        """Step along ±v or −g, or stay if `choose` of a subclass says so."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
         branch, step_size = self.choose(ritz_value, here.grad_norm, without_model=without_model)
         if branch is Branch.STAYED:
@@ -192,7 +195,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
             if not here.ahead or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
                 next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
                 return Decision(next_sigma, trial, branch, math.nan, norm, value, trials)
-            note = Note.NO_GRADIENT
+            note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
         if norm <= here.space.eps * max(here.norm, 1e-300):
             break

@@ -67,6 +67,8 @@ class Iteration:
 
     Parameters
     ----------
+    method : Method
+        The composition of pieces.
     seed : int
         Seed of the random signs and of the random start of Lanczos.
     tol : float
@@ -78,6 +80,16 @@ class Iteration:
 
     Attributes
     ----------
+    method : Method
+        The composition of pieces.
+    state : State
+        The state after the last iteration.
+    tol : float
+        The parameter `tol`; a run that scales f scales it too.
+    averages, went_back : bool
+        False: the iteration has no averaged phase and never returns to an earlier point.
+    rates : sequence of float
+        Factors of the step size, which this iteration ignores.
     at_rest : bool
         Whether the paper's stopping test (2.7) holds: the last iteration stayed, and its cubic step norm was at most
         ε_s. With samples it holds only if the gradient was zero.
@@ -154,34 +166,34 @@ class Iteration:
         outcome, model, subspace = _Outcome(Decision(here.state.sigma), here), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
-                return self._stay_not_finite(outcome, f"the {label} of the gradient sample is not finite")
+                return self._stay_after_nonfinite(outcome, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
                 here = replace(here, units=subspace.units)
                 outcome = _Outcome(Decision(subspace.sigma), here, subspace=subspace)
-                outcome = self._cubic_step(outcome, subspace)  # 2.3, 2.5, 2.6
+                outcome = self._try_cubic_steps(outcome, subspace)  # 2.3, 2.5, 2.6
             if outcome.decision.point is not None or outcome.skips_escape:
                 return outcome
             sigma = outcome.decision.sigma
             escaped = self.method.escape(here, outcome.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
-            keeps_note = escaped.point is None and outcome.note == Note.NO_GRADIENT
+            keeps_note = escaped.point is None and outcome.note == Note.GRADIENT_NOT_FINITE
             note = outcome.note if keeps_note else escaped.note or outcome.note
             return replace(outcome, decision=escaped, note=note)
         except NonFiniteValueError as error:
-            return self._stay_not_finite(outcome, str(error), error.value)
+            return self._stay_after_nonfinite(outcome, str(error), error.value)
         except NonFiniteProductError as error:
-            return self._stay_not_finite(outcome, str(error))
+            return self._stay_after_nonfinite(outcome, str(error))
         finally:
             if subspace is not None:
                 subspace.release()
 
-    def _cubic_step(self, outcome: _Outcome, subspace: Subspace) -> _Outcome:
+    def _try_cubic_steps(self, outcome: _Outcome, subspace: Subspace) -> _Outcome:
         """Return the outcome after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
         if subspace.problem:  # without a cubic step, the gradient step of 2.6 follows
-            return self._stay_not_finite(outcome, subspace.problem)
+            return self._stay_after_nonfinite(outcome, subspace.problem)
         for _ in range(1 + model.resolves if model.proposes else 0):
             step = model.propose(outcome.here, subspace, outcome.decision.sigma)  # 2.3  u minimises m, globally
             if step is None:
@@ -204,20 +216,20 @@ class Iteration:
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
             decision = Decision(here.judge.after_negligible_step(sigma, norm_ratio))
-            return replace(outcome, decision=decision, note=Note.VANISHES), False
+            return replace(outcome, decision=decision, note=Note.BELOW_PRECISION), False
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
         except NonFiniteProductError as error:
-            return replace(self._stay_not_finite(outcome, str(error)), subspace=subspace.failed(str(error))), False
+            return replace(self._stay_after_nonfinite(outcome, str(error)), subspace=subspace.failed(str(error))), False
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            return replace(self._stay_not_finite(outcome, str(error), error.value), skips_escape=True), False
+            return replace(self._stay_after_nonfinite(outcome, str(error), error.value), skips_escape=True), False
         last_trial = replace(decision, trials=trials + decision.trials)
         outcome = replace(outcome, decision=decision, last_trial=last_trial, note=decision.note or outcome.note)
         return outcome, decision.point is None
 
-    def _stay_not_finite(self, outcome: _Outcome, note: str, value: float = math.nan) -> _Outcome:
+    def _stay_after_nonfinite(self, outcome: _Outcome, note: str, value: float = math.nan) -> _Outcome:
         """Return the outcome of staying at x with a larger σ, since a value, gradient or product is not finite.
 
         In the first iteration an error is raised instead.
@@ -309,7 +321,7 @@ class Iteration:
         self.state = State(**fields, memory={**_parse_memory("numbers", numbers), **memory})
 
     def snapshot(self) -> Any:
-        """Return everything that an iteration changes."""
+        """Return the state. `at_rest` is not part of it: every iteration sets it."""
         return self.state
 
     def roll_back(self, snapshot: Any) -> None:

@@ -20,7 +20,7 @@ class NonFiniteProductError(ArithmeticError):
     """An entry of a Hessian product is not finite."""
 
 
-class Columns(Protocol):
+class ColumnSource(Protocol):
     """Source of the columns of T: computed one by one, or all at once by a CUDA graph."""
 
     max_dim: int
@@ -168,7 +168,7 @@ class Krylov:
         Diagonal of T, and the norms β_j of the component of B q_j outside the space, 0 if the space is invariant.
     """
 
-    def __init__(self, source: Columns) -> None:
+    def __init__(self, source: ColumnSource) -> None:
         self.start_norm = source.start_norm
         if not (self.start_norm > 0.0 and math.isfinite(self.start_norm)):
             raise ValueError(f"a Krylov space needs a start vector of positive finite norm, not {self.start_norm}")
@@ -213,11 +213,15 @@ class Krylov:
         c[0] = self.start_norm
         return c
 
-    def extend(self) -> bool:
-        """Make one Lanczos iteration; return False if the space is invariant or has its largest dimension."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the space is invariant or has its largest dimension, so that it cannot be extended."""
+        return self.invariant or self.dim >= self._source.max_dim
+
+    def extend(self) -> None:
+        """Make one Lanczos iteration; the space must not be complete."""
+        assert not self.is_complete
         j, space = self.dim, self._source.space
-        if self.invariant or j >= self._source.max_dim:
-            return False
         alpha, beta, *projection = self._source.column(j)
         if not (math.isfinite(alpha) and math.isfinite(beta)):
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
@@ -230,7 +234,6 @@ class Krylov:
         self.alpha.append(alpha)
         self.beta.append(beta)
         self._gradient_projections += projection
-        return True
 
     def residual_of(self, u: Floats) -> float:
         """β_j |u_j|: ‖∇m‖ if u minimises the cubic model, ‖Bv − λv‖ if v = Qu is the vector of a Ritz pair."""

@@ -14,10 +14,10 @@ from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
-from sanc.core.units import FIRST_SIGMA, Units, measure_units
+from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units, measure_units
 
-_FORCING = 0.2
-"""Largest ‖∇m‖ over ‖g‖ at which an inexact Newton step is accepted."""
+_MAX_FORCING_TERM = 0.2
+"""Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
 SAMPLED_KRYLOV_DIM = 5
 """J with samples if `krylov_dim` is None, as in the paper: a sampled Hessian is not exact."""
 _NEGLIGIBLE_STEP_DIM = 10
@@ -47,7 +47,8 @@ class KrylovSubspace:
     max_step_norm : float
         Limit on the step norm: σ is raised for longer steps.
     sigma_untested : bool
-        Whether no value of f has confirmed σ: it is the initial one, or was raised to limit the step norm.
+        Whether the model limits step norms and no value of f has confirmed σ: it is the initial one, or was raised to
+        limit the step norm.
     step : CubicStep or None
         The cubic step for `sigma`.
     problem : str
@@ -274,7 +275,7 @@ class NoModel(Piece):
 
 def length_scale(here: Point, first_units: Units) -> float:
     """Return the unit of length at x: max(ℓ₀, ‖x‖/10), with ℓ₀ that of the first point."""
-    return max(first_units.length, 0.1 * here.norm)
+    return max(first_units.length, X_FRACTION * here.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,15 +321,13 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     subspace = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
-    max_dim = min(model.largest_dim(here) or here.space.dim, here.space.dim)
     schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.starts_at_gradient
     try:
         while True:
             krylov.extend()
             if krylov.dim == 1:
                 subspace = _with_units(model, here, subspace)
-            at_limit = krylov.invariant or krylov.dim >= max_dim
-            must_stop = at_limit or (model.forcing and here.oracle.exact and not krylov.definite)
+            must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
                 or (model.proposes and krylov.model_gradient_lower_bound(subspace.sigma) > tolerance)
@@ -351,7 +350,7 @@ def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
     norm, last_norm = here.grad_norm, here.state.last_grad_norm
     reduction = norm / last_norm if last_norm > 0.0 else 1.0
-    return max(min(_FORCING, reduction) * norm, _TOLERANCE_SHARE * here.tol)
+    return max(min(_MAX_FORCING_TERM, reduction) * norm, _TOLERANCE_SHARE * here.tol)
 
 
 def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tolerance: float) -> bool:
@@ -379,12 +378,12 @@ def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> Kr
     if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
         grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
     first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
-    measures = here.judge.measures_sigma0
+    measures_sigma0 = here.judge.measures_sigma0
     max_step_norm = model.max_step_norm(here, first_units)
     return replace(
         subspace,
         units=first_units,
-        sigma=here.judge.bounded(FIRST_SIGMA * first_units.cubic) if measures else subspace.sigma,
+        sigma=here.judge.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
         max_step_norm=max_step_norm,
         sigma_untested=max_step_norm < math.inf,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sanc.core.krylov import Columns, Lanczos
+from sanc.core.krylov import ColumnSource, Lanczos
 from sanc.core.record import Calls
 from sanc.core.space import Space, Vector
 
@@ -106,7 +106,7 @@ class Oracle(ABC):
         return [(self.space.dim,)]
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
-        """Draw the samples of an iteration; `products` tells whether it computes Hessian products."""
+        """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
 
     def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
         """End an iteration, given the norm of its step."""
@@ -146,7 +146,7 @@ class Oracle(ABC):
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""
 
-    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> Columns:
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
         """Return the columns of a Lanczos process that starts at `start`."""
         return Lanczos(operator, start, self.space, **options)
 
@@ -154,8 +154,9 @@ class Oracle(ABC):
 class RecentCache(Generic[T]):
     """A cache of the last few evaluations, by the identity of the vector; the least recently used one is dropped.
 
-    The value at the current point is used in every iteration, so rejected trials never replace it, and a resumed run
-    counts the same evaluations as one that was not interrupted. The cache has weak references to the vectors.
+    By default three entries hold f at x, at a trial point and at an escape point. After three more points the value at
+    x is dropped, and an iteration that needs it evaluates it again. The cache has weak references to the vectors, and
+    the entries of deleted vectors count too.
     """
 
     def __init__(self, size: int = 3) -> None:

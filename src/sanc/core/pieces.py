@@ -71,8 +71,9 @@ class Subspace(Protocol):
         σ of the first step in it. The model may replace that of the state: measure it at the first point, or raise it
         to limit the step norm.
     sigma_untested : bool
-        Whether no value of f has confirmed `sigma`: it is the initial one, or was raised to limit the step norm. If f
-        then decreases by more than predicted, `RatioTest` tries longer steps at once.
+        Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
+        longer steps at once. A `CubicModel` with `first_radius` sets it if σ is the initial one, or was raised to limit
+        the step norm.
     units : Units
         Units of the first point.
     ritz_value : float

@@ -21,7 +21,7 @@ class Branch(StrEnum, metaclass=_RenamedMembers):
     """The kind of step that an iteration made."""
 
     VERY_SUCCESSFUL = "very successful"  # ρ > η2
-    SUCCESSFUL = "successful"  # ρ ≥ η1
+    SUCCESSFUL = "successful"  # ρ ≥ η1, or a longer step with a lower f after a very successful one
     UNCONDITIONAL = "unconditional"  # a cubic step accepted without a test
     AVERAGED = "averaged"  # a step of the averaged phase
     CURVATURE = "curvature"  # an escape step along negative curvature
@@ -32,8 +32,8 @@ class Branch(StrEnum, metaclass=_RenamedMembers):
 class Note(StrEnum):
     """Remarks of the iteration that a run or a test compares with."""
 
-    VANISHES = "the cubic step is below the working precision of x"
-    NO_GRADIENT = "the gradient is not finite where f is lower"
+    BELOW_PRECISION = "the cubic step is below the working precision of x"
+    GRADIENT_NOT_FINITE = "the gradient is not finite where f is lower"
     TRIAL_NOT_FINITE = "the trial value is not finite"
     GRADIENT_DECIDED = "the change of f is below working precision, and the gradient norm decided"
     AT_MINIMUM = "the model has its minimum here"
@@ -93,7 +93,7 @@ class Record:
         f(x) at the start of the iteration: on the objective sample if it was evaluated there, otherwise on the gradient
         sample. In the averaged phase it is f at the point of the gradient.
     trial_value : float
-        f at the last trial point, on the objective sample.
+        f at the last trial point, on the sample of ρ.
     krylov_dim : int
         Dimension of the Krylov space.
     trials : int

@@ -29,22 +29,23 @@ _STALL_LIMIT = 10
 """Consecutive iterations without progress beyond roundoff after which the run has stalled."""
 
 _COMPARED_ITERATIONS = 5
-"""First iterations, in which changes of f are compared with its gradients."""
+"""Number of first iterations in which changes of f are compared with its gradients."""
 
 _ALLOWED_MISMATCHES = 2
-"""Steps among them that may contradict the gradients before differences of values decide."""
+"""Mismatches allowed in these iterations. After one more, differences of values decide."""
 
-_MISMATCH = 0.15
-"""Relative difference between the change of f and the one that the gradients predict that is a mismatch."""
+_MISMATCH_TOLERANCE = 0.15
+"""A step is a mismatch if the change of f differs by more than this, relatively, from the change that the gradients
+predict."""
 
 _SYMMETRY_ITERATION = 50
 """The iteration after which the symmetry of the Hessian products is checked."""
 
-_LARGE_ERROR = 1e4
-"""Error of a differenced gradient, in units of the tolerance, that is large."""
+_REPORTED_DIFFERENCE_ERROR = 1e4
+"""Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
 _PROBE_PRODUCTS = 10
-"""Hessian products that a probe for negative curvature may at least use in a run without certificate."""
+"""Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 
 
 class Status(IntEnum):
@@ -82,7 +83,7 @@ class Status(IntEnum):
 
 
 class IterationProtocol(Protocol):
-    """What runs and optimisers use of an iteration: that of the core, or that on samples.
+    """The members of an iteration that runs and optimisers use. `Iteration` and `MinibatchIteration` have them.
 
     `numbers`, `vectors` and `tensors` are its saved state, which `check` validates and `restore` reads. `snapshot` and
     `roll_back` undo an iteration that raised. `rearrange` adapts vectors of the state after parameters have joined or
@@ -104,6 +105,8 @@ class IterationProtocol(Protocol):
         Whether the last iteration returned to an earlier point.
     units : Units
         Units of the first point of an exact objective.
+    grad_norm : float
+        ‖g‖ in the last second-order iteration; 0 before the first.
     """
 
     method: Method
@@ -207,15 +210,15 @@ class Run:
         f at the start.
     mismatches : int
         Steps along which values and gradients disagree.
-    verified : bool
+    gradient_verified : bool
         Whether differences of values confirmed the gradient.
     noise_checked : bool
         Whether the values were checked for noise.
     cause : str
         A sentence about the ending, in addition to that of its status.
-    units : Units
-        Units of the first point, measured here if it is stationary.
-    rounding : float
+    initial_units : Units
+        Units of a first point that is stationary. Those of the iteration replace them.
+    gradient_rounding : float
         Rounding error of the gradient at x, if the run stalled there.
     """
 
@@ -231,11 +234,11 @@ class Run:
     time_is_up: Callable[[], bool] = lambda: False
     first_value: float = math.nan
     mismatches: int = 0
-    verified: bool = False
+    gradient_verified: bool = False
     noise_checked: bool = False
     cause: str = ""
-    units: Units = field(default_factory=Units)
-    rounding: float = 0.0
+    initial_units: Units = field(default_factory=Units)
+    gradient_rounding: float = 0.0
 
     def run_to_end(self, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
         """Iterate until the run ends. `report` is called after each iteration, and may ask to stop."""
@@ -243,7 +246,7 @@ class Run:
             deadline = clock() + self.limits.max_time
             self.time_is_up = lambda: clock() >= deadline
         if self.oracle.exact and not self.iterations and self.iteration.method.sigma.judge(0.0).measures_sigma0:
-            self._scale(scaling_exponent(self.oracle, self.x))
+            self._scale_objective(scaling_exponent(self.oracle, self.x))
         while True:
             ending = self._iterate(report)
             if ending.status is not None:
@@ -312,7 +315,7 @@ class Run:
         """The power of two by which f is scaled."""
         return self.oracle.factor if isinstance(self.oracle, ScaledOracle) else 1.0
 
-    def _scale(self, exponent: int) -> None:
+    def _scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f and tolerances scaled alike, unless the one on the gradient would overflow."""
         factor = math.ldexp(1.0, exponent)
         if not exponent or self.limits.tol * factor == math.inf:
@@ -364,7 +367,7 @@ class Run:
             "stalled_iterations": self.stalled_iterations,
             "best_grad_norm": self.best_grad_norm,
             "first_value": self.first_value,
-            "consistency": [self.mismatches, self.verified, self.noise_checked],
+            "consistency": [self.mismatches, self.gradient_verified, self.noise_checked],
             "oracle": self.oracle.numbers(),
         }
 
@@ -378,12 +381,12 @@ class Run:
             raise state_error("resume['oracle']", sorted(map(str, oracle_numbers)), f"{sorted(oracle_names)}")
         exponent = require_exponent(self.oracle, self.x, oracle_numbers)
         self.oracle.restore({name: oracle_numbers[name] for name in oracle_names})
-        self._scale(exponent)
+        self._scale_objective(exponent)
         self.x = state["x"]
         self.iteration.restore(state["numbers"], state["vectors"], tensors)
         self.stalled_iterations, self.best_grad_norm = state["stalled_iterations"], state["best_grad_norm"]
         self.first_value = state["first_value"]
-        self.mismatches, self.verified, self.noise_checked = state["consistency"]
+        self.mismatches, self.gradient_verified, self.noise_checked = state["consistency"]
         value_is_cached, gradient_is_cached = state["cached"]
         if value_is_cached:  # evaluate again; the saved counters include it already
             self.oracle.value(self.x)
@@ -428,7 +431,7 @@ class Run:
         self.best_grad_norm = min(self.best_grad_norm, record.grad_norm)
         moved = record.branch is not Branch.STAYED
         roundoff = self.oracle.space.eps * abs(record.value)
-        value_decreased = record.note != Note.VANISHES and record.value - record.trial_value > roundoff
+        value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
         # With the paper's rule a rejection is not a stall, because σ grows in the next iteration. With interpolation σ
         # was already raised to its bound in this iteration.
         rejection_stalls = self.iteration.method.sigma.judge(0.0).interpolates
@@ -441,7 +444,7 @@ class Run:
     def _units(self) -> Units:
         """The units of the first point, from the iteration or as measured before it."""
         units = self.iteration.units
-        return units if units.length else self.units
+        return units if units.length else self.initial_units
 
     @property
     def _length(self) -> float:
@@ -500,17 +503,17 @@ class Run:
     def _stall_ending(self) -> _Ending:
         """Return the ending of a stalled run, with its cause."""
         stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(self.history))
-        if any(record.note == Note.NO_GRADIENT for record in stays):
+        if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
             return _Ending(Status.NO_GRADIENT)
-        cause = self._below_difference_error() or consistency.find_stall_cause(self.oracle, self.x, self._length)
+        cause = self._difference_error_cause() or consistency.find_stall_cause(self.oracle, self.x, self._length)
         return _Ending(Status.STALLED, cause) if cause else self._roundoff_ending()
 
     def _roundoff_ending(self) -> _Ending:
         """Return the ending of a stalled run whose gradient may be within its rounding error.
 
         The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the
-        error. In a valley of extreme condition the error across it may exceed the gradient along it. So the models of
-        the last iterations also have to predict no decrease beyond the roundoff of f, as the ratio test measures it.
+        error. In an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last
+        iterations must therefore predict no decrease beyond the roundoff of f.
         """
         last_records = self.history[-_STALL_LIMIT:]
         roundoff = 10.0 * self.oracle.space.eps
@@ -524,7 +527,7 @@ class Run:
         if not self.limits.default_tol:
             cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
             return _Ending(Status.STALLED, cause)
-        self.rounding = error
+        self.gradient_rounding = error
         ending = self._second_order_test()
         return _Ending(Status.STALLED) if ending.status is None else ending
 
@@ -536,15 +539,15 @@ class Run:
         values decide. An iteration that stays has tried every step, so a few evaluations to find the cause are cheap.
         After iteration `_SYMMETRY_ITERATION` the symmetry of the products is checked once.
         """
-        if g is None or record.note == Note.NO_GRADIENT:
+        if g is None or record.note == Note.GRADIENT_NOT_FINITE:
             return _CONTINUE
         stays, cause = self.x is before and record.trials > 0, ""
-        is_compared = not self.verified and record.iteration < _COMPARED_ITERATIONS
+        is_compared = not self.gradient_verified and record.iteration < _COMPARED_ITERATIONS
         if is_compared and (stays or self._is_mismatch(record, before, g)):
             self.mismatches += 1
             if stays or self.mismatches > _ALLOWED_MISMATCHES:
                 cause = consistency.check_gradient(self.oracle, self.x, self._length)
-                self.verified = not cause
+                self.gradient_verified = not cause
         checks_symmetry = (stays or record.iteration == _SYMMETRY_ITERATION) and self.iteration.method.needs_products
         if checks_symmetry and not cause:
             cause = consistency.check_symmetry(self.oracle, self.x)
@@ -563,7 +566,7 @@ class Run:
         s = self.x - before
         first, last = space.dot(g, s), space.dot(self.oracle.gradient(self.x)[1], s)
         difference = abs(record.trial_value - record.value - 0.5 * (first + last))
-        is_large = difference > _MISMATCH * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
+        is_large = difference > _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
         return is_large or record.rho < 0.5
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
@@ -575,21 +578,21 @@ class Run:
         return probe(
             oracle,
             self.x,
-            eps=max(self._tol, self.rounding),
+            eps=max(self._tol, self.gradient_rounding),
             eps_curvature=eps_curvature,
             max_products=max_products,
             seed=seed,
             time_is_up=self.time_is_up,
         )
 
-    def _below_difference_error(self) -> str:
-        """Return a cause if no gradient of this run exceeded the error of differences, where that error is large."""
+    def _difference_error_cause(self) -> str:
+        """Return a cause if no gradient of this run exceeded the error of differences, where that error is reported."""
         norms = [record.grad_norm * self._factor for record in self.history]
         largest_norm = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
-        largest_norm = max(largest_norm, self.iteration.grad_norm, _LARGE_ERROR * self.limits.tol)
+        largest_norm = max(largest_norm, self.iteration.grad_norm, _REPORTED_DIFFERENCE_ERROR * self.limits.tol)
         return consistency.check_gradient_norms(self.oracle, self.x, largest_norm)
 
-    def _limited_by_differences(self, cert: Certificate) -> str:
+    def _difference_limit_cause(self, cert: Certificate) -> str:
         """Return a cause if the error of differenced gradients exceeds the tolerances of the certificate.
 
         If the caller passed the tolerance on the gradient norm, the error is compared with that. The default is raised
@@ -604,7 +607,7 @@ class Run:
             return consistency.difference_error_message(error, cert.rounding)
         return cause
 
-    def _missed_curvature(self, cert: Certificate) -> str:
+    def _missed_curvature_cause(self, cert: Certificate) -> str:
         """Return a cause if values contradict products that are differences of the caller's gradient."""
         if not (self.oracle.gradient_of_caller and self.oracle.differenced_products):
             return ""
@@ -637,9 +640,9 @@ class Run:
         max_products = self.limits.max_products
         measures_units = not self.iterations and max_products is None
         if measures_units:
-            self.units = self._measure_first_units()
+            self.initial_units = self._measure_first_units()
             if self.oracle.gradient_of_caller:
-                cause = consistency.check_small_gradient(self.oracle, self.x, self.units.length)
+                cause = consistency.check_small_gradient(self.oracle, self.x, self.initial_units.length)
                 if cause:
                     return _Ending(Status.INCONSISTENT, cause)
         if self.iterations and not self.limits.certify:
@@ -660,15 +663,15 @@ class Run:
     def _ending_without_saddle(self, cert: Certificate) -> _Ending:
         """Return the ending at a stationary point at which no negative curvature was found."""
         if not cert.inconsistent:
-            if cause := self._missed_curvature(cert):
+            if cause := self._missed_curvature_cause(cert):
                 return _Ending(Status.INCONSISTENT, cause)
-            if cause := self._limited_by_differences(cert):
+            if cause := self._difference_limit_cause(cert):
                 return _Ending(Status.STALLED, cause)
         if cert.second_order:
             return _Ending(Status.SECOND_ORDER)
         if cert.inconsistent:
             return _asymmetry_ending(cert)
-        if cause := self._below_difference_error():
+        if cause := self._difference_error_cause():
             return _Ending(Status.STALLED, cause)
         return _Ending(Status.TIME_LIMIT if self.time_is_up() else Status.UNCERTIFIED)
 

@@ -38,9 +38,9 @@ def require_count(where: str, value: object) -> None:
 def require_fields(where: str, saved: object, cls: Any, other_names: Collection[str] = ()) -> None:
     """Raise an error unless `saved` has the numbers of a dataclass; their defaults determine the types.
 
-    Integers are counts, and floats are finite and not negative. A field whose default is NaN may be NaN; one with the
-    metadata "signed" may be negative, and one with "positive" may not be 0. `other_names` are names of
-    further entries that may be present.
+    Integers are counts, and floats are finite and not negative. A field whose default is NaN may be any number, also
+    infinite or negative; one with the metadata "signed" may be negative, and one with "positive" may not be 0.
+    `other_names` are names of further entries that may be present.
     """
     entries = require_mapping(where, saved)
     number_fields = _number_fields(cls)

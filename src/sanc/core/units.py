@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_X_FRACTION = 0.1
+X_FRACTION = 0.1
 """Fraction of ‖x‖ that serves as a length: with a tenth, a step of unit length changes about the leading digit of x."""
 FIRST_SIGMA = 1e-4
 """The initial σ, in its unit: with 1e-4 the first step is Newton's unless that exceeds about 100 Cauchy steps."""
@@ -34,7 +34,7 @@ def measure_units(value: float, grad_norm: float, product_norm: float, x_norm: f
 
     `grad_norm` is 0 if the gradient is roundoff, or so small that the run begins with a probe for negative curvature.
     """
-    x_length = _X_FRACTION * x_norm
+    x_length = X_FRACTION * x_norm
     if grad_norm > 0.0:
         cauchy = grad_norm / product_norm if product_norm > 0.0 else math.inf
         # The Cauchy step is too long if the curvature is nearly zero: x and f bound it.

@@ -19,7 +19,7 @@ from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import Buffers, Undone
-from sanc.core.krylov import Columns, Krylov, Lanczos
+from sanc.core.krylov import ColumnSource, Krylov, Lanczos
 from sanc.core.oracle import Meter, Operator
 from sanc.core.space import Floats, Space, Vector
 from sanc.graphs.recording import (
@@ -235,7 +235,7 @@ class CapturedOracle(AutogradOracle):
         self.meter.count_value(sample.size)
         return float(value)
 
-    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> Columns:
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
         compared = {name: value for name, value in options.items() if name not in ("store", "gradient")}
         stores = options.get("store", True) and options.get("gradient") is None
         recorded = stores and compared == self._lanczos_options

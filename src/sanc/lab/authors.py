@@ -33,7 +33,7 @@ class AuthorsEscape(PaperEscape):
         return self.choose_with_slack(ritz_value, grad_norm, slack)
 
     def gradient(self, here: Point, subspace: Any) -> Any:
-        """Return the gradient on S_B."""
+        """Return the gradient on S_B. The subspace has to be a `KrylovSubspace`: others need not have an `operator`."""
         return here.g if subspace is None else subspace.operator.gradient()
 
 

@@ -37,11 +37,11 @@ class StepScalars(NamedTuple):
     distance_weight: float  # λ
 
     def weight_factor(self, grad_norm: float) -> float:
-        """Return the factor of the iterate's weight k^p in the average."""
+        """Return the factor of the iterate's weight k^p in the average, as `AveragedStep` computes it on the device."""
         return max(min(grad_norm / self.full_norm, 1.0) ** 4, _SMALLEST_FACTOR)
 
     def reduced_average_weight(self, grad_norm: float) -> float:
-        """Return c with that factor of the weight."""
+        """Return c with that factor of the weight, as `reduced_weight` does on the device."""
         factor = self.weight_factor(grad_norm)
         reduced = self.average_weight * factor
         return reduced / max(1.0 - self.average_weight * (1.0 - factor), reduced)
@@ -56,7 +56,9 @@ class StepResults(NamedTuple):
     value: float  # f at the point of the gradient
     grad_norm: float  # ‖g‖ before clipping
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
-    offset_norm_square: float  # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long
+    # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long. If entries have different
+    # weights c_i, it is that of (c_i/c)(z − x).
+    offset_norm_square: float
     x_norm_square_before: float  # ‖x‖² before the step
     x_norm_square: float  # ‖x‖² after the step
     unit_step_norm: float | None = None  # distance bound: the 1-norm of s/η
@@ -106,9 +108,9 @@ class AveragedStep:
         offset: Tensor | None,
         scalars: Tensor,
         rates: Tensor | None = None,
-        start: Tensor | None = None,
+        averaging_start: Tensor | None = None,
         direction_sum: Tensor | None = None,
-        change: Tensor | None = None,
+        caller_change: Tensor | None = None,
         average_weights: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the numbers for the host, the new x, the new offset, and the new direction sum if there was one.
@@ -116,11 +118,11 @@ class AveragedStep:
         `scalars` are `StepScalars` in float64, and the numbers for the host are `StepResults`. If f or g is not finite,
         the metric is not updated, and the iteration stays at x.
 
-        `start` is x_0, for the distance bound. `average_weights` replaces c if entries have different ones.
+        `averaging_start` is x_0, for the distance bound. `average_weights` replaces c if entries have different ones.
 
-        `change` is the change of x by the caller after the last step, by a projection. Entries whose step would undo it
-        are at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries (two-metric
-        projection, Bertsekas 1982). With M⁻¹g itself the projected step need not be one of descent.
+        `caller_change` is the change of x by the caller after the last step, by a projection. Entries whose step would
+        undo it are at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries
+        (two-metric projection, Bertsekas 1982). With M⁻¹g itself the projected step need not be one of descent.
         """
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         if self._sum_over_ranks is not None:
@@ -133,7 +135,7 @@ class AveragedStep:
         moment_weight, factor_weight, eta, average_weight, distance_weight = (
             (torch.stack(weights) * is_finite).to(g.dtype).unbind()
         )
-        at_bound = None if change is None else change * g > 0.0
+        at_bound = None if caller_change is None else caller_change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
         direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
@@ -151,10 +153,10 @@ class AveragedStep:
         pairs = ((g, direction), (weighted_offset, weighted_offset), (x, x), (new_x, new_x))
         numbers = [torch.dot(u, v) for u, v in pairs]
         vectors = [new_x, new_offset]
-        if start is not None and direction_sum is not None:
+        if averaging_start is not None and direction_sum is not None:
             new_sum = torch.addcmul(DISTANCE_MEMORY * direction_sum, direction, distance_weight)
             vectors.append(new_sum)
-            numbers += [step.abs().sum(), new_offset.abs().sum(), torch.dot(direction, start - x - offset)]
+            numbers += [step.abs().sum(), new_offset.abs().sum(), torch.dot(direction, averaging_start - x - offset)]
             numbers.append(new_sum.abs().sum())
         sums = torch.stack(numbers).double()
         sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)

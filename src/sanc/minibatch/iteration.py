@@ -48,22 +48,24 @@ _OUTLIER = 5.0
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
 gradients."""
 _FULL_WEIGHT_NORM = 0.05
-"""A gradient norm below this many times the typical one moves z so little that its iterate has less weight in the
-average, in proportion to the fourth power. Otherwise x would approach a z that does not move, as after a change of the
-loss scale."""
-_FIRST_OUTLIER = 100.0
-"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted. If
-the first loss is this many times the loss at the end of the second-order phase, the first batch may be an outlier."""
+"""Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
+ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
+_FIRST_GRADIENT_OUTLIER = 100.0
+"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted."""
+_FIRST_LOSS_OUTLIER = 100.0
+"""If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
+outlier, and the losses at both points are compared on the same batch."""
 _NONFINITE_START_LIMIT = 10
-"""An error is raised if none of this many first batches is finite. If the point is finite, that many batches in a row
-with a bad row are unlikely."""
+"""Number of first batches of which at least one must be finite. At a finite point, so many bad batches in a row are
+unlikely."""
 _SAME_NORM = 1e-5
 """Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
 NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 """Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
 _AGE_LOSS = 0.5
-"""Share of their age in the average that parameters lose when others join, because their best values change then."""
+"""When parameters join, the age of the others in the average is limited to 1 minus this share of all steps, because
+their best values change."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -187,9 +189,11 @@ class MinibatchIteration:
         if math.isnan(self.state.last_loss):  # the first batch
             self._update_state(reference_loss=value, first_loss=value, safe_point=x)
             return True
-        continues, *counts = watch.agreement(self.state, value, self.settings.noise, eps)
-        self._update_state(**dict(zip(watch.Agreement._fields[1:], counts, strict=True)))
-        return continues
+        agreement = watch.agreement(self.state, value, self.settings.noise, eps)
+        changes = agreement._asdict()
+        del changes["continues"]
+        self._update_state(**changes)
+        return agreement.continues
 
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""
@@ -219,7 +223,7 @@ class MinibatchIteration:
     def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
         """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x."""
         state = self.state
-        if state.safe_point is None or value <= state.first_loss < _FIRST_OUTLIER * value:
+        if state.safe_point is None or value <= state.first_loss < _FIRST_LOSS_OUTLIER * value:
             return x
         first_loss = oracle.gradient_sample_value(state.safe_point)
         is_lower = first_loss < value or (math.isfinite(first_loss) and not math.isfinite(value))
@@ -331,9 +335,10 @@ class MinibatchIteration:
         x_tensor = space.tensor(x)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = self._step_scalars(rate)
-        offset, change = self._adapted_offset(x_tensor, space)
+        offset, caller_change = self._adapted_offset(x_tensor, space)
         updates_factors = self._updates_factors
-        start, direction_sum = (state.averaging_start, state.direction_sum) if updates_factors else (None, None)
+        averaging_start = state.averaging_start if updates_factors else None
+        direction_sum = state.direction_sum if updates_factors else None
         numbers, new_x, new_offset, *new_sum = advance(
             oracle,
             self._step_for(updates_factors, space),
@@ -341,15 +346,15 @@ class MinibatchIteration:
             offset,
             x_tensor.new_tensor(scalars, dtype=torch.float64),
             rates,
-            None if start is None else space.tensor(start),
+            None if averaging_start is None else space.tensor(averaging_start),
             None if direction_sum is None else space.tensor(direction_sum),
-            change,
+            caller_change,
             self._average_weights(scalars.average_weight, space),
         )
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
-        if state.steps in (1, 2) and _FIRST_OUTLIER * results.grad_norm < state.gradient_unit:
+        if state.steps in (1, 2) and _FIRST_GRADIENT_OUTLIER * results.grad_norm < state.gradient_unit:
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
@@ -430,7 +435,7 @@ class MinibatchIteration:
             self._preconditioner.refresh()
 
     def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
-        """Return the changes of the state by ‖x‖², which shows whether the caller changed x since the last step."""
+        """Return the fields of the state that follow from ‖x‖², which shows whether the caller has changed x."""
         state = self.state
         changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
         by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
@@ -488,8 +493,8 @@ class MinibatchIteration:
         offset = None if state.offset is None else space.tensor(state.offset)
         if not state.projection_countdown or state.last_written_x is None:
             return offset, None
-        change = x - space.tensor(state.last_written_x)
-        return None if offset is None else torch.where(change * offset < 0.0, 0.0, offset), change
+        caller_change = x - space.tensor(state.last_written_x)
+        return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
     def _step_for(self, updates_factors: bool, space: Space) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
@@ -515,7 +520,7 @@ class MinibatchIteration:
         return self.second_order.state.sigma
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
-        """Return the factor of η, and a vector of factors if parameters have different ones."""
+        """Return the common factor of η, and a vector of factors if parameters have different ones."""
         if len(set(self.rates)) <= 1:
             return (self.rates[0] if self.rates else 1.0), None
         sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
@@ -526,8 +531,8 @@ class MinibatchIteration:
     def _handle_nonfinite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay if only this batch is not finite; return to an earlier point if the last one was not finite either."""
         value = value if oracle.has_values else math.nan
-        what = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
-        note = f"the {what} of the gradient sample is not finite"
+        quantity = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
+        note = f"the {quantity} of the gradient sample is not finite"
         state = self._update_state(nonfinite_batches=self.state.nonfinite_batches + 1)
         self._report_nonfinite(note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
@@ -630,7 +635,10 @@ class MinibatchIteration:
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
 
     def snapshot(self) -> Any:
-        """Return everything that an iteration changes, except the values in the tensors of the preconditioner."""
+        """Return everything that an iteration changes and the next one does not set again.
+
+        The values in the tensors of the preconditioner are not part of it.
+        """
         return self.state, self.second_order.state, self._preconditioner, self._saved_tensors, self._cached_steps
 
     def roll_back(self, snapshot: Any) -> None:

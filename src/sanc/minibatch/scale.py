@@ -7,7 +7,7 @@ and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
-With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most `LARGEST_STRETCH`,
+With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most `_MAX_STRETCH`,
 unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is little noise.
 """
 
@@ -24,18 +24,18 @@ from torch import Tensor
 from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 
-UNKNOWN_WEIGHT = 1.0 / 15.0
+_FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
 _MAX_OVER_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
-LARGEST_STRETCH = 2.0
+_MAX_STRETCH = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
-ALIGNED = 0.7
+_ALIGNED_SHARE = 0.7
 """The last steps are aligned if ‖z − x‖_1 exceeds this share of the sum of their 1-norms."""
-CONVERGED_SHARE = 0.01
+_CONVERGED_SHARE = 0.01
 """The second-order phase has converged if the loss is below this share of the first loss, and the norm of its last step
 below this share of that of an averaged step."""
-REGROWTH = 1.5
+_REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
 DISTANCE_MEMORY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
@@ -47,8 +47,8 @@ def step_size(state: State, step: StepScale) -> float:
     Both start again when parameters join, because one gradient is a poor estimate of their second moments.
     """
     steps = state.steps - state.last_extension
-    aligned = steps > 2 * step.warm_up and state.offset_norm > ALIGNED * state.step_norm_sum
-    limit = math.inf if aligned else LARGEST_STRETCH * step.scale
+    aligned = steps > 2 * step.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
+    limit = math.inf if aligned else _MAX_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), limit)
     ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
     decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down else 1.0
@@ -67,7 +67,7 @@ def first_reduction(state: State, step: StepScale, value: float, step_norm: floa
     averaging starts with the norm of its last step, `step_norm`.
     """
     share = step_norm / typical_step_norm(state, step, dim)
-    converged = value < CONVERGED_SHARE * state.first_loss and share < CONVERGED_SHARE
+    converged = value < _CONVERGED_SHARE * state.first_loss and share < _CONVERGED_SHARE
     return share if converged else state.eta_reduction
 
 
@@ -88,8 +88,8 @@ def updated_distance_bound(
 
     `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm` is ‖Σ λ_i p_i‖_1.
     """
-    aligned = offset_norm > ALIGNED * step_norm_sum
-    eta_reduction = min(1.0, REGROWTH * state.eta_reduction) if aligned else state.eta_reduction
+    aligned = offset_norm > _ALIGNED_SHARE * step_norm_sum
+    eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
     numerator = DISTANCE_MEMORY * state.distance_numerator + distance_weight(state) * inner_product
     distance = state.distance
     if direction_sum_norm > 0.0 and math.isfinite(numerator / direction_sum_norm):
@@ -133,6 +133,6 @@ def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
     `gradient_sum`, the weights are near a saddle at zero, as after a tiny initialisation, and the unit is larger.
     """
     if weight == 0.0:
-        return UNKNOWN_WEIGHT
+        return _FALLBACK_WEIGHT
     required_change = math.inf if gradient_sum == 0.0 else 0.1 * abs(value) / gradient_sum
-    return weight if math.isnan(required_change) else max(weight, min(required_change, UNKNOWN_WEIGHT))
+    return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))

@@ -41,7 +41,7 @@ class State:
     grad_norm_mean_square: float = 1.0  # mean square of the gradient norms, in units of `gradient_unit`
     largest_grad_norm: float = 1.0  # largest gradient norm of the first steps, in units of `gradient_unit`
     # The averaged phase: the step size and the distance bound.
-    eta_reduction: float = 1.0  # factor of η, lowered when the loss has risen
+    eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
     distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
     step_norm_sum: float = 0.0  # sum of the 1-norms of the steps that led to z, weighted as in z − x
     offset_norm: float = 0.0  # ‖z − x‖_1
@@ -61,5 +61,5 @@ class State:
     last_written_x: Vector | None = None  # x after the last step, while the caller is assumed to project it
     safe_point: Vector | None = None  # the point to which the run returns after a rise of the loss
     averaging_start: Vector | None = None  # x_0, the point at which averaging began
-    direction_sum: Vector | None = None  # Σ λ_i p_i, the denominator of the distance bound
+    direction_sum: Vector | None = None  # Σ λ_i p_i; its 1-norm is the denominator of the distance bound
     joined_at: Vector | None = None  # for each entry, the steps made when it joined the average; None: all joined at 0
