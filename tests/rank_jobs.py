@@ -167,7 +167,7 @@ def invalid_uses():
     found["invalid group"] = error_of(lambda: sanc.SANC(network().parameters(), process_group="world"))
     torch.manual_seed(rank)
     free = sanc.SANC(network().parameters())  # without a seed: that of rank 0 is used
-    found["drawn seed"] = free._driver.iterates.state.seed
+    found["drawn seed"] = free._driver.iteration.state.seed
 
     alone = network(rank)
     train(sanc.SANC(alone.parameters(), process_group=None, seed=rank), alone, data)
@@ -469,7 +469,7 @@ def bytes_held():
     opt.train()
     model(torch.randn(4, 32)).square().mean().backward()
     opt.step()
-    iterates = opt._driver.iterates
+    iterates = opt._driver.iteration
     vectors = {tensor.data_ptr(): tensor for tensor in vectors_of(iterates.state).values()}  # some are the same
     tensors = [*vectors.values(), *iterates._preconditioner.tensors()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -735,7 +735,7 @@ def empty_group(model, opt):
 
 
 def state(model, opt):
-    iterates = opt._driver.iterates
+    iterates = opt._driver.iteration
     iterates.state = replace(iterates.state, seed=iterates.state.seed + 1)
 
 

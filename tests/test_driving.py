@@ -270,7 +270,7 @@ def test_scaled_gradients_without_a_closure():
             if scaled or k != 10:
                 scaler.step(opt)
             scaler.update()
-        assert opt._driver.iterates.state.iteration == 19
+        assert opt._driver.iteration.state.iteration == 19
         ends.append(flat(model))
     assert torch.allclose(*ends, rtol=0, atol=1e-5)
 

@@ -68,6 +68,9 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
 """Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
 
+_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+"""Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
+
 _REPLACED_OPTIONS = {
     "renew": "refresh, of the metric",
     "reorthogonalise": 'krylov_stop: "forcing" reorthogonalises',
@@ -92,7 +95,8 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: A
     preset : {"robust", "paper"} or Method
         The method whose pieces it is composed from.
     **options
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and settings of pieces, by name.
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and settings of
+        pieces, by name.
 
     Examples
     --------
@@ -141,19 +145,16 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
     return method
 
 
-_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
-"""Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
-
-
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
-    for name in _setting_names(Minibatch()) & options.keys() if method.minibatch is None else ():
+    minibatch_options = _setting_names(Minibatch()) & options.keys() if method.minibatch is None else set()
+    for name in sorted(minibatch_options):
         if method.name in METHODS and method.name not in ("sanc", "scr"):
             raise ArgumentError(
                 f"{name} = {shown(options[name])} is used by sanc and scr alone, not by {method.name}: leave it out."
             )
         method = replace(method, minibatch=Minibatch())
-    for name in options.keys() - (_setting_names(method) - {"name", "exact"}):
+    for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
         raise _unknown_option_error(method, name, options[name], other_names)
     new_method: Method = _with_settings(method, options)
     return new_method

@@ -77,7 +77,7 @@ def certificate(
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with torch_modes(oracle):
-        result, *_ = probe(
+        result, _ = probe(
             oracle,
             point,
             eps=eps,

@@ -146,8 +146,8 @@ def minimize(
         ranks return the result of one process with the rows of rank 0, then those of rank 1, and so on. "default" is
         the group that was initialised; None: each rank runs independently.
     **settings
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
-        eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
+        by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
 
     Returns
     -------
@@ -165,17 +165,17 @@ def minimize(
     (True, 1.0)
     """
     if options is not None or _SCIPY_NAMES.keys() & settings.keys():
-        return minimize(fun, x0, **_merged({} if options is None else options, locals()))
+        return minimize(fun, x0, **_merge_options({} if options is None else options, locals()))
 
     _reject_binding(bounds, constraints)
-    composed = _composed(method, preset, settings)
+    composed = _compose_method(method, preset, settings)
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
         require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
     require_integer("seed", seed, 0, none=False)
     fun, ranks = _objective_on_ranks(fun, process_group)
     disp = disp and (ranks is None or ranks.rank == 0)
-    sizes = _sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
+    sizes = _sample_sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
     if on_samples and objective_batch_size is not None:
         raise ArgumentError(
@@ -196,7 +196,7 @@ def minimize(
         grow=grow_samples,
     )
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
-    limits = _limits(
+    limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,
         default_tol=tol is None,
         curvature_tol=curvature_tol,
@@ -207,10 +207,10 @@ def minimize(
         max_time=max_time,
         max_nfev=max_nfev,
     )
-    iterates = (
+    iteration = (
         MinibatchIteration(composed, seed) if on_samples else Iteration(composed, seed, limits.tol, ahead=oracle.exact)
     )
-    run = Run(oracle, iterates, limits, x, seed)
+    run = Run(oracle, iteration, limits, x, seed)
     if ranks is not None:
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
     if resume is not None:
@@ -247,7 +247,7 @@ def _default_tol(oracle: Oracle, jac: Any) -> float:
     return max(tol, _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
 
 
-def _limits(
+def _checked_limits(
     tol: float,
     *,
     default_tol: bool,
@@ -279,25 +279,25 @@ def _limits(
     )
 
 
-def _composed(method: str | Method | None, preset: str | Method, settings: Mapping[str, Any]) -> Method:
+def _compose_method(method: str | Method | None, preset: str | Method, settings: Mapping[str, Any]) -> Method:
     """Return the method with its settings: a member of the family, or the caller's composition."""
     if not isinstance(method, Method):
-        return compose("sanc" if method is None else method, preset, settings, _arguments())
+        return compose("sanc" if method is None else method, preset, settings, _argument_defaults())
     require(preset == "robust", "preset", preset, "leave it out beside a Method, which has all its pieces")
-    return with_options(method, settings, _arguments())
+    return with_options(method, settings, _argument_defaults())
 
 
 @cache
-def _arguments() -> dict[str, Any]:
+def _argument_defaults() -> dict[str, Any]:
     """Return names and defaults of the arguments of `minimize`, without `settings`."""
     return {name: p.default for name, p in inspect.signature(minimize).parameters.items() if name != "settings"}
 
 
-def _merged(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _merge_options(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `minimize` and `options` by our names; a name given twice is an error."""
     fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     require(fits, "options", options, "pass a mapping of names to values")
-    defaults = {name: default for name, default in _arguments().items() if name not in ("fun", "x0", "options")}
+    defaults = {name: default for name, default in _argument_defaults().items() if name not in ("fun", "x0", "options")}
     merged = {name: arguments[name] for name in defaults}
     for name, value in [*arguments["settings"].items(), *options.items()]:
         ours = _SCIPY_NAMES.get(name, name)
@@ -329,7 +329,7 @@ def _reject_binding(bounds: Any, constraints: Any) -> None:
         raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
 
 
-def _sizes(
+def _sample_sizes(
     fun: Any, method: Method, batch: int | None, hessian: int | None, objective: int | None, grow: bool
 ) -> tuple[int | None, int | None, int | None]:
     """Return the sizes of the samples of gradient, Hessian and objective; None is the whole sum."""

@@ -45,7 +45,7 @@ def _lines(value: Any, width: int) -> list[str]:
         with np.printoptions(threshold=6, edgeitems=2, precision=4):
             entries = " ".join(str(value.reshape(-1)).split()) if value.ndim else str(value)
         text = entries + (f" ({'×'.join(map(str, value.shape))})" if value.size > 6 or value.ndim > 1 else "")
-    elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_is_part, value))):
+    elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_is_array_or_mapping, value))):
         return _nested(value, width)
     elif isinstance(value, list):
         text = f"{len(value)} × {type(value[0]).__name__}" if value else "none"
@@ -68,6 +68,6 @@ def _nested(value: Any, width: int) -> list[str]:
     return lines or ["empty"]
 
 
-def _is_part(part: Any) -> bool:
+def _is_array_or_mapping(part: Any) -> bool:
     """Whether an entry of a list makes it a nested point."""
     return isinstance(part, np.ndarray | Tensor | Mapping)

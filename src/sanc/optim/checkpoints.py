@@ -31,10 +31,10 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
     """Write the vectors of the iteration to the states of their parameters."""
     if driver.last_leaves is None:
         return
-    for name, vector in driver.iterates.vectors().items():
+    for name, vector in driver.iteration.vectors().items():
         for p, part in zip(driver.last_leaves.tensors, driver.last_leaves.pack(vector), strict=True):
             states[p][name] = part
-    for p, tensors in zip(driver.last_leaves.tensors, driver.iterates.tensors(), strict=False):
+    for p, tensors in zip(driver.last_leaves.tensors, driver.iteration.tensors(), strict=False):
         states[p]["metric"] = dict(tensors)
 
 
@@ -44,7 +44,7 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
     return {
         "method": driver.method.name,
         "settings": saved_settings(driver.method),
-        "numbers": driver.iterates.numbers(),
+        "numbers": driver.iteration.numbers(),
         "meter": asdict(driver.meter),
         "hvp": driver.oracle.hvp,
         "style": driver.oracle.style,
@@ -68,7 +68,7 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
         )
     for name in ("settings", "numbers", "meter"):
         require_mapping(f"{where}[{name!r}]", engine[name])
-    if differing := set(engine["numbers"]) ^ set(driver.iterates.numbers()):
+    if differing := set(engine["numbers"]) ^ set(driver.iteration.numbers()):
         raise ArgumentError(
             f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differing)))}, so they are of "
             "another iteration or version: construct it with the same preset and minibatch as the saved run."
@@ -151,7 +151,7 @@ def checked_vectors(
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
     vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}
     shapes = [tuple(p.shape) for p in saved]
-    driver.iterates.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
+    driver.iteration.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
     return leaves, vectors, tensors
 
 
@@ -178,7 +178,7 @@ def restore(
     if driver.capture is not None:
         driver.capture.reset()
     driver.last_leaves = leaves
-    driver.iterates.restore(engine["numbers"], vectors, tensors)
+    driver.iteration.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None

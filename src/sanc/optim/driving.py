@@ -52,7 +52,7 @@ class Driver:
     ----------
     mode : OneProcess
         One process, or a group of ranks.
-    iterates : IterationProtocol
+    iteration : IterationProtocol
         The iteration, with its state.
     oracle : AutogradOracle
         Evaluates the closures; it is kept from step to step.
@@ -89,11 +89,11 @@ class Driver:
         earlier_grads = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
         self._earlier_grads = weakref.WeakValueDictionary(earlier_grads)
         self.oracle = self._new_oracle(leaves, hvp, "")
-        self.iterates: IterationProtocol
+        self.iteration: IterationProtocol
         if method.on_samples:
-            self.iterates = MinibatchIteration(method, seed, mode.metric)
+            self.iteration = MinibatchIteration(method, seed, mode.metric)
         else:
-            self.iterates = Iteration(method, seed)
+            self.iteration = Iteration(method, seed)
         self.capture = Capture(method) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,9 +130,9 @@ class Driver:
         if self.oracle.bound:
             raise ArgumentError("closure calls step() of the optimiser that called it: only compute the loss in it.")
         samples = self._samples(closures)
-        first = self.iterates.state.iteration == 0
+        first = self.iteration.state.iteration == 0
         self._check_unused_gradients(closures[0], leaves)
-        self.iterates.rates = leaves.rates
+        self.iteration.rates = leaves.rates
         with _replaced_grads(parameters, [None] * len(parameters)), torch.enable_grad():
             captured = None
             if self.capture is not None and self.oracle.style != "backward":
@@ -188,9 +188,9 @@ class Driver:
             if closure is None and role > 0:
                 samples.append(samples[0])
                 continue
-            if self.iterates.state.iteration == 0 or not callable(closure):
+            if self.iteration.state.iteration == 0 or not callable(closure):
                 check_callable(name, closure)
-            seed = derive(self.iterates.state.seed, self.iterates.state.iteration, role, *self.mode.path)
+            seed = derive(self.iteration.state.seed, self.iteration.state.iteration, role, *self.mode.path)
             if isinstance(closure, Batch):
                 terms = closure.terms() if self.mode.path else None  # the weight of the batch among those of all ranks
                 samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
@@ -214,19 +214,19 @@ class Driver:
     def _iterate(self, oracle: AutogradOracle) -> Tensor:
         """Make one iteration and return the loss; after an exception nothing has changed."""
         x = point = oracle.start()
-        iterates, last_leaves = self.iterates, self.last_leaves
-        meter, snapshot, style_and_hvp = replace(self.meter), iterates.snapshot(), (self.oracle.style, self.oracle.hvp)
+        iteration, last_leaves = self.iteration, self.last_leaves
+        meter, snapshot, style_and_hvp = replace(self.meter), iteration.snapshot(), (self.oracle.style, self.oracle.hvp)
         try:
-            first = iterates.state.iteration == 0
+            first = iteration.state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
                 self._check_closures(oracle, x, first=first)
             self._adapt_to(oracle.leaves, x)
-            point, record = iterates.iterate(x, oracle)  # type: ignore[assignment]
-            if iterates.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
+            point, record = iteration.iterate(x, oracle)  # type: ignore[assignment]
+            if iteration.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()
-            iterates.roll_back(snapshot)
+            iteration.roll_back(snapshot)
             self.last_leaves, self.meter = last_leaves, meter
             self.oracle.style, self.oracle.hvp = style_and_hvp
             raise
@@ -245,7 +245,7 @@ class Driver:
             return
         places = [] if last is None else leaves.places_in(last)
         if last is None or all(place is None for place in places):
-            self.iterates.reset()
+            self.iteration.reset()
             return
 
         def fitted(vector: Tensor | None, fill: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class Driver:
                 new_parts.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
             return torch.cat([part.reshape(-1) for part in new_parts])
 
-        self.iterates.rearrange(places, fitted, x, leaves.shapes)
+        self.iteration.rearrange(places, fitted, x, leaves.shapes)
 
     def _check_closures(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""
@@ -264,7 +264,7 @@ class Driver:
         try:
             if self.check:
                 check_closure(oracle, x, first=first)
-            if first and self.iterates.averages and not self.iterates.state.averaged:
+            if first and self.iteration.averages and not self.iteration.state.averaged:
                 # An operator without a second derivative raises here, not halfway through a step.
                 operator = oracle.hessian(x)
                 operator(torch.ones_like(x))
@@ -274,8 +274,8 @@ class Driver:
 
     # ------------------------------------------------------------------ steps without a closure
 
-    def try_as_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
-        """Call a closure if there are gradients already, and return whether it computes no loss.
+    def run_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
+        """Call a closure if gradients exist, and return whether it computed no loss.
 
         Lightning passes such closures. They may run hooks that change the gradients, for example to clip them.
         """
@@ -302,8 +302,8 @@ class Driver:
     @torch.no_grad()
     def step_on_gradients(self, leaves: Leaves) -> None:
         """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
-        iterates = self.iterates
-        if not iterates.averages:
+        iteration = self.iteration
+        if not iteration.averages:
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
                 'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
@@ -320,19 +320,19 @@ class Driver:
             )
         if self.without_closures and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
-        first = iterates.state.iteration == 0
+        first = iteration.state.iteration == 0
         if self.last_leaves is not None and self.last_leaves.matches(leaves):
             y = leaves.read()
-            x: Any = iterates.average(y)
+            x: Any = iteration.average(y)
         else:
             if self.last_leaves is not None and self.last_leaves.intact:
                 self.move(at_average=True)  # parameters that are frozen from now on stay at the average
             x = leaves.read()
             self._adapt_to(leaves, x)
-            y = cast(Tensor, iterates.gradient_point(x))
-        iterates.rates = leaves.rates
-        point, record = iterates.iterate(x, self.mode.given(leaves, y, self.meter))
-        leaves.write(iterates.gradient_point(point))  # type: ignore[arg-type]
+            y = cast(Tensor, iteration.gradient_point(x))
+        iteration.rates = leaves.rates
+        point, record = iteration.iterate(x, self.mode.given(leaves, y, self.meter))
+        leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
         self.at_average = False
         self.oracle.style = "gradients"
         self.record = replace(record, style="gradients")
@@ -354,12 +354,12 @@ class Driver:
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
         """Move the parameters to the average, or to the point of gradients; with closures nothing is moved."""
-        iterates = self.iterates
+        iteration = self.iteration
         if not self.without_closures or at_average is self.at_average:
             return
         assert self.last_leaves is not None
         current = self.last_leaves.read()
-        target = iterates.average(current) if at_average else iterates.gradient_point(current)
+        target = iteration.average(current) if at_average else iteration.gradient_point(current)
         self.last_leaves.write(target)  # type: ignore[arg-type]
         self.at_average = at_average
 
@@ -367,12 +367,12 @@ class Driver:
 @contextmanager
 def _replaced_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
     """Replace ``.grad`` of these parameters inside the block."""
-    own_grads = [p.grad for p in parameters]
+    saved_grads = [p.grad for p in parameters]
     try:
         _set_grads(parameters, grads)
         yield
     finally:
-        _set_grads(parameters, own_grads)
+        _set_grads(parameters, saved_grads)
 
 
 def _set_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -21,10 +21,12 @@ _FOREIGN_ENTRIES = {"name", "param_names", "initial_lr"}
 
 def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise an error if a group has an unknown entry, or a value that cannot be used."""
-    own_entries = {"params", "lr", "weight_decay", "frozen"}
+    known_entries = {"params", "lr", "weight_decay", "frozen"}
     for name, value in group.items():
-        if name not in own_entries | _FOREIGN_ENTRIES:
-            raise ArgumentError(f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, own_entries)}")
+        if name not in known_entries | _FOREIGN_ENTRIES:
+            raise ArgumentError(
+                f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known_entries)}"
+            )
     _check_values(dict(defaults) | dict(group))
 
 

@@ -81,8 +81,8 @@ class CubicOptimizer(Optimizer):
         Number of steps after which all parameters and decisions are compared between the ranks; a difference is an
         error. Every step compares digests of them. 0: steps compare only which parameters take part.
     **options
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`) and their settings by name: sigma0,
-        eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
+        by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class CubicOptimizer(Optimizer):
             )
         arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
-        method = _limited_method(compose(self.method, preset, options, arguments), options)
+        method = _with_krylov_limit(compose(self.method, preset, options, arguments), options)
         one_of("hvp", hvp, HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
@@ -142,10 +142,8 @@ class CubicOptimizer(Optimizer):
                 "unless a scheduler starts at this value.",
                 stacklevel=3,
             )
-        leaves, seed = (
-            leaves_to_optimise(self.param_groups, mode.leaves),
-            mode.seed(None if seed is None else int(seed)),
-        )
+        leaves = leaves_to_optimise(self.param_groups, mode.leaves)
+        seed = mode.seed(None if seed is None else int(seed))
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
@@ -178,7 +176,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def _iterates(self) -> IterationProtocol:
-        return self._driver.iterates
+        return self._driver.iteration
 
     # ------------------------------------------------------------------ parameters
 
@@ -240,9 +238,9 @@ class CubicOptimizer(Optimizer):
                 'optimiser with preset="paper".'
             )
         driver, parameters, loss = self._driver, self._parameters(), None
-        step = driver.mode.step(self.param_groups, driver.iterates, closure is not None)
+        step = driver.mode.step(self.param_groups, driver.iteration, closure is not None)
         with full_precision(parameters[0].device), step:
-            if closure is None or driver.try_as_empty_closure(closure, parameters):
+            if closure is None or driver.run_empty_closure(closure, parameters):
                 if hessian is not None or objective is not None:
                     raise ArgumentError("closure is missing beside hessian or objective: pass it too.")
                 if self._is_empty_step():
@@ -251,7 +249,7 @@ class CubicOptimizer(Optimizer):
             else:
                 others = [None if other is closure else other for other in (hessian, objective)]
                 loss = driver.step((closure, others[0], others[1]), self._leaves(), parameters)
-            driver.mode.stepped(self.param_groups, driver.iterates)
+            driver.mode.stepped(self.param_groups, driver.iteration)
         self._warn_of_unreached()
         return loss
 
@@ -338,7 +336,7 @@ class CubicOptimizer(Optimizer):
         self.state.clear()  # the iteration holds the vectors
 
 
-def _limited_method(method: Method, options: Mapping[str, Any]) -> Method:
+def _with_krylov_limit(method: Method, options: Mapping[str, Any]) -> Method:
     """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
     if method.options().get("krylov_dim", 0) is not None:
         return method

@@ -111,7 +111,7 @@ def _takes_part(group: Mapping[str, Any], p: Tensor) -> bool:
 
 
 def claim_step(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, whole: bool, *, complete: bool,
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool, *, complete: bool,
     due: bool = False,
 ) -> None:  # fmt: skip
     """Claim digests of what must agree in a step, for its first exchange to compare.
@@ -127,13 +127,13 @@ def claim_step(
     if complete and whole and one_kind and taking_part[0].layout == torch.strided and not taking_part[0].is_meta:
         values = quick_fingerprint(torch.cat([p.reshape(-1) for p in taking_part]))
     if complete:
-        decisions = short_digest(iterates.numbers() | {"due": due})
+        decisions = short_digest(iteration.numbers() | {"due": due})
     claimed = (parameters, options if complete else 0, values, decisions)
-    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iterates, due))
+    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iteration, due))
 
 
 def raise_difference(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iterates: Any, due: bool, different: Differences
+    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iteration: Any, due: bool, different: Differences
 ) -> NoReturn:
     """Find what differs between the ranks, given which digests of `claim_step` do, and raise `RanksError`."""
     layout.reset()
@@ -155,7 +155,7 @@ def raise_difference(
     if 2 in different:
         ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
     if 3 in different:
-        state = {f"{name!r} in the state of the method": value for name, value in _flat(iterates.numbers()).items()}
+        state = {f"{name!r} in the state of the method": value for name, value in _flat(iteration.numbers()).items()}
         row = torch.cat([digest({name: value}) for name, value in state.items()]).to(ranks.device)
         ranks.compare(row, list(state), "a comparison", _REMEDY_LATER)
         kinds = ["the last call of load_state_dict"]

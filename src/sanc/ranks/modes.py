@@ -61,17 +61,17 @@ class OneProcess:
         """Prepare for the first step after a state was loaded."""
 
     @contextmanager
-    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any, with_closure: bool) -> Iterator[None]:
+    def step(self, groups: Sequence[Mapping[str, Any]], iteration: Any, with_closure: bool) -> Iterator[None]:
         """Compare the ranks before a step, which is made inside this context."""
         yield
 
-    def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+    def stepped(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Finish a step."""
 
-    def saving(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+    def saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Prepare for `state_dict`."""
 
-    def compare(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Raise `RanksError` if parameters, options or decisions differ between the ranks, which all call this."""
 
 
@@ -127,9 +127,9 @@ class DataParallel(OneProcess):
         self._due = True
 
     @contextmanager
-    def step(self, groups: Sequence[Mapping[str, Any]], iterates: Any, with_closure: bool) -> Iterator[None]:
+    def step(self, groups: Sequence[Mapping[str, Any]], iteration: Any, with_closure: bool) -> Iterator[None]:
         complete = self._every > 0
-        claim_step(self.ranks, self._layout, groups, iterates, self.whole, complete=complete, due=self._due)
+        claim_step(self.ranks, self._layout, groups, iteration, self.whole, complete=complete, due=self._due)
         if self._layout.changed or (with_closure and (self.ranks.wrapped or not self.whole)):
             self.ranks.agree()  # before vectors are reset, and before collectives of the model in the closure
         try:
@@ -141,18 +141,18 @@ class DataParallel(OneProcess):
                 raise problem from None  # the other ranks raise `RankFailedError`
             raise
 
-    def stepped(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
-        if self._due or (self._every and iterates.state.iteration % self._every == 0):
+    def stepped(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+        if self._due or (self._every and iteration.state.iteration % self._every == 0):
             self._due = False
-            self.compare(groups, iterates)
+            self.compare(groups, iteration)
 
-    def saving(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+    def saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         if not self.whole:  # otherwise a single rank may save the state
-            self.compare(groups, iterates)
+            self.compare(groups, iteration)
 
-    def compare(self, groups: Sequence[Mapping[str, Any]], iterates: Any) -> None:
+    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         if self._every:
-            compare_step(self.ranks, groups, iterates.numbers(), self.whole)
+            compare_step(self.ranks, groups, iteration.numbers(), self.whole)
 
 
 def rejoin(every: int) -> OneProcess:

@@ -157,12 +157,12 @@ def _lists(entry: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> int:
-    iterates = getattr(optimizer, "_iterates", None)
-    if iterates is None:
+    iteration = getattr(optimizer, "_iterates", None)
+    if iteration is None:
         raise ArgumentTypeError(
             f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
         )
-    return int(iterates.state.iteration)
+    return int(iteration.state.iteration)
 
 
 def _folder(folder: str | Path) -> Path:
