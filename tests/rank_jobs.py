@@ -994,3 +994,21 @@ def two_dimensional_mesh():
         fully_shard(model, mesh=init_device_mesh("cpu", sides, mesh_dim_names=("replicate", "shard")))
         found.append(error_of(lambda model=model: sanc.SANC(model.parameters(), seed=0)))
     return found
+
+
+def pausing_layers(size, style):
+    """Freeze layers for some averaged steps; return all parameters after each step. `size` is 0 for one process."""
+    rank, size = rank_and_size() if size else (0, 0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(400, 4, generator=generator, dtype=torch.float64)
+    targets = torch.sin(inputs @ torch.ones(4, 2, dtype=torch.float64))
+    model = deep(size)
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    ends = []
+    for k in range(50):
+        rows = torch.randint(400, (16,), generator=generator)[rank :: max(size, 1)]
+        model[0].requires_grad_(not 25 <= k < 32)
+        model[4].requires_grad_(k != 40)
+        train(opt, model, [(inputs[rows], targets[rows])], style)
+        ends.append(gathered(opt))
+    return ends

@@ -214,3 +214,13 @@ def test_owners_have_balanced_loads():
     loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(2)]
     assert sorted(owners) == [0, 0, 0, 1, 1, 1] and max(loads) <= 4 / 3 * sum(costs) / 2
     assert assign_owners([1.0], 4) == [0] and assign_owners([], 4) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_sharded_parameters_that_leave_and_join_make_the_steps_of_one_process(style):
+    one, other = without_errors(run_on_ranks(2, rank_jobs.pausing_layers, 2, style))
+    whole = rank_jobs.pausing_layers(0, style)
+    for k, (ours, its, single) in enumerate(zip(one, other, whole, strict=True)):
+        assert torch.equal(ours, its), k
+        torch.testing.assert_close(ours, single, rtol=1e-8, atol=1e-8)
