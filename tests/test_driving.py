@@ -694,3 +694,27 @@ def test_a_parameter_may_change_its_shape_without_closures():
     model[0].weight.data = torch.ones(8, 3).double()
     drive("gradients", model, opt, [(a[:, :3], b) for a, b in batches(30)])
     assert opt.record.iteration == 59
+
+
+def test_an_exception_in_a_step_without_closures_changes_nothing(monkeypatch):
+    """The set of parameters has changed, so that the step moves them to the average before it fails."""
+    model, twin = network(), network()
+    opt, other = sanc.SANC(model.parameters(), seed=0), sanc.SANC(twin.parameters(), seed=0)
+    given = batches(45)
+    drive("gradients", model, opt, given[:40])
+    drive("gradients", twin, other, given[:40])
+    before = flat(model).clone()
+    model[0].requires_grad_(False)
+
+    def fails(*_):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opt._iterates, "_averaged_step", fails)
+        with pytest.raises(RuntimeError, match="no memory"):
+            drive("gradients", model, opt, given[40:41])
+    assert torch.equal(flat(model), before)
+    model[0].requires_grad_(True)
+    drive("gradients", model, opt, given[40:])
+    drive("gradients", twin, other, given[40:])
+    assert torch.equal(flat(model), flat(twin))

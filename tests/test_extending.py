@@ -469,3 +469,19 @@ def test_a_loss_of_a_margin_is_minimised_and_sampled(pieces):
     assert found.success and found.x == pytest.approx(w, abs=0.1)
     sampled = sanc.minimize(problem, np.zeros(4), batch_size=30, max_iter=400, certify=False)
     assert sampled.x == pytest.approx(w, abs=0.2)
+
+
+class Brief(sanc.RatioTest):
+    """A rule whose decision does not name the step."""
+
+    def __call__(self, here, subspace, step, trial, trials):
+        return replace(super().__call__(here, subspace, step, trial, trials), step=None)
+
+
+def test_a_decision_without_its_step_is_recorded_as_that_step():
+    start = np.array([-1.2, 1.0])
+    plain = sanc.minimize(rosen, start, jac=rosen_der, preset="paper", max_iter=30)
+    brief = sanc.minimize(rosen, start, jac=rosen_der, preset="paper", max_iter=30, acceptance=Brief())
+    for ours, expected in zip(brief.history, plain.history, strict=True):
+        assert (ours.trials, ours.branch, ours.value) == (expected.trials, expected.branch, expected.value)
+        assert ours.model_decrease == pytest.approx(expected.model_decrease, nan_ok=True)

@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields
 import numpy as np
 import pytest
 
+from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.judge import Judge, SigmaUpdate, Verdict, classify, ratio
 from sanc.core.record import Branch
@@ -220,3 +221,7 @@ def test_the_authors_do_not_square_epsilon_g():
     settings = {"L1": L1, "L2": L2, "epsilon": eps}
     assert PaperEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.GRADIENT
     assert AuthorsEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.CURVATURE
+
+
+def test_settings_may_be_numbers_of_numpy():
+    assert RatioTest(eta1=np.float32(0.125), eta2=np.float32(0.75)).eta2 == 0.75

@@ -20,8 +20,10 @@ from sanc import Branch
 from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
 from sanc.core.model import SAMPLED_KRYLOV_DIM
+from sanc.minibatch import watch
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.scale import typical_weight, weight_unit
+from sanc.minibatch.state import State
 from sanc.sums.oracle import SumOracle
 
 
@@ -289,8 +291,11 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
     assert problem.value(x) < 1.1 * good and engine.state.eta_reduction == 0.5
+    safe_point = engine.state.safe_point
     engine.iterate(x, oracle)
     assert not engine.went_back
+    # The return is not taken for a change by the caller: averaging goes on, and the point is not dropped.
+    assert engine.state.projection_countdown == 0 and engine.state.safe_point is not None and safe_point is x
 
 
 def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
@@ -700,3 +705,11 @@ def test_averaged_steps_do_not_leave_a_solution_that_second_order_steps_found():
 def test_a_reduced_step_size_grows_back_if_the_objective_changes():
     losses, _ = nearly_consistent(600, shift=100)
     assert losses[99] < 1e-10 < 1.0 < losses[101] and losses[-1] < 1e-2 * losses[101]
+
+
+@pytest.mark.parametrize(("reference", "halved"), [(2.0, 0.9), (-2.0, -3.1), (0.0, -1e-3)])
+def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, halved):
+    state = replace(State(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference)
+    slower = reference - 0.4 * abs(reference)
+    assert watch.agreement(state, slower, 1.0, 1e-16).steps_since_halving == 1
+    assert watch.agreement(state, halved, 1.0, 1e-16).steps_since_halving == 0

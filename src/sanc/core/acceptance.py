@@ -12,7 +12,7 @@ from sanc.core.point import Point
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import Vector
-from sanc.errors import require
+from sanc.errors import is_number, require
 
 _LONGER_STEP_RHO = 1.2
 """ρ above which the model underestimates the decrease, so that a longer step is tried."""
@@ -42,7 +42,7 @@ class RatioTest(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_allowed = isinstance(self.eta2, int | float) and self.eta1 < self.eta2 < 1
+        is_allowed = is_number(self.eta2) and self.eta1 < self.eta2 < 1
         require(is_allowed, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
 
     def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:

@@ -225,6 +225,7 @@ class Iteration:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
             return replace(self._stay_after_nonfinite(outcome, str(error), error.value), skips_escape=True), False
+        decision = replace(decision, step=decision.step or step)
         last_trial = replace(decision, trials=trials + decision.trials)
         outcome = replace(outcome, decision=decision, last_trial=last_trial, note=decision.note or outcome.note)
         return outcome, decision.point is None

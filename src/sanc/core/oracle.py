@@ -176,7 +176,8 @@ class RecentCache(Generic[T]):
 
     def put(self, x: Any, evaluation: T) -> T:
         """Cache an evaluation and return it."""
-        self._entries = [*self._entries[1 - self._size :], (weakref.ref(x), evaluation)]
+        self._entries.append((weakref.ref(x), evaluation))
+        del self._entries[: -self._size]
         return evaluation
 
     def clear(self) -> None:

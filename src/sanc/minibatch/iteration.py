@@ -42,7 +42,8 @@ from sanc.minibatch.state import State
 _FACTOR_INTERVAL = 5
 """Steps between two updates of the factors of the metric and of the distance bound, after the first steps."""
 _FIRST_PROBE = 100
-"""The averaged step of the first probe for negative curvature; the others are at steps 200, 400, 800, …"""
+"""The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
+400, 800, …"""
 _OUTLIER = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
@@ -230,7 +231,9 @@ class MinibatchIteration:
         return state.safe_point if is_lower else x
 
     def _probe_curvature(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """At averaged steps 100, 200, 400, …, if the loss stagnates, step along negative curvature.
+        """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
+
+        The mean loss of step 100 is the first that later ones are compared with.
 
         Lanczos starts at a random vector. The step has to pass the ratio test, and is accepted if more than half of its
         predicted decrease is along negative curvature. None: no step was made.
@@ -246,7 +249,7 @@ class MinibatchIteration:
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > 0.5:
-            self._update_state(offset=None)
+            self._update_state(offset=None, x_norm_square=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.state = saved_second_order
         return None
@@ -441,7 +444,7 @@ class MinibatchIteration:
         by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
         countdown = _PROJECTION_STEPS if by_caller else max(0, state.projection_countdown - 1)
         changes: dict[str, Any] = {"x_norm_square": results.x_norm_square, "projection_countdown": countdown}
-        if changed:  # a return to an earlier point would undo the change
+        if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
             changes |= {"loss_mean": math.nan, "safe_point": None}
         return changes
 
@@ -478,7 +481,8 @@ class MinibatchIteration:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
         zeros = dict.fromkeys(("nonfinite_batches", "steps", "factor_updates", "last_refresh", "last_extension"), 0)
         ones = dict.fromkeys(("grad_norm_mean_square", "largest_grad_norm"), 1.0)
-        self._update_state(**zeros, **ones, weight_sum=0.0, offset=None, joined_at=None)
+        bound = {name: getattr(State(0), name) for name in scale.DistanceBound._fields if name != "eta_reduction"}
+        self._update_state(**zeros, **ones, **bound, weight_sum=0.0, loss_mean=math.nan, offset=None, joined_at=None)
         self._preconditioner, self._saved_tensors = None, ()
         note = "the first gradient was an outlier: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
@@ -566,7 +570,7 @@ class MinibatchIteration:
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
-        state = self._update_state(offset=None)
+        state = self._update_state(offset=None, x_norm_square=math.nan)
         if state.safe_point is None or state.safe_point is x:
             return x, record
         self.went_back = True

@@ -67,7 +67,7 @@ def first_reduction(state: State, step: StepScale, value: float, step_norm: floa
     averaging starts with the norm of its last step, `step_norm`.
     """
     share = step_norm / typical_step_norm(state, step, dim)
-    converged = value < _CONVERGED_SHARE * state.first_loss and share < _CONVERGED_SHARE
+    converged = abs(value) < _CONVERGED_SHARE * abs(state.first_loss) and share < _CONVERGED_SHARE
     return share if converged else state.eta_reduction
 
 

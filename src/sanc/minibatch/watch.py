@@ -44,7 +44,7 @@ def agreement(state: State, value: float, noise: float, eps: float) -> Agreement
     """
     difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
-    if value < _REQUIRED_REDUCTION * state.reference_loss:
+    if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
         steps_since_halving, reference_loss = 0, value
     else:
         steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss

@@ -321,17 +321,27 @@ class Driver:
         if self.without_closures and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
         first = iteration.state.iteration == 0
-        if self.last_leaves is not None and self.last_leaves.matches(leaves):
-            y = leaves.read()
-            x: Any = iteration.average(y)
-        else:
-            if self.last_leaves is not None and self.last_leaves.intact:
-                self.move(at_average=True)  # parameters that are frozen from now on stay at the average
-            x = leaves.read()
-            self._adapt_to(leaves, x)
-            y = cast(Tensor, iteration.gradient_point(x))
-        iteration.rates = leaves.rates
-        point, record = iteration.iterate(x, self.mode.given(leaves, y, self.meter))
+        meter, snapshot = replace(self.meter), iteration.snapshot()
+        last_leaves, at_average, earlier_values = self.last_leaves, self.at_average, None
+        try:
+            if last_leaves is not None and last_leaves.matches(leaves):
+                y = leaves.read()
+                x: Any = iteration.average(y)
+            else:
+                if last_leaves is not None and last_leaves.intact:
+                    earlier_values = last_leaves.read()
+                    self.move(at_average=True)  # parameters that are frozen from now on stay at the average
+                x = leaves.read()
+                self._adapt_to(leaves, x)
+                y = cast(Tensor, iteration.gradient_point(x))
+            iteration.rates = leaves.rates
+            point, record = iteration.iterate(x, self.mode.given(leaves, y, self.meter))
+        except BaseException:
+            iteration.roll_back(snapshot)
+            self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter
+            if last_leaves is not None and earlier_values is not None:
+                last_leaves.write(earlier_values)
+            raise
         leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
         self.at_average = False
         self.oracle.style = "gradients"
