@@ -52,7 +52,7 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.acceptance._LONGER_STEP_RHO": (INF, 1.02),
     "core.acceptance._CANCELLATION_ERRORS": (0.0, 1e5),
     "core.escape._HALVINGS": (4, 400),
-    "core.escape._FALLBACK_L1": (0.1, 1e3),
+    "core.escape._FALLBACK_LIPSCHITZ": (0.1, 1e3),
     "core.units.X_FRACTION, core.model.X_FRACTION": (0.01, 1.0),
     "core.units.FIRST_SIGMA": (1e-6, 1e-2),
     "core.run._STALL_LIMIT": (3, 40),

@@ -17,7 +17,7 @@ from sanc.core.space import Vector
 
 _HALVINGS = 40
 """Largest number of trial points of an escape step, each half as far from x as the last."""
-_FALLBACK_L1 = 10.0
+_FALLBACK_LIPSCHITZ = 10.0
 """L1 without Ritz values, as in the paper for w1a; the step is halved until f decreases."""
 
 
@@ -141,7 +141,7 @@ class CheckedEscape(Piece):
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Step downhill along v or −g, or stay."""
-        L1, L2, ritz_value = _FALLBACK_L1, _FALLBACK_L1, math.nan
+        L1, L2, ritz_value = _FALLBACK_LIPSCHITZ, _FALLBACK_LIPSCHITZ, math.nan
         if subspace is not None and not math.isnan(subspace.ritz_value):
             L1, L2, ritz_value = subspace.curvature or L1, 2.0 * sigma, subspace.ritz_value
         branch, step_size = choose_branch(ritz_value, here.grad_norm, L1, L2)

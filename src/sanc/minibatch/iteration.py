@@ -611,7 +611,7 @@ class MinibatchIteration:
         shapes: Sequence[tuple[int, ...]] | None = None,
         tensors: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
-        """Raise an error if `numbers`, `vectors` (given by name) and `tensors` cannot have returned these.
+        """Raise an error unless the arguments are what `numbers()`, `vectors()` (their names) and `tensors()` return.
 
         `shapes` are those of the parameters; without them the metric is not checked.
         """
@@ -620,10 +620,10 @@ class MinibatchIteration:
         require_vector_names(where, vectors, State)
         if numbers["steps"] and not any(tensors):
             raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
-        second_order = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
+        in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
         for_distance = ("averaging_start", "direction_sum")
         uses_distance = numbers["distance"] > State(0).distance or any(name in vectors for name in for_distance)
-        for name in (*(("safe_point",) if second_order else ()), *(for_distance if uses_distance else ())):
+        for name in (*(("safe_point",) if in_second_order_phase else ()), *(for_distance if uses_distance else ())):
             if name not in vectors:
                 raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
         if shapes is not None:

@@ -21,7 +21,7 @@ from sanc.core.record import Branch
 from sanc.core.run import Limits, Run, Status
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minimisation.objective import Restore, build_oracle, torch_modes
+from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
 from sanc.presets import compose, with_options
 from sanc.ranks.compare import compare_call
@@ -182,7 +182,7 @@ def minimize(
             f"objective_batch_size = {objective_batch_size!r} cannot be used: the ratio test is on the gradient "
             'sample. Leave it out, or pass preset="paper".'
         )
-    oracle, x, restore = build_oracle(
+    oracle, x, unflatten = build_oracle(
         fun,
         x0,
         jac=jac,
@@ -215,12 +215,12 @@ def minimize(
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
     if resume is not None:
         run.resume(resume)
-    report, clock = _reporter(callback, restore, disp), time.perf_counter
+    report, clock = _reporter(callback, unflatten, disp), time.perf_counter
     if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
     with torch_modes(oracle):
         status = run.run_to_end(report, clock)
-    result = _result(run, status, restore, fun)
+    result = _result(run, status, unflatten, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
@@ -354,7 +354,7 @@ def _sample_sizes(
     return gradient_size, hessian_size, objective_size
 
 
-def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool) -> Callable[[Run], bool]:
+def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool) -> Callable[[Run], bool]:
     """Return the function that prints a line and calls the callback after an iteration, and returns whether to stop."""
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
@@ -377,11 +377,11 @@ def _reporter(callback: Callable[..., Any] | None, restore: Restore, disp: bool)
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
-                result = Result(x=restore(run.x), fun=value, nit=run.iterations, record=record, state=run.state())
+                result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=run.state())
                 with callers_precision():
                     return _is_true(callback(intermediate_result=result))
             with callers_precision():
-                return _is_true(callback(restore(run.x)))
+                return _is_true(callback(unflatten(run.x)))
         except StopIteration:
             return True
 
@@ -394,7 +394,7 @@ def _is_true(returned: Any) -> bool:
     return kind in ("bool", "torch.bool") and size == 1 and bool(returned)
 
 
-def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeResult:
+def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> OptimizeResult:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
@@ -406,9 +406,9 @@ def _result(run: Run, status: Status, restore: Restore, fun: Any) -> OptimizeRes
             run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
         )
     return Result(
-        x=restore(run.x),
+        x=unflatten(run.x),
         fun=value,
-        jac=restore(g),
+        jac=unflatten(g),
         success=status.success,
         status=status,
         message=f"{status.sentence} {run.message}".rstrip(),

@@ -28,7 +28,7 @@ from sanc.sums.oracle import SumOracle, require_sum
 SCHEMES = ("2-point", "3-point", "cs")
 """Finite-difference schemes, by SciPy's names."""
 
-Restore = Callable[[Any], Any]
+Unflatten = Callable[[Any], Any]
 """Converts a flat vector to the caller's form: an array or tensor of the same shape."""
 
 
@@ -46,7 +46,7 @@ def build_oracle(
     sampling: Literal["uniform", "buffered"] = "uniform",
     grow: bool = False,
     name: str = "x0",
-) -> tuple[Oracle, Vector, Restore]:
+) -> tuple[Oracle, Vector, Unflatten]:
     """Return the oracle of `fun`, the flat starting point, and the function that restores the caller's form.
 
     A `FiniteSum` is sampled. A function with `jac` is called with its derivatives. A function without `jac` is
@@ -57,16 +57,16 @@ def build_oracle(
     if is_tree(x0) and not isinstance(fun, FiniteSum):
         tree = Tree(x0, name)
         value, gradient, matrix, product = _flat_functions(tree, fun, jac, hess, hessp)
-        oracle, flat, restore_flat = build_oracle(
+        oracle, flat, unflatten_vector = build_oracle(
             value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
-        return oracle, flat, lambda v: tree.build(restore_flat(v))
+        return oracle, flat, lambda v: tree.build(unflatten_vector(v))
     start = _checked_point(x0, name)
-    restore = _restorer(start)
+    unflatten = _unflattener(start)
     if isinstance(fun, FiniteSum):
         _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
         array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
-        return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), restore
+        return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), unflatten
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
     if isinstance(hess, str):
@@ -76,25 +76,25 @@ def build_oracle(
     if jac is None or jac is False:
         leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
         torch_oracle = _torch_oracle(_with_numpy_error(fun), leaf, args, hvp)
-        return torch_oracle, torch_oracle.start(), restore
+        return torch_oracle, torch_oracle.start(), unflatten
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
-        return DifferenceOracle(fun, start, scheme=_require_scheme("jac", jac), args=args), flat, restore
-    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, restore
+        return DifferenceOracle(fun, start, scheme=_require_scheme("jac", jac), args=args), flat, unflatten
+    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, unflatten
 
 
-def _restorer(start: Any) -> Restore:
+def _unflattener(start: Any) -> Unflatten:
     """Return the function that converts a flat vector to the shape and kind of the starting point."""
     is_tensor = isinstance(start, Tensor)
 
-    def restore(v: Any) -> Any:
+    def unflatten(v: Any) -> Any:
         if isinstance(v, np.ndarray):
             array = v.reshape(start.shape).copy()
             return torch.from_numpy(array).to(start.device) if is_tensor else array
         tensor = v.detach().reshape(start.shape).clone()
         return tensor if is_tensor else tensor.cpu().numpy()
 
-    return restore
+    return unflatten
 
 
 def _check_sum_arguments(
