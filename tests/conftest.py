@@ -58,22 +58,26 @@ def faults_page(rows: list[list], tests: int, *, cut: bool) -> str:
     """Return the page on faults: a line for each kind of fault, with its cases and what went wrong."""
     kinds: dict[str, list[int]] = {}
     for what, cases, failures in rows:
-        known = kinds.setdefault(what, [0, 0])
-        known[0], known[1] = known[0] + cases, known[1] + failures
+        counts = kinds.setdefault(what, [0, 0])
+        counts[0], counts[1] = counts[0] + cases, counts[1] + failures
     lines = [f"| {what} | {cases:,} | {failures:,} |" for what, (cases, failures) in sorted(kinds.items())]
     total = [sum(column) for column in zip(*kinds.values(), strict=True)] or [0, 0]
     return "\n".join([
         "# Faults",
         "",
-        "Made by `python -m pytest -m slow tests/faults --faults-table docs/results/faults.md`, which is seeded; the",
-        "files in `tests/faults` say what counts as a failure. Linux, "
-        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
+        f"{'None' if not total[1] else f'{total[1]:,}'} of {total[0]:,} injected faults caused a failure. The files in "
+        "`tests/faults` define what counts as one.",
         *(["", f"**Interrupted after {tests} tests: what is missing here was not tried.**"] if cut else []),
         "",
         "| fault | cases | failures |",
         "|---|---:|---:|",
         *lines,
         f"| all | {total[0]:,} | {total[1]:,} |",
+        "",
+        "## How it was measured",
+        "",
+        "`python -m pytest -m slow tests/faults --faults-table docs/results/faults.md` writes this page; it is seeded. "
+        f"Linux, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
         "",
     ])  # fmt: skip
 
