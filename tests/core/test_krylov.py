@@ -66,10 +66,10 @@ def test_it_knows_whether_t_is_positive_definite(rng, shift):
     krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
     for _ in range(n):
         krylov.extend()
-        assert krylov.definite is bool(cubic.compute_spectrum(*krylov.tridiagonal()).leftmost > 0.0)
+        assert krylov.is_definite is bool(cubic.compute_spectrum(*krylov.tridiagonal()).leftmost > 0.0)
     flat = krylov_space(lambda v: 0.0 * v, np.ones(n), NumpySpace(n, np.float64))
     flat.extend()
-    assert not flat.definite
+    assert not flat.is_definite
 
 
 def test_model_gradient_is_the_residual_times_the_last_entry(rng):
@@ -91,7 +91,7 @@ def test_breakdown_is_an_invariant_subspace(rng):
     krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64))
     while not krylov.is_complete:
         krylov.extend()
-    assert krylov.dim == 3 and krylov.invariant and krylov.last_beta == 0.0
+    assert krylov.dim == 3 and krylov.is_invariant and krylov.last_beta == 0.0
     diagonal, off = krylov.tridiagonal()
     assert np.linalg.eigvalsh(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1)) == pytest.approx([-1, 2, 5])
 
@@ -102,7 +102,7 @@ def test_the_whole_space_is_invariant(rng):
     krylov = krylov_space(lambda v: A @ v, rng.standard_normal(n), NumpySpace(n, np.float64), reorthogonalise=True)
     while not krylov.is_complete:
         krylov.extend()
-    assert krylov.dim == n and krylov.invariant
+    assert krylov.dim == n and krylov.is_invariant
 
 
 def test_regenerating_holds_no_basis_and_costs_its_products_again(rng):
@@ -241,7 +241,7 @@ def test_the_recurrence_reads_nothing_so_that_a_recording_can_hold_it(rng, reort
         at_once.extend()
         assert (at_once.alpha, at_once.beta) == (one_by_one.alpha, one_by_one.beta)
     assert at_once.is_complete
-    assert at_once.dim == 3 and at_once.invariant
+    assert at_once.dim == 3 and at_once.is_invariant
     assert torch.equal(at_once._source.basis(3), one_by_one._source.basis(3))
 
 

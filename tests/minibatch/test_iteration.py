@@ -711,5 +711,5 @@ def test_a_reduced_step_size_grows_back_if_the_objective_changes():
 def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, halved):
     state = replace(State(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference)
     slower = reference - 0.4 * abs(reference)
-    assert watch.agreement(state, slower, 1.0, 1e-16).steps_since_halving == 1
-    assert watch.agreement(state, halved, 1.0, 1e-16).steps_since_halving == 0
+    assert watch.compare_batches(state, slower, 1.0, 1e-16)[1].steps_since_halving == 1
+    assert watch.compare_batches(state, halved, 1.0, 1e-16)[1].steps_since_halving == 0

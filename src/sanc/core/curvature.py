@@ -150,7 +150,7 @@ def probe(
     try:
         while True:
             process.extend()
-            must_stop = krylov.dim >= max_dim or krylov.invariant or time_is_up()
+            must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
             if must_stop or krylov.dim >= next_test_dim:
                 bound = _bound_curvature(process, confidence, lower)
                 lower = bound.lower
@@ -288,7 +288,7 @@ class _MonitoredLanczos:
         """Make one Lanczos iteration and update the asymmetry."""
         previous_beta = self.krylov.last_beta
         self.krylov.extend()
-        if self.krylov.invariant:
+        if self.krylov.is_invariant:
             self.neglected_beta = float(self.lanczos.columns[-1][1])
         *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
         if deviations:

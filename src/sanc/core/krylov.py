@@ -190,12 +190,12 @@ class Krylov:
         return self.beta[-1] if self.beta else math.nan
 
     @property
-    def invariant(self) -> bool:
+    def is_invariant(self) -> bool:
         """Whether the process broke down: B maps the space into itself."""
         return self.last_beta == 0.0
 
     @property
-    def definite(self) -> bool:
+    def is_definite(self) -> bool:
         """Whether T is positive definite."""
         return self._pivot > 0.0
 
@@ -216,7 +216,7 @@ class Krylov:
     @property
     def is_complete(self) -> bool:
         """Whether the space is invariant or has its largest dimension, so that it cannot be extended."""
-        return self.invariant or self.dim >= self._source.max_dim
+        return self.is_invariant or self.dim >= self._source.max_dim
 
     def extend(self) -> None:
         """Make one Lanczos iteration; the space must not be complete."""
@@ -227,7 +227,7 @@ class Krylov:
             raise NonFiniteProductError(f"the Hessian product of Lanczos iteration {j + 1} is not finite")
         previous_beta = self.last_beta if j else 0.0
         self._norm_bound = max(self._norm_bound, abs(alpha) + beta + previous_beta)
-        if self.definite:
+        if self.is_definite:
             self._pivot = alpha - previous_beta * (previous_beta / self._pivot)
         if beta <= 10.0 * space.eps * self._norm_bound or j + 1 == space.dim:
             beta = 0.0  # roundoff, or the space is full

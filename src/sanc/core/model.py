@@ -327,7 +327,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
             krylov.extend()
             if krylov.dim == 1:
                 subspace = _with_units(model, here, subspace)
-            must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.definite)
+            must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
                 or (model.proposes and krylov.model_gradient_lower_bound(subspace.sigma) > tolerance)

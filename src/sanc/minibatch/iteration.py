@@ -190,11 +190,9 @@ class MinibatchIteration:
         if math.isnan(self.state.last_loss):  # the first batch
             self._update_state(reference_loss=value, first_loss=value, safe_point=x)
             return True
-        agreement = watch.agreement(self.state, value, self.settings.noise, eps)
-        changes = agreement._asdict()
-        del changes["continues"]
-        self._update_state(**changes)
-        return agreement.continues
+        continues, comparison = watch.compare_batches(self.state, value, self.settings.noise, eps)
+        self._update_state(**comparison._asdict())
+        return continues
 
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""

@@ -26,21 +26,21 @@ WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
-class Agreement(NamedTuple):
-    """The comparison of a new batch with the last second-order step; all fields but the first are those of `State`."""
+class BatchComparison(NamedTuple):
+    """The fields of `State` that the comparison of a new batch with the last second-order step changes."""
 
-    continues: bool  # whether the second-order phase continues
     disagreements: int
     steps_since_halving: int
     reference_loss: float
 
 
-def agreement(state: State, value: float, noise: float, eps: float) -> Agreement:
+def compare_batches(state: State, value: float, noise: float, eps: float) -> tuple[bool, BatchComparison]:
     """Compare the loss of a new batch with the loss that the last step reached on its own batch, at the same point.
 
-    The phase continues if they are equal up to roundoff. If they differ by at most `noise` times the decrease of the
-    step, it continues while the loss is halved every few steps. It ends after two consecutive batches that differ by
-    more than that, or after one that differs by ten times as much.
+    Returned is whether the second-order phase continues, and the comparison. The phase continues if the losses are
+    equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues while the loss
+    is halved every few steps. It ends after two consecutive batches that differ by more than that, or after one that
+    differs by ten times as much.
     """
     difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
@@ -50,7 +50,8 @@ def agreement(state: State, value: float, noise: float, eps: float) -> Agreement
         steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
     agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _LARGE_DISAGREEMENT * noise * state.last_decrease
     is_fast = steps_since_halving < (2 * _SLOW_LIMIT if state.last_step_was_long else _SLOW_LIMIT)
-    return Agreement(difference <= 0.0 or (agrees and is_fast), disagreements, steps_since_halving, reference_loss)
+    continues = difference <= 0.0 or (agrees and is_fast)
+    return continues, BatchComparison(disagreements, steps_since_halving, reference_loss)
 
 
 class LossMean(NamedTuple):
