@@ -36,16 +36,6 @@ class StepScalars(NamedTuple):
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
 
-    def weight_factor(self, grad_norm: float) -> float:
-        """Return the factor of the iterate's weight k^p in the average, as `AveragedStep` computes it on the device."""
-        return max(min(grad_norm / self.full_norm, 1.0) ** 4, _SMALLEST_FACTOR)
-
-    def reduced_average_weight(self, grad_norm: float) -> float:
-        """Return c with that factor of the weight, as `reduced_weight` does on the device."""
-        factor = self.weight_factor(grad_norm)
-        reduced = self.average_weight * factor
-        return reduced / max(1.0 - self.average_weight * (1.0 - factor), reduced)
-
 
 class StepResults(NamedTuple):
     """The numbers that the host reads after the step, in the order in which `AveragedStep` returns them.
@@ -55,6 +45,8 @@ class StepResults(NamedTuple):
 
     value: float  # f at the point of the gradient
     grad_norm: float  # ‖g‖ before clipping
+    weight_factor: float  # factor of the iterate's weight k^p in the average
+    average_weight: float  # c with that factor of the weight
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
     # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long. If entries have different
     # weights c_i, it is that of (c_i/c)(z − x).
@@ -128,24 +120,26 @@ class AveragedStep:
         if self._sum_over_ranks is not None:
             norm = self._sum_over_ranks(norm.square()).sqrt()
         is_finite = torch.isfinite(value + norm)
-        clip_norm, full_norm, gradient_factor, *weights = scalars.unbind()
+        clip_norm, full_norm, gradient_factor, *weights, average_weight, distance_weight = scalars.unbind()
+        weight_factor = (norm / full_norm).clamp(max=1.0).pow(4).clamp(min=_SMALLEST_FACTOR)
+        weight_factor = torch.where(is_finite, weight_factor, 1.0)
+        average_weight = reduced_weight(average_weight, weight_factor)
+        read = [value, norm, weight_factor, average_weight]
         clipping = clip_norm / torch.maximum(norm, clip_norm)
         g = torch.where(is_finite, g * (gradient_factor * clipping), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
         moment_weight, factor_weight, eta, average_weight, distance_weight = (
-            (torch.stack(weights) * is_finite).to(g.dtype).unbind()
+            (torch.stack([*weights, average_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
         )
         at_bound = None if caller_change is None else caller_change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
         direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
-        weight_factor = (norm / full_norm).clamp(max=1.0).pow(4).clamp(min=_SMALLEST_FACTOR).to(g.dtype)
-        average_weight = reduced_weight(average_weight, weight_factor)
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset
         if average_weights is not None:
-            average_weights = reduced_weight(average_weights, weight_factor)
+            average_weights = reduced_weight(average_weights, weight_factor.to(g.dtype))
             weighted_offset = z_offset * (average_weights / average_weight)
             average_weight = average_weights * is_finite
         new_x = torch.addcmul(x, z_offset, average_weight)
@@ -160,7 +154,7 @@ class AveragedStep:
             numbers.append(new_sum.abs().sum())
         sums = torch.stack(numbers).double()
         sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)
-        return [torch.cat([torch.stack([value, norm]), sums]), *vectors]
+        return [torch.cat([torch.stack(read), sums]), *vectors]
 
 
 def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:

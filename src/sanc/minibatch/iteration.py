@@ -427,7 +427,7 @@ class MinibatchIteration:
         is_due = steps - state.last_refresh >= interval
         self._update_state(
             **changes,
-            weight_sum=state.weight_sum + self._point_weight * scalars.weight_factor(results.grad_norm),
+            weight_sum=state.weight_sum + self._point_weight * results.weight_factor,
             steps=steps,
             factor_updates=state.factor_updates + self._updates_factors,
             last_refresh=steps if is_due else state.last_refresh,
@@ -463,13 +463,12 @@ class MinibatchIteration:
         """Return the record of an averaged step."""
         state, eta = self.state, scalars.eta
         dual_norm_square = max(results.dual_norm_square, 0.0) * state.gradient_unit
-        average_weight = scalars.reduced_average_weight(results.grad_norm)
         return Record(
             state.iteration,
             branch=Branch.AVERAGED,
             sigma=self._sigma(eta, dual_norm_square, oracle.space.eps),
             grad_norm=results.grad_norm,
-            step_norm=average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
+            step_norm=results.average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
             value=results.value if oracle.has_values else math.nan,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",

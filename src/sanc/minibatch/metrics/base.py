@@ -60,9 +60,9 @@ class Preconditioner(ABC):
         None in steps that do not update them.
         """
 
+    @abstractmethod
     def apply(self, g: Tensor) -> Tensor:
-        """Return M⁻¹g. The iteration calls `update` only, so that a metric need not have it."""
-        raise NotImplementedError
+        """Return M⁻¹g without an update of M."""
 
     def refresh(self) -> None:  # noqa: B027 - not every metric has something to refresh
         """Recompute what not every step recomputes, such as eigenbases."""
