@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick, files = "three small tasks on the CPU, few steps and rates, seconds", "the runs, the table and the figures"
     parser = command(__doc__, quick=quick, out=files, data=True)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="by default the tasks of --half")
-    parser.add_argument("--half", choices=("chosen", "unseen", "both"), default="both")
+    parser.add_argument("--half", choices=(*HALVES, "both"), default="both", help="both: the small tasks")
     parser.add_argument("--methods", nargs="+", choices=[*PEERS, *VARIANTS], help=f"by default {' '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, help="by default 3")
     parser.add_argument("--steps-scale", type=float, help="factor on the steps of every task; by default 1")
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.export is not None:
         suite_data.export(options.export, options.data_dir)
         return 0
-    halves = HALVES if options.half == "both" else (options.half,)
+    halves = ("unseen", "chosen") if options.half == "both" else (options.half,)
     tasks = QUICK[0] if options.quick else [name for half in halves for name in TASKS if TASKS[name].half == half]
     options.tasks = options.tasks or list(tasks)
     options.methods = list(options.methods or (QUICK[1] if options.quick else METHODS))

@@ -30,8 +30,7 @@ class StepScalars(NamedTuple):
     clip_norm: float  # the largest ‖g‖ that is not clipped
     full_norm: float  # the smallest ‖g‖ whose iterate has its full weight in the average
     gradient_factor: float  # factor of g: 1 over its unit
-    moment_weight: float  # weight of the gradient in the second moments
-    factor_weight: float  # weight of the gradient in the factors of the metric
+    gradient_weight: float  # weight of the gradient in the running means of the metric
     eta: float  # η
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
@@ -68,8 +67,6 @@ class AveragedStep:
         M, which every gradient updates.
     averaging : float
         β.
-    updates_factors : bool
-        Whether the factors of the metric and the distance bound are updated too.
     sum_over_ranks : callable, optional
         Sums over ranks that hold the other entries.
     """
@@ -78,10 +75,9 @@ class AveragedStep:
         self,
         preconditioner: Preconditioner,
         averaging: float,
-        updates_factors: bool,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.preconditioner, self.averaging, self.updates_factors = preconditioner, averaging, updates_factors
+        self.preconditioner, self.averaging = preconditioner, averaging
         self._sum_over_ranks = sum_over_ranks
 
     def tensors(self) -> list[Tensor]:
@@ -128,12 +124,12 @@ class AveragedStep:
         clipping = clip_norm / torch.maximum(norm, clip_norm)
         g = torch.where(is_finite, g * (gradient_factor * clipping), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
-        moment_weight, factor_weight, eta, average_weight, distance_weight = (
+        gradient_weight, eta, average_weight, distance_weight = (
             (torch.stack([*weights, average_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
         )
         at_bound = None if caller_change is None else caller_change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
-        direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
+        direction = self.preconditioner.update(g, gradient_weight)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x

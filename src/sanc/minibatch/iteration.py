@@ -39,8 +39,8 @@ from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
-_FACTOR_INTERVAL = 5
-"""Steps between two updates of the factors of the metric and of the distance bound, after the first steps."""
+_DISTANCE_INTERVAL = 5
+"""Steps between two updates of the distance bound, after the first steps."""
 _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
@@ -79,12 +79,14 @@ def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], li
     return metric.create(shapes, like)
 
 
-def _refresh_interval(last_refresh: int, interval: int) -> int:
-    """Return the number of steps until the next refresh: few at first, then `interval`, more in a long run.
+def _parts_to_refresh(steps: int, interval: int, parts: int) -> list[int]:
+    """Return the parts of the metric that are refreshed after so many steps since parameters last joined.
 
-    `last_refresh` is the step after which the metric was last refreshed, counted since parameters last joined.
+    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed.
     """
-    return min(max(last_refresh, 1), interval) if last_refresh < 4 * interval else last_refresh // 4
+    if steps < interval:
+        return list(range(parts)) if steps & (steps - 1) == 0 else []
+    return [part for part in range(parts) if steps % interval == part * interval // parts]
 
 
 class MinibatchIteration:
@@ -124,8 +126,7 @@ class MinibatchIteration:
         self._preconditioner: Preconditioner | None = None
         # The tensors of the preconditioner of a resumed run, until the next averaged step.
         self._saved_tensors: Sequence[Mapping[str, Tensor]] = ()
-        # The vector work of averaged steps, by whether the caller projects x and whether factors are updated.
-        self._cached_steps: dict[tuple[bool, bool], AveragedStep] = {}
+        self._cached_steps: dict[bool, AveragedStep] = {}  # by whether the caller projects x
 
     @property
     def units(self) -> Units:
@@ -299,8 +300,9 @@ class MinibatchIteration:
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
-            preconditioner.update(space.tensor(g) / unit, 1.0, 1.0)
-            preconditioner.refresh()
+            preconditioner.update(space.tensor(g) / unit, 1.0)
+            for part in range(preconditioner.parts):
+                preconditioner.refresh(part)
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
                 preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
@@ -337,12 +339,11 @@ class MinibatchIteration:
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = self._step_scalars(rate)
         offset, caller_change = self._adapted_offset(x_tensor, space)
-        updates_factors = self._updates_factors
-        averaging_start = state.averaging_start if updates_factors else None
-        direction_sum = state.direction_sum if updates_factors else None
+        averaging_start = state.averaging_start if self._updates_distance else None
+        direction_sum = state.direction_sum if self._updates_distance else None
         numbers, new_x, new_offset, *new_sum = advance(
             oracle,
-            self._step_for(updates_factors, space),
+            self._step_for(space),
             x_tensor,
             offset,
             x_tensor.new_tensor(scalars, dtype=torch.float64),
@@ -367,9 +368,9 @@ class MinibatchIteration:
         return point, self._averaged_record(scalars, results, oracle)
 
     @property
-    def _updates_factors(self) -> bool:
-        """Whether the next step updates the factors of the metric and the distance bound."""
-        return self.state.steps < watch.WARM_STEPS or self.state.steps % _FACTOR_INTERVAL == 0
+    def _updates_distance(self) -> bool:
+        """Whether the next step updates the distance bound."""
+        return self.state.steps < watch.WARM_STEPS or self.state.steps % _DISTANCE_INTERVAL == 0
 
     def _step_scalars(self, rate: float) -> StepScalars:
         """Return the scalars of the next step, with `rate` as a factor of η."""
@@ -381,8 +382,7 @@ class MinibatchIteration:
             clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
             full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
             gradient_factor=1.0 / state.gradient_unit,
-            moment_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
-            factor_weight=max(1.0 - memory, 1.0 / (state.factor_updates + 1)),
+            gradient_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
             eta=rate * scale.step_size(state, self.settings.step),
             average_weight=point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0,
             distance_weight=scale.distance_weight(state),
@@ -418,22 +418,23 @@ class MinibatchIteration:
             changes |= loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
         norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
         mean_square = state.grad_norm_mean_square
-        changes["grad_norm_mean_square"] = mean_square + scalars.moment_weight * (norm**2 - mean_square)
+        changes["grad_norm_mean_square"] = mean_square + scalars.gradient_weight * (norm**2 - mean_square)
         if state.steps <= watch.WARM_STEPS:
             changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
         changes |= self._detect_caller_change(results) | self._changes_of_distance_bound(scalars, results)
         steps = state.steps + 1
-        interval = _refresh_interval(state.last_refresh - state.last_extension, self.settings.metric.refresh)
-        is_due = steps - state.last_refresh >= interval
         self._update_state(
             **changes,
             weight_sum=state.weight_sum + self._point_weight * results.weight_factor,
             steps=steps,
-            factor_updates=state.factor_updates + self._updates_factors,
-            last_refresh=steps if is_due else state.last_refresh,
         )
-        if is_due:
-            self._preconditioner.refresh()
+        self._refresh(steps - state.last_extension)
+
+    def _refresh(self, steps: int) -> None:
+        """Refresh the parts of the metric that are due after so many steps since parameters last joined."""
+        assert self._preconditioner is not None
+        for part in _parts_to_refresh(steps, self.settings.metric.refresh, self._preconditioner.parts):
+            self._preconditioner.refresh(part)
 
     def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
         """Return the fields of the state that follow from ‖x‖², which shows whether the caller has changed x."""
@@ -451,7 +452,7 @@ class MinibatchIteration:
         if results.unit_step_norm is None:
             return {}
         state = self.state
-        remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
+        remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _DISTANCE_INTERVAL
         new_norms = remaining * steps * scalars.eta * results.unit_step_norm
         step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
         bound = scale.updated_distance_bound(
@@ -476,7 +477,7 @@ class MinibatchIteration:
 
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
-        zeros = dict.fromkeys(("nonfinite_batches", "steps", "factor_updates", "last_refresh", "last_extension"), 0)
+        zeros = dict.fromkeys(("nonfinite_batches", "steps", "last_extension"), 0)
         ones = dict.fromkeys(("grad_norm_mean_square", "largest_grad_norm"), 1.0)
         bound = {name: getattr(State(0), name) for name in scale.DistanceBound._fields if name != "eta_reduction"}
         self._update_state(**zeros, **ones, **bound, weight_sum=0.0, loss_mean=math.nan, offset=None, joined_at=None)
@@ -497,14 +498,14 @@ class MinibatchIteration:
         caller_change = x - space.tensor(state.last_written_x)
         return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
-    def _step_for(self, updates_factors: bool, space: Space) -> AveragedStep:
+    def _step_for(self, space: Space) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
         is_projected = self.state.projection_countdown > 0
-        if (is_projected, updates_factors) not in self._cached_steps:
+        if is_projected not in self._cached_steps:
             assert self._preconditioner is not None
-            work = AveragedStep(self._preconditioner, self._averaging, updates_factors, space.sum_over_ranks)
-            self._cached_steps[is_projected, updates_factors] = work
-        return self._cached_steps[is_projected, updates_factors]
+            work = AveragedStep(self._preconditioner, self._averaging, space.sum_over_ranks)
+            self._cached_steps[is_projected] = work
+        return self._cached_steps[is_projected]
 
     @property
     def _averaging(self) -> float:
@@ -522,10 +523,14 @@ class MinibatchIteration:
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
+        largest = max(self.rates, default=1.0)
+        peak_rate = max(self.state.peak_rate, largest)
+        self._update_state(peak_rate=peak_rate)
+        factor = scale.rate_factor(largest, peak_rate)
         if len(set(self.rates)) <= 1:
-            return (self.rates[0] if self.rates else 1.0), None
+            return factor, None
         sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
-        return 1.0, torch.repeat_interleave(like.new_tensor(self.rates), sizes)
+        return factor / (largest or 1.0), torch.repeat_interleave(like.new_tensor(self.rates), sizes)
 
     # ------------------------------------------------------------------ returning to an earlier point
 

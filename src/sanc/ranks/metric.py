@@ -123,8 +123,8 @@ class ShardedPreconditioner(Preconditioner):
             entries=entries,
         )
 
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
-        return self._applied(g, lambda inner, part: inner.update(part, weight, factor_weight))
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
+        return self._applied(g, lambda inner, part: inner.update(part, weight))
 
     def apply(self, g: Tensor) -> Tensor:
         return self._applied(g, lambda inner, part: inner.apply(part))
@@ -145,9 +145,14 @@ class ShardedPreconditioner(Preconditioner):
             found |= dict(zip(self._assigned, self._exchange.to_shards(blocks, self._like), strict=True))
         return torch.cat([found[index] for index in range(len(self._sizes))])
 
-    def refresh(self) -> None:
+    @property
+    def parts(self) -> int:
+        return max((inner.parts for inner in self._inner()), default=1)
+
+    def refresh(self, part: int = 0) -> None:
         for inner in self._inner():
-            inner.refresh()
+            if part < inner.parts:
+                inner.refresh(part)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for inner in self._inner() for tensor in inner.tensors()]
