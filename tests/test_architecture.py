@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -41,18 +42,26 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
+@functools.cache
 def modules():
     return sorted(SOURCE.rglob("*.py"))
+
+
+@functools.cache
+def nodes(path):
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def name_of(path):
     return path.relative_to(SOURCE).with_suffix("")
 
 
+@functools.cache
 def imports(path):
     """Modules of the package that a file imports, also within functions and for the type checker alone."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -120,7 +129,7 @@ def written(node):
 def calls(path):
     """Names of what a file calls, without the modules they are called from."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             found.add(name)
@@ -130,7 +139,7 @@ def calls(path):
 def test_sigma_is_a_value_that_no_piece_writes():
     """σ is passed in and returned. No statement of the package assigns an attribute `sigma`, of whatever object."""
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             for target in written(node):
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
 
@@ -146,12 +155,10 @@ def test_only_the_iterations_write_records_and_states():
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
     assert {path for path in modules() if "Record" in calls(path)} == iterations
     assert {path for path in modules() if "State" in calls(path)} == iterations
-    assert {
-        path for path in modules() if any(map(replaces_a_state, ast.walk(ast.parse(path.read_text()))))
-    } == iterations
+    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations
     fields = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             for target in written(node):
                 assert target.attr not in fields, f"{path}:{target.lineno}"
 
@@ -181,7 +188,7 @@ def test_requirements_are_attributes_and_not_identities():
     """No file asks which function or class a piece of a method is, except where a preset is composed."""
     allowed = {"presets", "lab", "graphs"}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Call)
                 and getattr(node.func, "id", "") == "isinstance"

@@ -233,7 +233,7 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
 def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
     """The gap to f* goes on falling on the noise floor, and no iteration stays."""
     early, late = [], []
-    for seed in range(3):
+    for seed in range(2):
         engine, oracle = engine_on(problem, seed=seed)
         x, records, gaps = np.ones(problem.dim), [], []
         for _ in range(400):
@@ -263,8 +263,8 @@ def test_it_needs_no_more_calls_than_the_tuned_method_of_the_paper(problem, lowe
         )  # fmt: skip
         return seen[-1][1] if seen[-1][0] <= level else math.inf
 
-    ours = [calls_to(1.001 * lowest, seed=seed) for seed in range(5)]
-    theirs = [calls_to(1.001 * lowest, seed=seed, preset="paper", L1=10.0, L2=10.0) for seed in range(5)]
+    ours = [calls_to(1.001 * lowest, seed=seed) for seed in range(3)]
+    theirs = [calls_to(1.001 * lowest, seed=seed, preset="paper", L1=10.0, L2=10.0) for seed in range(3)]
     assert np.median(ours) <= np.median(theirs)
 
 
@@ -335,7 +335,7 @@ def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, 
     assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_rare_rows_are_learnt_from(seed):
     """One row in fifty is positive and the batches have four: a high loss is the batch's, not the step's."""
     rng = np.random.default_rng(seed)
@@ -387,7 +387,7 @@ def test_one_outlier_batch_does_not_ruin_a_run():
         x = torch.randn(1000, 8)
         y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
         opt = sanc.SANC(net.parameters(), seed=0)
-        for k in range(500):
+        for k in range(300):
             rows = torch.randint(1000, (32,))
             target = y[rows] * (factor if k == 150 else 1.0)
             opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
@@ -407,25 +407,6 @@ def test_very_small_numbers_are_no_errors(size):
 
 
 # ---------------------------------------------------------------------------------------------- negative curvature
-
-
-@pytest.mark.parametrize(("cls", "leaves"), [(sanc.SANC, True), (sanc.SCR, False)])
-def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves):
-    """No gradient of any batch has a part along p[1], where the loss falls from a ridge at 0."""
-    p = nn.Parameter(torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64))
-    rng, taken = np.random.default_rng(0), []
-    opt = cls([p], seed=0)
-    for _ in range(1700):
-        a = torch.from_numpy(rng.standard_normal(2))
-        opt.step(lambda a=a: 0.5 * (p[::2] - a).square().sum() + 0.25 * (p[1] ** 2 - 1) ** 2)
-        if "negative curvature" in opt.record.note:
-            taken.append(opt.record)
-    assert opt._iterates.state.averaged
-    assert all(record.trial_value < record.value and record.curvature_share > 0.5 for record in taken)
-    if leaves:
-        assert len(taken) == 1 and abs(abs(p[1].item()) - 1) < 0.05
-    else:
-        assert not taken and p[1].item() == 0.0
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
@@ -627,7 +608,7 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
 
         monkeypatch.setattr(Krylov, "extend", stops)
         x = rows[0]  # batches that agree, so that there is a space in every step
-        for k in range(20):
+        for k in range(8):
             failing = fails and k > 0
             if failing:
                 calls.clear()
