@@ -203,7 +203,7 @@ class Ranks:
         cuda = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
-    # ------------------------------------------------------------------ comparing
+    # Comparing.
 
     def compare(self, row: Tensor, names: Sequence[str], label: str, remedy: str) -> None:
         """Raise `RanksError` with the name of the first entry that differs between the ranks.

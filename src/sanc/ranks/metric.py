@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sanc.autograd.given import GivenGradient
+from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError, shown
@@ -246,10 +246,10 @@ class Sharded(DataParallel):
     def oracle(self, leaves: Leaves, **options: Any) -> ShardedOracle:
         return ShardedOracle(self.ranks, leaves, **options)
 
-    def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
+    def gradient_oracle(self, leaves: Leaves, point: Tensor, meter: Meter) -> GradientOnlyOracle:
         self.ranks.agree()
-        return GivenGradient(leaves, point, meter)  # fully_shard averages in the backward pass
+        return GradientOnlyOracle(leaves, point, meter)  # fully_shard averages in the backward pass
 
-    def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+    def preconditioner(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
         assert self._leaves is not None
         return ShardedPreconditioner(metric, self._leaves, like)

@@ -169,7 +169,7 @@ class AveragingOracle(AutogradOracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         def local() -> Evaluation:
-            return [self.evaluate_here(x, sample, graph=graph)], None
+            return [self.evaluate_locally(x, sample, graph=graph)], None
 
         (value, _), _ = self.mean(sample, "a value", local, vector=False)
         self.meter.value += self.rows_elsewhere(sample)

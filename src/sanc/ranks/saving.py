@@ -52,7 +52,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
 
     folder = _folder(folder)
     step = _steps(optimizer)
-    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iterates)
+    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iteration)
     target = folder / f"step-{step:08d}"
     part = target.with_suffix(_PART)
     if _is_first_rank():
@@ -157,7 +157,7 @@ def _lists(entry: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> int:
-    iteration = getattr(optimizer, "_iterates", None)
+    iteration = getattr(optimizer, "_iteration", None)
     if iteration is None:
         raise ArgumentTypeError(
             f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
