@@ -147,17 +147,24 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
-    minibatch_options = _setting_names(Minibatch()) & options.keys() if method.minibatch is None else set()
-    for name in sorted(minibatch_options):
-        if method.name in METHODS and method.name not in ("sanc", "scr"):
-            raise ArgumentError(
-                f"{name} = {shown(options[name])} is used by sanc and scr alone, not by {method.name}: leave it out."
-            )
-        method = replace(method, minibatch=Minibatch())
+    if method.minibatch is None:
+        _reject_minibatch_options(method, options)
     for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
         raise _unknown_option_error(method, name, options[name], other_names)
     new_method: Method = _with_settings(method, options)
     return new_method
+
+
+def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> None:
+    """Raise an error for a setting of the averaged phase beside a method that has none, such as preset "paper"."""
+    for name in sorted(_setting_names(Minibatch()) & options.keys()):
+        problem = f"{name} = {shown(options[name])}"
+        if method.name in METHODS and method.name not in ("sanc", "scr"):
+            raise ArgumentError(f"{problem} is used by sanc and scr alone, not by {method.name}: leave it out.")
+        raise ArgumentError(
+            f"{problem} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
+            "minibatch=sanc.Minibatch() too."
+        )
 
 
 def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:
