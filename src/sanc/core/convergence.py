@@ -14,6 +14,7 @@ from sanc.core.krylov import NonFiniteProductError
 from sanc.core.record import Branch, Note
 from sanc.core.run import Run
 from sanc.core.saddle import leave_saddle
+from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import CONTINUE, Ending, Status
 from sanc.core.units import Units, measure_units
@@ -115,7 +116,7 @@ def _roundoff_ending(run: Run) -> Ending:
     must therefore predict no decrease beyond the roundoff of f.
     """
     oracle = run.oracle
-    roundoff = 10.0 * oracle.space.eps
+    roundoff = ROUNDING_ERRORS * oracle.space.eps
     if not all(record.model_decrease <= roundoff * abs(record.value) for record in run.history[-STALL_LIMIT:]):
         return Ending(Status.STALLED)
     with oracle.uncounted():

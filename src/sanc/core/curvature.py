@@ -25,7 +25,7 @@ from sanc.core import cubic
 from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
@@ -310,7 +310,7 @@ class _MonitoredLanczos:
             nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
             if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
                 return math.inf
-        rounding = math.hypot(math.sqrt(dim) * (10.0 * eps * hessian_norm), self.neglected_beta)
+        rounding = math.hypot(math.sqrt(dim) * (ROUNDING_ERRORS * eps * hessian_norm), self.neglected_beta)
         return math.sqrt(
             rounding * rounding + self.difference_error_squared + self.asymmetry_squared + nonlinear_error_squared
         )
