@@ -28,7 +28,11 @@ PRESETS: Mapping[str, Method] = {
         minibatch=Minibatch(),
     ),
 }
-"""The presets by name: the method of the paper without changes, and the default, which has no constants to tune."""
+"""The presets by name: the method of the paper without changes, and the default, which has no constants to tune.
+
+η1 = 0.1 and η2 = 0.75 are in the range usual for trust-region methods (Conn, Gould and Toint 2000). A `first_radius` of
+1 is one unit of length. The bounds of σ only prevent overflow and underflow in float64, with a margin of 1e18.
+"""
 
 
 def _with_fixed_sigma(preset: Method, name: str, **pieces: Any) -> Method:

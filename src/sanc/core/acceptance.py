@@ -30,7 +30,7 @@ class RatioTest(Piece):
     Attributes
     ----------
     eta1, eta2 : float
-        A step with ρ ≥ η1 is accepted; with ρ > η2 it also lowers σ.
+        A step with ρ ≥ η1 is accepted; with ρ > η2 it also lowers σ. 0.2 and 0.8 are the paper's.
     rounding_guard : bool
         Add the rounding error of f to both decreases, so that ρ tends to 1 as the change of f tends to roundoff. If the
         change of an exact f is below its cancellation error, also accept a rejected step that halves the gradient norm.
@@ -174,7 +174,7 @@ class Momentum(AcceptAll):
     Attributes
     ----------
     momentum : float
-        Largest momentum coefficient.
+        Largest momentum coefficient. 0.9 is the usual coefficient of heavy-ball methods.
     """
 
     momentum: float = setting(0.9, BELOW_ONE)
