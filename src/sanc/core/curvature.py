@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -140,32 +140,19 @@ def probe(
     space = oracle.space
     _, g = oracle.gradient(x)
     common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
-    meter = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
-    process = _MonitoredLanczos(oracle.hessian(x), start, space)
-    krylov = process.krylov
-    max_dim = min(space.dim, max_products or _affordable_dim(space.dim))
-    next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
-    lower = -math.inf
-    try:
-        while True:
-            process.extend()
-            must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
-            if must_stop or krylov.dim >= next_test_dim:
-                bound = _bound_curvature(process, confidence, lower)
-                lower = bound.lower
-                is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
-                if must_stop or is_decided or (bound.limited_by_roundoff and space.dim > 100):
-                    break
-                next_test_dim = krylov.dim + 1 + krylov.dim // 5
-        (v,) = krylov.combine(bound.spectrum.leftmost_vector)
-    except NonFiniteProductError:
-        unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
-        return cert, start
-    finally:
-        process.operator.release()
-        oracle.meter = meter
+    with oracle.uncounted():
+        process = _MonitoredLanczos(oracle.hessian(x), start, space)
+        krylov, max_dim = process.krylov, min(space.dim, max_products or _affordable_dim(space.dim))
+        try:
+            bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, thorough, time_is_up)
+            (v,) = krylov.combine(bound.spectrum.leftmost_vector)
+        except NonFiniteProductError:
+            unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
+            cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+            return cert, start
+        finally:
+            process.operator.release()
     cert = Certificate(
         **common,
         lambda_min=process.unscaled(bound.ritz_value),
@@ -177,6 +164,31 @@ def probe(
         products=krylov.dim,
     )
     return cert, v
+
+
+def _extend_until_decided(
+    process: _MonitoredLanczos,
+    confidence: float,
+    eps_curvature: float,
+    max_dim: int,
+    thorough: bool,
+    time_is_up: Callable[[], bool],
+) -> _CurvatureBound:
+    """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
+    krylov, dim = process.krylov, process.space.dim
+    next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
+    lower = -math.inf
+    while True:
+        process.extend()
+        must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
+        if not must_stop and krylov.dim < next_test_dim:
+            continue
+        bound = _bound_curvature(process, confidence, lower)
+        lower = bound.lower
+        is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
+        if must_stop or is_decided or (bound.limited_by_roundoff and dim > 100):
+            return bound
+        next_test_dim = krylov.dim + 1 + krylov.dim // 5
 
 
 @dataclass(frozen=True, slots=True)
