@@ -69,7 +69,7 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 }
 """Members of the family by name, each with the function that composes it from a preset."""
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
+_MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
 """Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
 
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
@@ -124,7 +124,7 @@ def compose(name: object, preset: object, options: Mapping[str, Any], other_name
     if isinstance(preset, Method):
         method = METHODS[member](preset)
     elif isinstance(preset, str) and preset in PRESETS:
-        method, defaults = METHODS[member](PRESETS[preset]), _DEFAULTS.get(member, {})
+        method, defaults = METHODS[member](PRESETS[preset]), _MEMBER_DEFAULTS.get(member, {})
     else:
         if preset == "authors":
             raise ArgumentError('preset = "authors" is now an object: pass preset=sanc.lab.authors.AUTHORS.')

@@ -55,7 +55,7 @@ class AutogradOracle(Oracle):
         Calls of modules in an evaluation without compiled code.
     """
 
-    tries = 64
+    max_overflow_calls = 64
     """How often to call a closure whose scaled gradients overflow before the first step.
 
     A gradient scaler halves its scale after each overflow, so 64 calls lower it by a factor of 2^64.

@@ -32,6 +32,10 @@ _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 
 _SAFE_EXPONENT = 500
 """Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
+_FIRST_TEST_DIM = 4
+"""Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
+_SMALL_DIM = 100
+"""Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 
@@ -176,7 +180,7 @@ def _extend_until_decided(
 ) -> _CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
     krylov, dim = process.krylov, process.space.dim
-    next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
+    next_test_dim = _FIRST_TEST_DIM
     lower = -math.inf
     while True:
         process.extend()
@@ -186,7 +190,7 @@ def _extend_until_decided(
         bound = _bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
-        if must_stop or is_decided or (bound.limited_by_roundoff and dim > 100):
+        if must_stop or is_decided or (bound.limited_by_roundoff and dim > _SMALL_DIM):
             return bound
         next_test_dim = krylov.dim + 1 + krylov.dim // 5
 
@@ -248,7 +252,7 @@ def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: f
     """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
     theta = bound.ritz_value
     if thorough:
-        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
+        is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, 0.1 * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance

@@ -123,6 +123,8 @@ def interpolated_sigma(ray: Ray, verdict: Verdict, actual: float, predicted: flo
 
 
 class _HasNorm(Protocol):
+    """A step with a norm."""
+
     @property
     def norm(self) -> float: ...
 

@@ -47,7 +47,7 @@ class CapturedOracle(AutogradOracle):
     ----------
     batches : sequence of (Batch or None)
         Batches of gradient, Hessian and objective, with the shapes of all later ones; None: the batch of the gradient.
-    limit, reorthogonalise : int, bool
+    krylov_dim, reorthogonalise : int, bool
         Options of Lanczos: its iterations, and whether each vector is orthogonalised against all earlier ones.
     joint : bool
         Whether every step needs products, with Lanczos started at the gradient: both are then one recording.
@@ -58,7 +58,7 @@ class CapturedOracle(AutogradOracle):
         leaves: Leaves,
         batches: Sequence[Batch | None],
         *,
-        limit: int,
+        krylov_dim: int,
         reorthogonalise: bool,
         joint: bool,
         hvp: Any,
@@ -71,8 +71,8 @@ class CapturedOracle(AutogradOracle):
         self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
-        self._limit, self._joint = limit, joint
-        self._lanczos_options = {"max_dim": limit, "reorthogonalise": reorthogonalise}
+        self._krylov_dim, self._joint = krylov_dim, joint
+        self._lanczos_options = {"max_dim": krylov_dim, "reorthogonalise": reorthogonalise}
         self._point, self._start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
@@ -133,7 +133,7 @@ class CapturedOracle(AutogradOracle):
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
-        self._trained = inner.trained_buffers  # its tensors are static memory, which each replay fills
+        self._recorded_buffers = inner.trained_buffers  # its tensors are static memory, which each replay fills
         assert inner.raw_loss is not None
         norms = torch.stack([inner.space.unread_norm(self._point), inner.space.unread_norm(g)])
         return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
@@ -151,6 +151,7 @@ class CapturedOracle(AutogradOracle):
         return [torch.stack([value, self.space.unread_norm(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
+        """Return the rows of Q, then ‖start‖ and the columns of T, for a start vector in static memory."""
         self._inner.bind(*self._inputs.samples)
         return self._columns(self._start)
 
@@ -159,11 +160,11 @@ class CapturedOracle(AutogradOracle):
         operator = self._inner.hessian(self._point)
         lanczos: Any = self._inner.lanczos(operator, start, **self._lanczos_options)
         assert isinstance(lanczos, Lanczos)
-        for _ in range(self._limit):
+        for _ in range(self._krylov_dim):
             lanczos.extend()
         operator.release()
         numbers = [lanczos.unread_start_norm, *(number for column in lanczos.columns for number in column)]
-        return [lanczos.basis(self._limit), torch.stack(numbers).double()]
+        return [lanczos.basis(self._krylov_dim), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:
         """Raise an error if value and gradient differ from those of an eager pass over the same batch."""
@@ -213,7 +214,7 @@ class CapturedOracle(AutogradOracle):
             return super().unread_gradient(x)
         self._set_point(x)
         read, g, raw, *_ = self._gradient_recording.replay()
-        self.raw_loss, self.trained_buffers = raw.clone(), self._trained
+        self.raw_loss, self.trained_buffers = raw.clone(), self._recorded_buffers
         self.meter.count_gradient(self.samples[0].size)
         g = g.clone()
         value, x_norm, *numbers = read.tolist()
@@ -252,7 +253,7 @@ class CapturedOracle(AutogradOracle):
             self._start.copy_(start)  # type: ignore[arg-type]
             rows, unread = self._lanczos_recording.replay()
             numbers = unread.tolist()
-        for _ in range(self._limit):
+        for _ in range(self._krylov_dim):
             self.meter.count_product(self.samples[1].size)
         return ReplayedLanczos(numbers, rows, self.space)
 

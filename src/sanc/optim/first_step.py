@@ -160,7 +160,7 @@ def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
     again, so that a GradScaler can lower its scale before the first step.
     """
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
-    for _ in range(oracle.tries):
+    for _ in range(oracle.max_overflow_calls):
         oracle.load(x)
         with oracle.restored_buffers(), torch.enable_grad(), _BackwardCalls(oracle.leaves) as calls:
             _, loss, grads = next(iter(oracle.passes(part, once=True)))

@@ -22,7 +22,7 @@ from sanc.errors import ArgumentError, shown
 from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
-from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
+from sanc.ranks.sharded import FullyShardedModules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
 
 
 def assign_owners(costs: Sequence[float], size: int) -> list[int]:
@@ -116,6 +116,7 @@ class ShardedPreconditioner(Preconditioner):
         self._layout = metric.create(assigned_shapes, torch.empty(0, device="meta")).save() if self._assigned else []
 
     def _reduce(self, entries: int) -> RankReduction:
+        """Return the sums and maxima over the ranks that hold these entries together."""
         ranks = self._ranks
         return RankReduction(
             total=lambda tensor: ranks.sum(tensor, "a sum over entries"),
@@ -230,7 +231,7 @@ class Sharded(DataParallel):
 
     def __init__(self, ranks: Ranks, every: int) -> None:
         super().__init__(ranks, every)
-        self._modules = Modules()
+        self._modules = FullyShardedModules()
         self._leaves: ShardedLeaves | None = None
 
     def __reduce__(self) -> NoReturn:

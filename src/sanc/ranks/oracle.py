@@ -188,7 +188,7 @@ class AveragingOracle(AutogradOracle):
     """
 
     reduced: Reduced | None = None
-    tries = 1  # no retries: all ranks call their closures equally often
+    max_overflow_calls = 1  # all ranks call their closures equally often
 
     def __init__(self, ranks: Ranks, leaves: Leaves, **options: Any) -> None:
         self.ranks = ranks

@@ -157,6 +157,7 @@ def _lists(entry: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> int:
+    """Return the number of steps that an optimiser made; raise an error for one of another library."""
     iteration = getattr(optimizer, "_iteration", None)
     if iteration is None:
         raise ArgumentTypeError(
@@ -166,6 +167,7 @@ def _steps(optimizer: Any) -> int:
 
 
 def _folder(folder: str | Path) -> Path:
+    """Return the folder as a path; raise an error if it is a file."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"folder = {str(folder)!r} is a file: pass a folder for the checkpoints of the run.")
@@ -205,9 +207,11 @@ def _without_group_warning() -> Iterator[None]:
 
 
 def _is_first_rank() -> bool:
+    """Return whether this process is rank 0, or the only one."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _barrier() -> None:
+    """Wait for the other ranks, if there are any."""
     if dist.is_initialized():
         dist.barrier()
