@@ -140,6 +140,15 @@ def test_sigma_is_a_value_that_no_piece_writes():
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
 
 
+def test_in_the_core_only_the_oracle_counts():
+    """Pieces and iterations return what they decided. The counters are written by `Meter` and `Oracle` alone."""
+    counters = {"value", "gradient", "product", "paper_calls", "nfev", "njev", "nhev"}
+    for path in SOURCE.glob("core/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.AugAssign) and path.name != "oracle.py":
+                assert getattr(node.target, "attr", "") not in counters, f"{path}:{node.lineno}"
+
+
 def replaces_a_state(node):
     """Whether it is a call such as `replace(self.state, …)`."""
     if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"):
