@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.convergence import check_point, stall_ending
+from sanc.core.convergence import point_ending, stall_ending
 from sanc.core.record import Record
 from sanc.core.run import Run
 from sanc.core.saddle import leave_saddle
@@ -34,7 +34,7 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
     value, g = run.oracle.gradient(run.x)
-    ending = check_point(run, value, run.oracle.space.norm(g))
+    ending = point_ending(run, value, run.oracle.space.norm(g))
     if ending.status is not None:
         return ending
     if run.stall.has_stalled:
@@ -43,7 +43,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome)
-    return run.steps.check(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
+    return run.steps.ending_after(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
 
 
 def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:
