@@ -27,7 +27,7 @@ PIECES = [
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
-FLOORS = [  # a room imports only from rooms above it in this list, and from itself
+LAYERS = [  # a package imports only from packages above it in this list, and from itself
     {"errors", "_version"},
     {"theory"},
     {"core"},
@@ -39,7 +39,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"lab"},
     {"__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
 @functools.cache
@@ -70,34 +70,39 @@ def imports(path):
     return {files[name] for name in found if name in files}
 
 
-def room(path):
+def package(path):
     return name_of(path).parts[0]
 
 
-def test_every_file_is_in_a_room():
-    assert {room(path) for path in modules()} == set(FLOOR)
+def test_every_file_is_in_a_package_of_the_list():
+    assert {package(path) for path in modules()} == set(LAYER)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(name_of(path)))
 def test_no_import_goes_up(path):
     for target in imports(path):
-        if room(target) == "__init__" and room(path) == "lab":
+        if package(target) == "__init__" and package(path) == "lab":
             continue  # the laboratory uses the public names
-        assert room(target) == room(path) or FLOOR[room(target)] < FLOOR[room(path)], f"{path} imports {target}"
+        assert package(target) == package(path) or LAYER[package(target)] < LAYER[package(path)], (
+            f"{path} imports {target}"
+        )
 
 
 def test_the_laboratory_uses_public_names_only():
     allowed = {"__init__", "_version", "errors", "problems", "theory", "lab"}
     for path in SOURCE.glob("lab/*.py"):
-        assert {room(target) for target in imports(path)} <= allowed, path
+        assert {package(target) for target in imports(path)} <= allowed, path
 
 
 def test_only_the_driver_of_the_optimisers_imports_the_graphs():
-    assert {room(p) for p in modules() for target in imports(p) if room(target) == "graphs"} <= {"graphs", "optim"}
+    assert {package(p) for p in modules() for target in imports(p) if package(target) == "graphs"} <= {
+        "graphs",
+        "optim",
+    }
 
 
 def test_there_is_no_circle():
-    graph = {path: imports(path) - {path} for path in modules() if room(path) != "__init__"}
+    graph = {path: imports(path) - {path} for path in modules() if package(path) != "__init__"}
     done = []
     while graph:
         free = [path for path, targets in graph.items() if not targets & graph.keys()]
@@ -142,6 +147,15 @@ def test_sigma_is_a_value_that_no_piece_writes():
         for node in nodes(path):
             for target in written(node):
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
+
+
+def test_in_the_core_only_the_oracle_counts():
+    """Pieces and iterations return what they decided. The counters are written by `Meter` and `Oracle` alone."""
+    counters = {"value", "gradient", "product", "paper_calls", "nfev", "njev", "nhev"}
+    for path in SOURCE.glob("core/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.AugAssign) and path.name != "oracle.py":
+                assert getattr(node.target, "attr", "") not in counters, f"{path}:{node.lineno}"
 
 
 def replaces_a_state(node):
@@ -192,7 +206,7 @@ def test_requirements_are_attributes_and_not_identities():
             if (
                 isinstance(node, ast.Call)
                 and getattr(node.func, "id", "") == "isinstance"
-                and room(path) not in allowed
+                and package(path) not in allowed
             ):
                 named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
                 assert not named & {type(piece).__name__ for piece in PIECES}, f"{path}:{node.lineno}"

@@ -480,7 +480,7 @@ def test_other_parameters_begin_anew():
     opt.param_groups[0]["frozen"] = True
     held = net[0].weight.detach().clone()
     step()
-    assert len(opt._iterates.state.offset) == 7 and opt._iterates.state.iteration == 31
+    assert len(opt._iteration.state.offset) == 7 and opt._iteration.state.iteration == 31
     for _ in range(30):
         step()
     assert torch.equal(held, net[0].weight)
@@ -561,7 +561,7 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
     for _ in range(20):
         opt.step(lambda: (net(x) ** 2).mean())
-    before = opt._iterates.state
+    before = opt._iteration.state
     net.bias.requires_grad_(False)
 
     def fails():
@@ -570,13 +570,13 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     with pytest.raises(RuntimeError, match="no"):
         opt.step(fails)
     net.bias.requires_grad_(True)
-    assert opt._iterates.state is before
+    assert opt._iteration.state is before
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.steps == before.steps + 1
+    assert opt._iteration.state.steps == before.steps + 1
     net.float()  # another type is another space
     x = x.float()
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.offset.dtype == torch.float32
+    assert opt._iteration.state.offset.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("hvp", "where"), [
@@ -612,13 +612,13 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
             failing = fails and k > 0
             if failing:
                 calls.clear()
-                state, point = opt._iterates.state, [p.detach().clone() for p in model.parameters()]
-                vectors = {name: vector.clone() for name, vector in opt._iterates.vectors().items()}
+                state, point = opt._iteration.state, [p.detach().clone() for p in model.parameters()]
+                vectors = {name: vector.clone() for name, vector in opt._iteration.vectors().items()}
                 with pytest.raises(KeyError, match="lost"):
                     opt.step(loss)
                 failing, failures = False, failures + 1
-                assert opt._iterates.state is state
-                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._iterates.vectors().items())
+                assert opt._iteration.state is state
+                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._iteration.vectors().items())
                 assert all(torch.equal(p, old) for p, old in zip(model.parameters(), point, strict=True))
             opt.step(loss)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), failures
@@ -646,7 +646,7 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
     p = nn.Parameter(torch.ones(2))
     opt = sanc.SANC([p], lanczos="regenerate")
     opt.step(lambda: (p**2).sum())
-    assert opt.record.krylov_dim > 0 and isinstance(opt._iterates, MinibatchIteration)
+    assert opt.record.krylov_dim > 0 and isinstance(opt._iteration, MinibatchIteration)
 
 
 @pytest.mark.parametrize(
@@ -679,7 +679,7 @@ def nearly_consistent(steps, shift=0):
 def test_averaged_steps_do_not_leave_a_solution_that_second_order_steps_found():
     """Steps of the usual size would be a tenth of the weights, and the loss a millionth of them at the switch."""
     losses, opt = nearly_consistent(200)
-    assert opt._iterates.state.averaged and min(losses) < 1e-10
+    assert opt._iteration.state.averaged and min(losses) < 1e-10
     assert losses[-1] < 1e-10
 
 

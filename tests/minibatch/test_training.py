@@ -138,7 +138,7 @@ def test_a_long_run_neither_freezes_nor_falls_apart(digits, noise):
 
     seen, opt = train(net.parameters(), loss, len(X), 32, 20_000)
     assert all(later <= seen[0] for later in seen) and seen[-1] <= 1.02 * min(seen)
-    assert opt.record.step_norm > 0.0 and opt._iterates.state.eta_reduction == 1.0
+    assert opt.record.step_norm > 0.0 and opt._iteration.state.eta_reduction == 1.0
     assert max(p.norm().item() for p in net.parameters()) < 100.0
 
 
@@ -217,7 +217,7 @@ def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(sty
         with pytest.raises(sanc.NonFiniteError, match="100 consecutive"):
             step(math.nan)
     step(1.0)  # a finite batch ends the series
-    assert opt._iterates.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
+    assert opt._iteration.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
 
 
 def test_saving_in_train_mode_warns_once():
@@ -248,6 +248,6 @@ def test_the_average_waits_while_the_loss_scale_changes():
         opt.step(lambda r=rows, c=factor: c * (model(inputs[r]) - targets[r]).square().mean())
         losses.append(float((model(inputs) - targets).detach().square().mean()))
     assert losses[-1] < 1.02 * losses[79]
-    state = opt._iterates.state
+    state = opt._iteration.state
     weights = sum((k + 1.0) ** 2 for k in range(state.steps))
     assert state.weight_sum < 0.5 * weights  # of k^2, which all iterates would have with full gradients

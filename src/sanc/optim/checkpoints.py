@@ -182,4 +182,4 @@ def restore(
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
     driver.record = None
-    driver.mode.loaded()
+    driver.mode.after_loading()
