@@ -71,7 +71,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
     settings = engine.settings
     x0 = x = z = average = np.ones(problem.dim)
     V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
-    renewed, floor = 0, 0.0
+    floor = 0.0
     for k in range(90):
         oracle.begin(k)
         g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
@@ -96,8 +96,8 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         average = average + share * (z - average)
         if distance and (k < 20 or k % 5 == 0):
             beyond = np.abs(z - average).sum()
-        if k + 1 - renewed >= (min(max(renewed, 1), 50) if renewed < 200 else renewed // 4):
-            renewed, floor = k + 1, 1e-6 * np.sqrt(V.max())
+        if (k + 1) & k == 0 if k + 1 < 50 else (k + 1) % 50 == 0:  # when ε is refreshed
+            floor = 1e-6 * np.sqrt(V.max())
         x, record = engine.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:

@@ -139,7 +139,7 @@ def test_a_short_pause_of_a_layer_does_not_cost_the_progress_of_the_others():
         model[2].requires_grad_(k >= 10)
         drive("loss", model, opt, [batch])
         largest = max(largest, loss())
-    assert largest < 1.5 * before and loss() < 1.1 * before
+    assert largest < 2.0 * before and loss() < 1.1 * before
 
 
 def test_an_exception_in_the_step_after_a_change_restores_metric_and_average():

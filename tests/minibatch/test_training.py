@@ -164,7 +164,7 @@ def test_where_the_loss_stagnates_negative_curvature_is_followed(cls, leaves):
         records.append(opt.record)
     followed = "the loss stagnated: a step along negative curvature"
     taken = [k for k, record in enumerate(records) if record.note == followed]
-    assert opt._iterates.state.averaged and len(taken) == leaves and all(k >= 100 for k in taken)
+    assert opt._iteration.state.averaged and len(taken) == leaves and all(k >= 100 for k in taken)
     assert all(records[k].trial_value < records[k].value and records[k].curvature_share > 0.5 for k in taken)
     assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05 * leaves)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,15 @@ def _parts_to_refresh(steps: int, interval: int, parts: int) -> list[int]:
     if steps < interval:
         return list(range(parts)) if steps & (steps - 1) == 0 else []
     return [part for part in range(parts) if steps % interval == part * interval // parts]
+
+
+def _refresh_parts(preconditioner: Preconditioner, parts: Iterable[int]) -> None:
+    """Refresh these parts; a preconditioner of one part may have a `refresh` without an argument."""
+    for part in parts:
+        if preconditioner.parts > 1:
+            preconditioner.refresh(part)
+        else:
+            preconditioner.refresh()
 
 
 class MinibatchIteration:
@@ -262,7 +271,7 @@ class MinibatchIteration:
             outcome = self._set_up_preconditioner(x, oracle)
         if outcome is None:
             outcome = self._averaged_step(x, oracle)
-        oracle.meter.paper_calls += oracle.sizes[0]
+        oracle.count_paper_calls(1, 0)
         return outcome
 
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
@@ -301,8 +310,7 @@ class MinibatchIteration:
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
             preconditioner.update(space.tensor(g) / unit, 1.0)
-            for part in range(preconditioner.parts):
-                preconditioner.refresh(part)
+            _refresh_parts(preconditioner, range(preconditioner.parts))
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
                 preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
@@ -433,8 +441,8 @@ class MinibatchIteration:
     def _refresh(self, steps: int) -> None:
         """Refresh the parts of the metric that are due after so many steps since parameters last joined."""
         assert self._preconditioner is not None
-        for part in _parts_to_refresh(steps, self.settings.metric.refresh, self._preconditioner.parts):
-            self._preconditioner.refresh(part)
+        due = _parts_to_refresh(steps, self.settings.metric.refresh, self._preconditioner.parts)
+        _refresh_parts(self._preconditioner, due)
 
     def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
         """Return the fields of the state that follow from ‖x‖², which shows whether the caller has changed x."""

@@ -52,7 +52,7 @@ class Average(Piece):
     """
 
     averaging: float = setting(0.85, BELOW_ONE)
-    weighting: float = setting(3.0, NOT_NEGATIVE)
+    weighting: float = setting(2.0, NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
