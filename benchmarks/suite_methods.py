@@ -135,13 +135,16 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
         kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
         opt = kind(model.parameters(), seed=spec.seed, **options)
         if spec.method == "loop":
+            made = 0
 
             def loop_step() -> None:
+                nonlocal made
+                made += 1
                 opt.zero_grad()
                 loss(*next(batches)).backward()
                 opt.step()
 
-            return Stepper(loop_step, lambda: 0.0 if opt.record is None else size * units(opt.record.calls), [opt])
+            return Stepper(loop_step, lambda: made * size, [opt])
 
         def sanc_step() -> None:
             first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))

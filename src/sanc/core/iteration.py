@@ -290,6 +290,9 @@ class Iteration:
 
     # ------------------------------------------------------------------ saving and restoring
 
+    def read_record(self) -> None:
+        """Return None: `iterate` returns a complete record."""
+
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         # The memory is a text, because torch.distributed.checkpoint drops empty mappings.

@@ -10,7 +10,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -56,6 +56,30 @@ class StepResults(NamedTuple):
     offset_norm: float = 0.0  # distance bound: ‖z − x‖_1
     inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
     direction_sum_norm: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
+
+
+class HostCopy:
+    """A copy of a tensor for the host, which does not wait for the device until the copy is read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy, self._event = tensor, None
+        if tensor.is_cuda:
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> list[float]:
+        """Return the numbers; wait until the device has computed them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return list(self._copy.tolist())
+
+
+def on_device(numbers: Sequence[float] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers of the host as a tensor on the device, without waiting for the device."""
+    tensor = torch.as_tensor(numbers, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class AveragedStep:

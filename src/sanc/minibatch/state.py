@@ -54,6 +54,7 @@ class State:
     probed_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
     # The averaged phase: changes of x by the caller.
     x_norm_square: float = math.nan  # ‖x‖² after the last averaged step; if it differs later, the caller changed x
+    caller_changed: bool = False  # whether the last step found that the caller had changed x
     projection_countdown: int = 0  # remaining steps in which the caller is assumed to project x after each step
     # Vectors.
     offset: Vector | None = None  # z − x

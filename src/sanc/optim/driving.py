@@ -80,7 +80,7 @@ class Driver:
         self.hvp = hvp  # as the caller passed it; the oracle may use another mode
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
-        self.record: Record | None = None
+        self._record: Record | None = None
         self.last_leaves: Leaves | None = None
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.at_average = True
@@ -111,6 +111,18 @@ class Driver:
         oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.style = style
         return oracle
+
+    @property
+    def record(self) -> Record | None:
+        """The record of the last step; a GPU may have to finish the step first."""
+        late_record = self.iteration.read_record()
+        if late_record is not None:
+            self._record = replace(late_record, style="gradients")
+        return self._record
+
+    def clear_record(self) -> None:
+        """Delete the record, since the state of another run was restored."""
+        self._record = None
 
     @property
     def without_closures(self) -> bool:
@@ -243,7 +255,7 @@ class Driver:
             oracle.load(point)
             loss = oracle.raw_loss
             oracle.unbind()
-        self.record = replace(record, style=self.oracle.style)
+        self._record = replace(record, style=self.oracle.style)
         assert loss is not None
         return loss
 
@@ -330,7 +342,7 @@ class Driver:
         leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
         self.at_average = False
         self.oracle.style = "gradients"
-        self.record = replace(record, style="gradients")
+        self._record = replace(record, style="gradients")
         if first:
             self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
 
