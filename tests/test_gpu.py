@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.minibatch.iteration import MinibatchIteration
 from composing import composed
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
 from sanc.lab.authors import AUTHORS
+from sanc.minibatch.iteration import MinibatchIteration
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
