@@ -200,5 +200,5 @@ def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None
     if isinstance(oracle, AdvancingOracle) and offset is not None:
         return oracle.advance(work, x, offset, *tensors)
     value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.gradient_point(x, offset)))
-    value_tensor = x.new_tensor(value if oracle.has_values else 0.0, dtype=torch.float64)
+    value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, x.device)[0]
     return list(work(value_tensor, oracle.space.tensor(g), x, offset, *tensors))

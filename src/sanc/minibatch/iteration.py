@@ -39,6 +39,9 @@ from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
+_REFRESHES_TO_DOUBLE = 50
+"""The interval between refreshes of the metric is doubled after twice as many of them: in a long run the eigenbases
+change more slowly, and refreshes should not cost a constant share of the time."""
 _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
 _FIRST_PROBE = 100
@@ -82,10 +85,12 @@ def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], li
 def _parts_to_refresh(steps: int, interval: int, parts: int) -> list[int]:
     """Return the parts of the metric that are refreshed after so many steps since parameters last joined.
 
-    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed.
+    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed. In
+    a long run the interval is doubled whenever it is below 1 % of the steps.
     """
     if steps < interval:
         return list(range(parts)) if steps & (steps - 1) == 0 else []
+    interval <<= max(0, (steps // (_REFRESHES_TO_DOUBLE * interval)).bit_length() - 1)
     return [part for part in range(parts) if steps % interval == part * interval // parts]
 
 
