@@ -49,7 +49,7 @@ class Peer:
 
 _LOW = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 PEERS: dict[str, Peer] = {
-    "adamw": Peer(1e-3, _LOW, True),
+    "adamw": Peer(1e-3, (*_LOW, 3e-2, 1e-1), True),
     "schedulefree": Peer(2.5e-3, (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), package="schedulefree"),
     "prodigy": Peer(1.0, (1.0,), True, "prodigyopt"),
     "soap": Peer(3e-3, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), True, "pytorch_optimizer"),
