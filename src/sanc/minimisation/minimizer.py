@@ -439,6 +439,14 @@ def scipy_method(
     `options` may hold every keyword argument of `sanc.minimize`, also ``method`` for a member of the family, and
     SciPy's names. Without `jac` the gradient is computed from differences of values, "3-point".
 
+    Parameters
+    ----------
+    fun, x0, args, jac, hess, hessp, bounds, constraints, callback
+        What `scipy.optimize.minimize` passes on. They mean the same as in `sanc.minimize`. An update strategy as `hess`
+        is not used: products are differences of gradients.
+    **options
+        The `options` of `scipy.optimize.minimize`.
+
     Examples
     --------
     >>> import sanc
