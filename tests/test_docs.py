@@ -70,7 +70,7 @@ def test_the_readme_keeps_its_promises():
     lines = [len([line for line in code.splitlines() if line.strip()]) for code in examples]
     assert len(examples) == 3 and lines[0] <= 15 and lines[1] <= 6 and lines[2] <= 8
     assert "make test" in text and "make demo" in text and "When not to use this" in text
-    assert len(text.splitlines()) <= 120 and text.count("![") == 1
+    assert len(text.splitlines()) <= 120 and len(re.findall(r"^!\[", text, re.M)) == 1
 
 
 def test_the_error_on_the_page_is_the_error(capsys):
@@ -94,6 +94,8 @@ def test_every_link_between_pages_leads_somewhere():
             if target.startswith("http") or f"{page.parent.name}/{target}" == "docs/contributing.md":
                 continue
             goal = page.parent / target if target else page
+            if target.endswith(".png") and not (ROOT / "docs" / "results" / "figures").is_dir():
+                continue  # the source archive has no pictures of results
             assert goal.exists(), f"{page.name} links to {target}"
             if anchor:
                 assert anchor[1:] in anchors(goal), f"{page.name} links to {target}{anchor}"
@@ -171,7 +173,7 @@ def test_formulas_need_no_network():
     assert "//" not in re.sub(r"/\*.*?\*/", "", style, flags=re.S) and "MIT" in (KATEX / "LICENSE").read_text()
     manifest = (ROOT / "MANIFEST.in").read_text().splitlines()
     assert "graft docs" in manifest and not any(
-        "docs" in line for line in manifest if "exclude" in line or "prune" in line
+        "docs" in line and "docs/results" not in line for line in manifest if "exclude" in line or "prune" in line
     )
 
 
@@ -245,7 +247,7 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
     assert done.returncode == 0, done.stderr
     assert site_tool("links").broken(tmp_path) == []
     for page in tmp_path.rglob("*.html"):
-        assert not re.search(r"<(script|link)[^>]* (src|href)=\"?(https?:)?//(?![^>]*canonical)", page.read_text()), (
+        assert not re.search(r"<(script|link)(?![^>]*canonical)[^>]* (src|href)=\"?(https?:)?//", page.read_text()), (
             page
         )
     assert (tmp_path / "assets" / "katex" / "fonts" / "KaTeX_Main-Regular.woff2").is_file()

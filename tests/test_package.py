@@ -32,7 +32,7 @@ def test_the_wheel_holds_everything_and_imports(tmp_path):
     assert {"sanc/py.typed", "sanc/lab/page.html", "sanc/lab/page.css", "sanc/lab/page.js"} <= names
     assert not any(name.startswith(("tests", "docs", "benchmarks")) for name in names)
     (entry,) = [name for name in names if name.endswith("entry_points.txt")]
-    assert "sanc = sanc.lab.cli:main" in (tmp_path / "unpacked" / entry).read_text()
+    assert "sanc = sanc.__main__:main" in (tmp_path / "unpacked" / entry).read_text()
     code = (
         "import sanc, torch, sys; print(sanc.__file__); "
         "print(sanc.minimize(lambda x: (x ** 2).sum(), torch.ones(2)).success); print('sklearn' in sys.modules)"

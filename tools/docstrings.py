@@ -30,4 +30,6 @@ class PreparedDocstrings(griffe.Extension):
 def with_formulas(text: str) -> str:
     """Return the text with formulas in dollar signs, which the site renders."""
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
-    return re.sub(r"^\.\. math::((?: .*)?(?:\n[ ]{4}.*)*)", lambda match: f"$${' '.join(match[1].split())}$$", text, flags=re.M)
+    return re.sub(
+        r"^\.\. math::((?: .*)?(?:\n[ ]{4}.*)*)", lambda match: f"$${' '.join(match[1].split())}$$", text, flags=re.M
+    )

@@ -26,7 +26,7 @@ try:
     from sanc.errors import ArgumentError, SancError, one_of
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"The command line needs {missing.name}: install the extra lab, as by pip install '.[lab]' in the source."
+        f"The command line needs {missing.name}: install the extra lab, pip install 'sanc[lab]'."
     ) from None
 
 app = typer.Typer(
