@@ -32,6 +32,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
     {"graphs", "problems", "ranks"},
+    {"options"},
     {"presets"},
     {"optim", "minimisation"},
     {"__init__", "sklearn"},

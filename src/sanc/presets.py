@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
@@ -17,6 +17,7 @@ from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
 from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import METRICS, Minibatch
+from sanc.options import MinimizeOptions
 
 PRESETS: Mapping[str, Method] = {
     "paper": Method(),
@@ -85,7 +86,7 @@ _REPLACED_OPTIONS = {
 """Options of earlier versions, and the replacement of each."""
 
 
-def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Any) -> Method:
+def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Unpack[MinimizeOptions]) -> Method:
     """Return a member of the family with all its settings.
 
     Parameters
@@ -143,6 +144,13 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
     for group in (minibatch, pieces, settings):  # a later group changes the pieces that an earlier one has replaced
         method = _with_checked_options(method, group, other_names)
     return method
+
+
+def changes_from(base: Method, method: Method) -> list[str]:
+    """Return ``name=value`` for every setting of a method that differs from another, or that the other lacks."""
+    known = base.options()
+    changes = {name: value for name, value in method.options().items() if name not in known or known[name] != value}
+    return [f"{name}={value if name in _PIECES else shown(value)}" for name, value in changes.items()]
 
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:

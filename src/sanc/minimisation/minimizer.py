@@ -7,10 +7,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
+from scipy.optimize import Bounds, HessianUpdateStrategy
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -27,6 +27,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, requi
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
+from sanc.options import MinimizeOptions
 from sanc.presets import compose, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
@@ -76,8 +77,8 @@ def minimize(
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
     process_group: Any = None,
-    **settings: Any,
-) -> OptimizeResult:
+    **settings: Unpack[MinimizeOptions],
+) -> Result:
     """Find a second-order point of a smooth function or a finite sum.
 
     Parameters
@@ -407,7 +408,7 @@ def _is_true(returned: Any) -> bool:
     return kind in ("bool", "torch.bool") and size == 1 and bool(returned)
 
 
-def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> OptimizeResult:
+def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
@@ -445,7 +446,7 @@ def scipy_method(
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
     **options: Any,
-) -> OptimizeResult:
+) -> Result:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.
