@@ -4,6 +4,7 @@
 checks whether a point is a second-order point.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,9 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
                 return value
         if name in _REPLACED_NAMES:
             raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
-        raise AttributeError(f"module 'sanc' has no attribute {name!r}")
+        close = get_close_matches(name, __all__, n=1)
+        proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+        raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 
 
 def __dir__() -> list[str]:

@@ -61,6 +61,8 @@ def build_oracle(
             value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
         return oracle, flat, lambda v: tree.build(unflatten_vector(v))
+    if callable(x0) and not isinstance(x0, Tensor) and name == "x0":
+        raise ArgumentTypeError(f"x0 = {shown(x0)} is a function: pass the function first, then the starting point.")
     start = _checked_point(x0, name)
     unflatten = _unflattener(start)
     if isinstance(fun, FiniteSum):

@@ -364,7 +364,10 @@ def _checked_params(params: Any) -> list[Any]:
         )
     listed = list(params)
     if not listed:
-        raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
+        raise ArgumentError(
+            "params is empty: pass model.parameters() of a model that has some. If it is a generator that was used "
+            "before, call model.parameters() again, or pass a list."
+        )
     return listed
 
 
