@@ -51,7 +51,8 @@ release-check: $(VENV)/.dev
 	$(BIN)/python tools/release.py check
 
 publish-docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases $$($(BIN)/sanc --version | cut -d' ' -f2) latest
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 \
+		mike deploy --push --update-aliases $$($(BIN)/sanc --version | cut -d' ' -f2) latest  # it runs mkdocs of the PATH
 	$(BIN)/mike set-default --push latest
 
 clean:
