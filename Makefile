@@ -5,6 +5,8 @@
 # make lint         ruff check, ruff format --check and mypy
 # make docs         build the documentation site into site/, with warnings as errors, and check its links
 # make wheel        build the wheel and the source archive into dist/
+# make release-check  build both, install each into an empty environment, and run the blocks of README.md there
+# make publish-docs add the site of this version to the branch gh-pages, beside those of earlier versions
 # make clean        remove everything that was made here except the environments
 #
 # Each of them first makes .venv with the pinned versions of constraints.txt and what it needs itself, once, and again when
@@ -19,7 +21,7 @@ OLDEST_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 PYTEST := python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-slow test-oldest lint docs wheel clean
+.PHONY: demo test test-slow test-oldest lint docs wheel release-check publish-docs clean
 
 demo: $(VENV)/.lab
 	$(BIN)/sanc demo --out demo-output
@@ -44,6 +46,14 @@ docs: $(VENV)/.docs
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build
+
+release-check: $(VENV)/.dev
+	$(BIN)/python tools/release.py check
+
+publish-docs: $(VENV)/.docs
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 \
+		mike deploy --push --update-aliases $$($(BIN)/sanc --version | cut -d' ' -f2) latest  # it runs mkdocs of the PATH
+	$(BIN)/mike set-default --push latest
 
 clean:
 	rm -rf build dist demo-output site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

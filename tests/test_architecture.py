@@ -33,6 +33,7 @@ LAYERS = [  # a package imports only from packages above it in this list, and fr
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
     {"graphs", "problems", "ranks"},
+    {"options"},
     {"presets"},
     {"optim", "minimisation"},
     {"__init__", "sklearn"},

@@ -543,8 +543,8 @@ def test_schedulers_attach():
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 @pytest.mark.parametrize("schedule", [
-    lambda opt: lr_scheduler.StepLR(opt, 10, 0.5), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
-    lambda opt: SWALR(opt, swa_lr=0.5, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.95),
+    lambda opt: lr_scheduler.StepLR(opt, 10, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
+    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.9),
     lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
 ], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
 def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):

@@ -215,6 +215,78 @@ def test_jax_functions():
     assert flat.success and flat.x == pytest.approx(np.ones(4), abs=1e-8)
 
 
+def test_jax_differentiates_its_functions():
+    """Without `jac`: the steps are those of the same function in torch, also for a tree and further arguments."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    with jax.enable_x64(True):
+
+        def fun(x, scale):
+            return scale * (jax.numpy.sin(x[0]) ** 2 + (x[1] - x[0] ** 2) ** 2 + jax.numpy.exp(x[2]) - x[2])
+
+        start = [1.0, 2.0, -1.0]
+        res = sanc.minimize(fun, jax.numpy.array(start), args=(3.0,))
+        tree = sanc.minimize(
+            lambda p: fun(jax.numpy.append(p["a"], p["b"]), 3.0),
+            {"a": jax.numpy.array(start[:1]), "b": jax.numpy.array(start[1:])},
+        )
+    ours = sanc.minimize(
+        lambda x: 3.0 * (torch.sin(x[0]) ** 2 + (x[1] - x[0] ** 2) ** 2 + torch.exp(x[2]) - x[2]), np.array(start)
+    )
+    assert res.success and (res.nit, res.njev, res.nhev) == (ours.nit, ours.njev, ours.nhev)
+    assert res.x == pytest.approx(ours.x, abs=1e-9) and res.fun == pytest.approx(3.0)
+    assert tree.success and np.append(tree.x["a"], tree.x["b"]) == pytest.approx(ours.x, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- SciPy's other methods
+
+
+@pytest.mark.parametrize("name", ["return_all", "eps", "norm", "xatol", "maxls", "ftol", "maxcor"])
+def test_options_of_other_methods_warn_as_in_scipy(name):
+    options = {name: 1, "maxiter": 50}
+    with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$"):
+        res = scipy.optimize.minimize(rosen, X0, jac=rosen_der, method=sanc.scipy_method, options=options)
+    with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$"):
+        same = sanc.minimize(rosen, X0, jac=rosen_der, options=options)
+    assert res.success and np.array_equal(res.x, same.x)
+    with pytest.raises(sanc.ArgumentError, match="maxitre"):
+        sanc.minimize(rosen, X0, jac=rosen_der, options={"maxitre": 3})
+
+
+def test_disp_may_be_a_level(capsys):
+    assert sanc.minimize(rosen, X0, jac=rosen_der, options={"disp": 3}).success
+    assert "iterations" in capsys.readouterr().out
+    assert sanc.minimize(rosen, X0, jac=rosen_der, options={"disp": 0}).success
+    assert capsys.readouterr().out == ""
+
+
+def test_a_callback_of_two_arguments_is_that_of_trust_constr():
+    seen = []
+
+    def callback(xk, state):
+        seen.append((np.array(xk), state.nit, state.fun))
+        return state.nit == 3
+
+    res = scipy.optimize.minimize(rosen, X0, jac=rosen_der, method=sanc.scipy_method, callback=callback)
+    assert [nit for _, nit, _ in seen] == [1, 2, 3] and res.nit == 3
+    assert all(rosen(x) == pytest.approx(value) for x, _, value in seen)
+
+
+@pytest.mark.parametrize(("scheme", "values"), [("2-point", 1), ("3-point", 2), ("cs", 1)])
+def test_a_scheme_arrives_through_scipy(scheme, values):
+    """One gradient costs n values besides f(x), or 2n; SciPy drops the name if it is given as jac."""
+    counted = []
+
+    def fun(x):
+        counted.append(1)
+        return (x**2).sum()
+
+    options = {"scheme": scheme, "maxiter": 0, "certify": False}
+    scipy.optimize.minimize(fun, np.ones(4), method=sanc.scipy_method, options=options)
+    assert 4 * values <= len(counted) <= 4 * values + 2
+    with pytest.raises(sanc.ArgumentError, match="scheme = '5-point'"):
+        scipy.optimize.minimize(fun, np.ones(4), method=sanc.scipy_method, options={"scheme": "5-point"})
+
+
 # ---------------------------------------------------------------------------------------------- printing
 
 

@@ -108,6 +108,12 @@ def alternating(model, opt):
     return lambda: loss(model, X * (1.0 + next(batches)))
 
 
+def ending(model, opt):
+    """Return a closure that draws from an iterator of one batch."""
+    batches = iter([X])
+    return lambda: loss(model, next(batches))
+
+
 def summed(model, opt):
     return sanc.Batch(lambda x, y: loss(model, x, y) * len(x), X, Y)
 
@@ -123,6 +129,15 @@ def loaded(change=lambda state: state, cls=sanc.SANC):
     loss(model).backward()
     opt.step()
     cls(model.parameters()).load_state_dict(change(opt.state_dict()))
+
+
+def narrower():
+    """Load the state of a network of width 5 into the optimiser of one of width 7."""
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(lambda: loss(model))
+    wide = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3))
+    sanc.SANC(wide.parameters()).load_state_dict(opt.state_dict())
 
 
 def bowl(x):
@@ -175,7 +190,7 @@ CONSTRUCTION = [
     ("a rate as text", lambda: made(lr="0.1"), "lr = '0.1'", "number"),
     ("decay below zero", lambda: made(weight_decay=-1e-4), "weight_decay = -0.0001", "≥ 0"),
     ("momentum as for SGD", lambda: made(momentum=0.9), "momentum = 0.9", "Momentum", "leave it out"),
-    ("betas as for Adam", lambda: made(betas=(0.9, 0.999)), "'betas'", "(0.9, 0.999)", "leave it out", "sanc.Method"),
+    ("betas as for Adam", lambda: made(betas=(0.9, 0.999)), "betas = (0.9, 0.999)", "leave it out", "sanc.Minibatch"),
     ("damping as for other optimisers", lambda: made(damping=0.1), "'damping'", "0.1", "leave it out"),
     ("a misspelt option", lambda: made(weight_decy=0.1), "'weight_decy'", "did you mean 'weight_decay'?"),
     ("the beginning of a name", lambda: made(krylov=5), "'krylov'", "did you mean 'krylov_dim'?"),
@@ -330,7 +345,8 @@ FUNCTIONS = [
     ("a certificate of no products", lambda: sanc.certificate(bowl, torch.zeros(2), max_products=0), "max_products = 0",
      "≥ 1"),
     ("a certificate of no seed", lambda: sanc.certificate(bowl, torch.zeros(2), seed=None), "seed = None", "≥ 0"),
-    ("labels of other values", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy()), "y holds 2 in row 2", "0 and 1"),
+    ("labels of other values", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy() % 2 * 2), "y holds 2 in row 1",
+     "0 and 1"),
     ("too few labels", lambda: sanc.problems.Logistic(X.numpy(), np.ones(3)), "y has shape (3,)", "12 rows"),
     ("labels as text", lambda: sanc.problems.Logistic(X.numpy(), np.array(["a", "b"] * 6)), "y holds", "as numbers"),
     ("rows that are not finite", lambda: sanc.problems.Logistic(np.full((3, 2), np.inf), np.arange(3) % 2), "X holds 6",
@@ -356,8 +372,38 @@ COMMANDS = [
     ("a report of an empty folder", lambda: lines("report", "/nowhere/at/all"), "'/nowhere/at/all'", "--out"),
 ]
 
+HABITS = [  # of other optimisers, minimisers and losses
+    ("max_iter of L-BFGS", lambda: made(max_iter=20), "max_iter = 20", "step()", "sanc.minimize"),
+    ("batch_size", lambda: made(batch_size=32), "batch_size = 32", "DataLoader"),
+    ("maximize", lambda: made(maximize=True), "maximize = True", "negative"),
+    ("foreach", lambda: made(foreach=True), "foreach = True", "leave it out", "capture=True"),
+    ("fused", lambda: made(fused=True), "fused = True", "leave it out"),
+    ("betas", lambda: made(betas=(0.9, 0.99)), "betas = (0.9, 0.99)", "leave it out", "sanc.Minibatch"),
+    ("capturable", lambda: made(capturable=True), "capturable = True", "pass capture=True"),
+    ("learning_rate", lambda: made(learning_rate=0.1), "learning_rate = 0.1", "leave it out", "lr = 1.0"),
+    ("a line search", lambda: made(line_search_fn="strong_wolfe"), "line_search_fn = 'strong_wolfe'", "ratio test"),
+    ("a device", lambda: made(device="cpu"), "device = 'cpu'", "device of the parameters"),
+    ("verbose", lambda: made(verbose=True), "verbose = True", "opt.record"),
+    ("a group without parameters", lambda: sanc.SANC([{"lr": 1.0}]), "group {'lr': 1.0}", "'params'"),
+    ("a generator that was used", lambda: sanc.SANC(iter([])), "params is empty", "generator", "pass a list"),
+    ("an iterator that ends", lambda: stepped(ending), "closure raised StopIteration", "before the step"),
+    ("loss and logits", lambda: stepped(lambda m, o: lambda: (loss(m), m(X))), "closure returned tuple", "first entry"),
+    ("a dict with the loss", lambda: stepped(lambda m, o: lambda: {"loss": loss(m)}), "closure returned dict",
+     "its entry 'loss'"),
+    ("a checkpoint of another width", lambda: narrower(), "state_dict", "parameter 0", "(5, 4) instead of (7, 4)",
+     "Construct the model as"),
+    ("three classes for two", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy()), "y holds 3 classes", "[0, 1, 2]",
+     "sanc.problems.Softmax"),
+    ("three classes for an SVM", lambda: sanc.problems.NonconvexSVM(X.numpy(), Y.numpy()), "y holds 3 classes",
+     "labels -1 and 1"),
+    ("point and function exchanged", lambda: sanc.minimize(torch.ones(2), bowl), "x0 = <function", "function first"),
+    ("niter of minimize", lambda: minimised(niter=5), "niter = 5", "pass max_iter"),
+    ("verbose of minimize", lambda: minimised(verbose=1), "verbose = 1", "disp=True"),
+    ("grad of minimize", lambda: sanc.minimize(bowl, X, grad=1), "grad = 1", "as jac"),
+]
+
 # fmt: on
-MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS
+MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS + HABITS
 
 
 @pytest.mark.parametrize(("make", "words"), [

@@ -32,7 +32,7 @@ def test_the_wheel_holds_everything_and_imports(tmp_path):
     assert {"sanc/py.typed", "sanc/lab/page.html", "sanc/lab/page.css", "sanc/lab/page.js"} <= names
     assert not any(name.startswith(("tests", "docs", "benchmarks")) for name in names)
     (entry,) = [name for name in names if name.endswith("entry_points.txt")]
-    assert "sanc = sanc.lab.cli:main" in (tmp_path / "unpacked" / entry).read_text()
+    assert "sanc = sanc.__main__:main" in (tmp_path / "unpacked" / entry).read_text()
     code = (
         "import sanc, torch, sys; print(sanc.__file__); "
         "print(sanc.minimize(lambda x: (x ** 2).sum(), torch.ones(2)).success); print('sklearn' in sys.modules)"
@@ -64,7 +64,7 @@ def test_names_are_imported_when_they_are_used_and_need_torch_numpy_and_scipy_on
 
 def test_type_checkers_see_the_names_where_they_live():
     tree = ast.parse(Path(sanc.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    block, _ = (node for node in tree.body if isinstance(node, ast.If))
     seen = {node.module: tuple(alias.name for alias in node.names) for node in block.body}
     assert seen.pop("sanc") == ("errors", "problems", "theory")
     assert seen == sanc._HOMES

@@ -10,20 +10,21 @@ import scipy.sparse
 import sklearn.linear_model
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, scale
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import sanc
-from sanc.sklearn import LogisticRegression, NonconvexSVM
+from sanc.sklearn import LogisticRegression, LogisticRegressionCV, NonconvexSVM
 
 
 def checks():
-    for estimator in (LogisticRegression(), NonconvexSVM()):
+    for estimator in (LogisticRegression(), LogisticRegressionCV(Cs=2, cv=2), NonconvexSVM()):
         for made, check in estimator_checks_generator(estimator):
-            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
+            marks = pytest.mark.slow if isinstance(estimator, LogisticRegressionCV) else ()  # five fits for one
+            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{check.func.__name__}", marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
@@ -171,3 +172,50 @@ def test_errors_for_unsupported_numbers_of_classes(rng):
         NonconvexSVM().fit(X, y)
     with pytest.raises(sanc.ArgumentError, match="one class"):
         LogisticRegression().fit(X, ["cat"] * len(y))
+
+
+# ---------------------------------------------------------------------------------------------- cross-validation
+
+
+def test_the_chosen_c_and_the_path_are_those_of_scikit_learn():
+    """Three classes and two, with weights: scores, C, coefficients along the path and the final ones."""
+    X, y = load_iris(return_X_y=True)
+    X = StandardScaler().fit_transform(X) + np.random.default_rng(0).normal(0, 1, X.shape)
+    weights = np.linspace(0.5, 1.5, len(y))
+    values = [0.01, 1.0, 100.0]
+    for keep in (y >= 0, y > 0):
+        ours = LogisticRegressionCV(values[::-1], cv=3, tol=1e-8).fit(X[keep], y[keep], weights[keep])
+        assert list(ours.Cs_) == values and ours.scores_.shape == (3, 3) and ours.n_iter_.shape == (3, 3)
+        splits = list(StratifiedKFold(3).split(X[keep], y[keep]))
+        for fold, (kept, left) in enumerate(splits):
+            for place, C in enumerate(values):
+                other = sklearn.linear_model.LogisticRegression(C=C, tol=1e-10, max_iter=10_000)
+                other.fit(X[keep][kept], y[keep][kept], weights[keep][kept])
+                found = ours.coefs_paths_[fold, place]
+                assert np.allclose(found[:, :-1], other.coef_, atol=1e-3 * np.abs(other.coef_).max())
+                assert ours.scores_[fold, place] == pytest.approx(other.score(X[keep][left], y[keep][left]))
+        assert values[int(np.argmax(ours.scores_.mean(axis=0)))] == ours.C_
+        alone = LogisticRegression(ours.C_, tol=1e-8).fit(X[keep], y[keep], weights[keep])
+        assert np.allclose(alone.coef_, ours.coef_, atol=1e-5) and np.array_equal(ours.classes_, alone.classes_)
+        assert np.allclose(ours.predict_proba(X[keep]), alone.predict_proba(X[keep]), atol=1e-5)
+
+
+def test_warm_starts_along_the_path_save_iterations():
+    X, y = load_breast_cancer(return_X_y=True)
+    X = StandardScaler().fit_transform(X)
+    values = np.logspace(-1, 1, 9)
+    warm = LogisticRegressionCV(values, cv=2, tol=1e-6).fit(X, y).n_iter_.sum()
+    folds = StratifiedKFold(2).split(X, y)
+    cold = sum(LogisticRegression(C, tol=1e-6).fit(X[kept], y[kept]).n_iter_[0] for kept, _ in folds for C in values)
+    assert warm < 0.8 * cold
+
+
+def test_mistakes_of_the_cross_validation_are_errors():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 3
+    with pytest.raises(sanc.ArgumentError, match=r"Cs = \[1.0, -1.0\]"):
+        LogisticRegressionCV([1.0, -1.0]).fit(X, y)
+    with pytest.raises(sanc.ArgumentError, match="Cs = 0"):
+        LogisticRegressionCV(0).fit(X, y)
+    ordered = np.repeat([0, 1, 2], 10)
+    with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
+        LogisticRegressionCV(2, cv=KFold(3)).fit(X[:25], ordered[:25])

@@ -7,6 +7,7 @@ since the site does not contain them.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,23 @@ import sanc
 from sanc.lab.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from addresses import addresses  # noqa: E402
+
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages at the root of the repository, and their paths on the site."""
 COMMANDS = ("", "run", "reproduce", "report", "datasets", "datasets get", "demo")
 PRESETS = "<!-- presets -->"
 """Mark that the table of presets replaces."""
+
+
+def on_config(config: Any) -> Any:
+    """Take the addresses of the project from pyproject.toml."""
+    known = addresses()
+    config["site_url"] = f"{known['Documentation']}/"
+    links = [f'<a href="{known[name]}">{name.lower()}</a>' for name in ("Source", "Issues")]
+    config["copyright"] = f"sanc {sanc.__version__}, {', '.join(links)}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,7 +49,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Insert the table of presets, and replace links to files that the site does not contain by their text."""
+    """Insert the table of presets, and replace links to files that the site does not contain by their text.
+
+    The source archive has no pictures of results, and their place is then empty.
+    """
     here = Path(config["docs_dir"]) / Path(page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:
@@ -45,6 +61,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return match[1] if outside else match[0]
 
     filled = markdown.replace(PRESETS, presets()) if PRESETS in markdown else markdown
+    if not (ROOT / "docs" / "results" / "figures").is_dir():
+        filled = re.sub(r"!?\[([^\]]*)\]\([^)]*(?:figures|networks)/[^)]+\.png\)", r"\1", filled)
     return re.sub(r"\[([^\]]+)\]\((\.\./[^)#]+)[^)]*\)", replace, filled)
 
 

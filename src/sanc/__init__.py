@@ -4,6 +4,7 @@
 checks whether a point is a second-order point.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -135,21 +136,26 @@ _REPLACED_NAMES = {
 """Public names of earlier versions, and the replacement of each."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use.
+if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every name
 
-    Importing torch takes a second, and ``sanc --help`` does not need it.
-    """
-    if name in ("errors", "problems", "theory"):
-        return import_module(f"sanc.{name}")
-    for home, names in _HOMES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(home), name)
-            return value
-    if name in _REPLACED_NAMES:
-        raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
-    raise AttributeError(f"module 'sanc' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name at its first use.
+
+        Importing torch takes a second, and ``sanc --help`` does not need it.
+        """
+        if name in ("errors", "problems", "theory"):
+            return import_module(f"sanc.{name}")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = globals()[name] = getattr(import_module(home), name)
+                return value
+        if name in _REPLACED_NAMES:
+            raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
+        close = get_close_matches(name, __all__, n=1)
+        proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+        raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, which editors complete."""
+    return sorted(__all__)

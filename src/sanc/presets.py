@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
@@ -17,6 +17,7 @@ from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
 from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import METRICS, Minibatch
+from sanc.options import MinimizeOptions
 
 PRESETS: Mapping[str, Method] = {
     "paper": Method(),
@@ -89,7 +90,51 @@ _REPLACED_OPTIONS = {
 """Options of earlier versions, and the replacement of each."""
 
 
-def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Any) -> Method:
+_STEPS = (
+    "an optimiser makes one iteration in each step(), so call it as often, or use sanc.minimize, which has max_iter"
+)
+_ADAMS = (
+    "leave it out, since the metric and the average of the method replace those of Adam and SGD (help(sanc.Minibatch))"
+)
+_LBFGS = "leave it out, since a ratio test replaces the line search of L-BFGS (help(sanc.RatioTest))"
+_FOREIGN_OPTIONS = {
+    **dict.fromkeys(("max_iter", "max_steps", "niter", "n_iter", "num_iters", "epochs", "max_eval"), _STEPS),
+    **dict.fromkeys(
+        ("betas", "beta1", "beta2", "eps", "amsgrad", "nesterov", "dampening", "alpha", "centered"), _ADAMS
+    ),
+    **dict.fromkeys(("line_search_fn", "history_size", "tolerance_grad", "tolerance_change"), _LBFGS),
+    **dict.fromkeys(
+        ("foreach", "fused", "differentiable"),
+        "leave it out, since all vectors are flat already; on a GPU capture=True replays recorded steps",
+    ),
+    "capturable": "pass capture=True",
+    "maximize": "leave it out, and return the negative of the objective from the closure",
+    "batch_size": "the batch is that of the closure, so set it in the DataLoader, or in sanc.ThreeSamples",
+    "learning_rate": "leave it out, since the method determines the step size, and lr = 1.0 is a factor on it",
+    "lr_scheduler": "leave it out, since no schedule is needed, and those of torch can be attached to the optimiser",
+    "warmup_steps": "pass warm_up",
+    "decay": "pass weight_decay",
+    "device": "leave it out, since the optimiser works on the device of the parameters",
+    **dict.fromkeys(("verbose", "disp"), "leave it out, and print opt.record after a step"),
+    **dict.fromkeys(("grad", "gradient"), "pass the gradient as jac"),
+    "tol": "leave it out, since an optimiser does not stop by itself; opt.record.grad_norm has the gradient norm",
+    "closure": "pass it to step()",
+}
+"""Options of other optimisers and minimisers, and what to do instead."""
+_FOREIGN_TO_MINIMIZE = {
+    **dict.fromkeys(("max_steps", "niter", "n_iter", "num_iters", "epochs"), "pass max_iter"),
+    **dict.fromkeys(("ftol", "xtol"), "pass tol, the tolerance on the gradient norm"),
+    "max_eval": "pass max_nfev",
+    "verbose": "pass disp=True",
+    "learning_rate": "leave it out, since the method determines the step size",
+    "eps": "leave it out, since differences choose their own steps",
+    "device": "leave it out, since the run is on the device of x0",
+    "maximize": "leave it out, and minimise the negative of the objective",
+}
+"""The same for `minimize`, where the answer differs."""
+
+
+def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Unpack[MinimizeOptions]) -> Method:
     """Return a member of the family with all its settings.
 
     Parameters
@@ -149,6 +194,13 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
     return method
 
 
+def changes_from(base: Method, method: Method) -> list[str]:
+    """Return ``name=value`` for every setting of a method that differs from another, or that the other lacks."""
+    known = base.options()
+    changes = {name: value for name, value in method.options().items() if name not in known or known[name] != value}
+    return [f"{name}={value if name in _PIECES else shown(value)}" for name, value in changes.items()]
+
+
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
     if method.minibatch is None:
@@ -201,5 +253,8 @@ def _unknown_option_error(method: Method, name: str, value: object, other_names:
                     f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {current} "
                     f"as its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
                 )
+    foreign = _FOREIGN_OPTIONS | (_FOREIGN_TO_MINIMIZE if "x0" in other_names else {})
+    if name in foreign:
+        return ArgumentError(f"{name} = {shown(value)} is not an option here: {foreign[name]}.")
     remedy = "leave it out, or find the option in help(sanc.Method) and help(sanc.Minibatch)."
     return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, remedy)}")

@@ -6,7 +6,7 @@ They minimise the finite sums of `sanc.problems` with `sanc.minimize`, and need 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ import scipy.special
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.metrics import check_scoring
+    from sklearn.model_selection import check_cv
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -29,7 +31,7 @@ from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
 from sanc.sums.linear import LinearSum, checked_weights
 
-__all__ = ["LogisticRegression", "NonconvexSVM"]
+__all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM"]
 
 
 class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -265,6 +267,136 @@ class LogisticRegression(_LinearClassifier):
         if scores.ndim == 1:
             return np.column_stack([scipy.special.log_expit(-scores), scipy.special.log_expit(scores)])
         return scipy.special.log_softmax(scores, axis=1)
+
+
+class LogisticRegressionCV(LogisticRegression):
+    """Logistic regression whose C is chosen by cross-validation.
+
+    In every fold the values of C are fitted in ascending order, each from the coefficients of the one before. The best
+    C on average is then fitted to all rows, along the same path.
+
+    Parameters
+    ----------
+    Cs : int or array
+        Values of C, or their number: they are then spaced evenly on a logarithmic scale from 1e-4 to 1e4.
+    cv : int, splitter or None
+        Number of folds, or how rows are split, as in scikit-learn. None: 5 folds.
+    scoring : str, callable or None
+        The score to maximise, as in scikit-learn. None: the accuracy.
+    penalty, fit_intercept, class_weight, tol, max_iter, verbose
+        As in `LogisticRegression`.
+
+    Attributes
+    ----------
+    C_ : float
+        The chosen value. Of equal scores, the smallest C wins.
+    Cs_ : array, shape (values,)
+        The values of C, ascending.
+    scores_ : array, shape (folds, values)
+        The scores on the rows that a fold leaves out.
+    coefs_paths_ : array, shape (folds, values, 1 or classes, d + 1)
+        The coefficients along each path, the intercepts last.
+    n_iter_ : array, shape (folds, values)
+        Iterations of each fit.
+    classes_, coef_, intercept_, n_features_in_
+        As in `LogisticRegression`, of the fit to all rows.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sanc.sklearn import LogisticRegressionCV
+    >>> X, y = load_iris(return_X_y=True)
+    >>> LogisticRegressionCV(Cs=5).fit(X, y).scores_.shape
+    (5, 5)
+    """
+
+    def __init__(
+        self,
+        Cs: Any = 10,
+        *,
+        cv: Any = None,
+        scoring: Any = None,
+        penalty: str | None = "l2",
+        fit_intercept: bool = True,
+        class_weight: Mapping[Any, float] | str | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 100,
+        verbose: int = 0,
+    ) -> None:
+        self.Cs = Cs
+        self.cv = cv
+        self.scoring = scoring
+        self.penalty = penalty
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Choose C by cross-validation and fit the coefficients.
+
+        Parameters
+        ----------
+        X : array or sparse matrix, shape (n, d)
+            Features; float32 stays float32.
+        y : array, shape (n,)
+            Labels of any kind.
+        sample_weight : array, shape (n,), optional
+            Weights of the rows in the fits, ≥ 0; scores do not use them.
+
+        Returns
+        -------
+        self
+            The fitted estimator.
+        """
+        values = self._values()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True)
+        check_classification_targets(y)
+        weights = _weights(sample_weight, None, None, y)
+        scorer = check_scoring(self._along_path(), scoring=self.scoring)
+        scores, paths, iterations = [], [], []
+        for kept, left_out in check_cv(self.cv, y, classifier=True).split(X, y):
+            path = self._path(X[kept], y[kept], None if weights is None else weights[kept], values)
+            models = list(path)
+            scores.append([scorer(model, X[left_out], y[left_out]) for model in models])
+            paths.append([np.column_stack([model.coef_, model.intercept_]) for model in models])
+            iterations.append([int(model.n_iter_[0]) for model in models])
+        if len({coefficients[0].shape for coefficients in paths}) > 1:
+            raise ArgumentError(
+                "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
+            )
+        self.Cs_, self.scores_, self.coefs_paths_ = values, np.array(scores), np.array(paths)
+        self.n_iter_ = np.array(iterations, np.int32)
+        best = int(np.argmax(self.scores_.mean(axis=0)))
+        *_, final = self._path(X, y, weights, values[: best + 1])
+        self.C_ = float(values[best])
+        self.classes_, self.coef_, self.intercept_ = final.classes_, final.coef_, final.intercept_
+        return self
+
+    def _values(self) -> Any:
+        """Return the values of C in ascending order, after checks."""
+        if is_number(self.Cs) and not isinstance(self.Cs, float):
+            require_integer("Cs", self.Cs, 1, none=False)
+            return np.logspace(-4, 4, int(self.Cs))
+        values = np.sort(np.asarray(self.Cs, dtype=np.float64).reshape(-1))
+        require(values.size > 0 and bool((values > 0).all()), "Cs", self.Cs, "pass positive numbers, or how many")
+        return values
+
+    def _along_path(self) -> LogisticRegression:
+        """Return an estimator that starts from its last coefficients."""
+        shared = ("penalty", "fit_intercept", "class_weight", "tol", "max_iter", "verbose")
+        return LogisticRegression(warm_start=True, **{name: getattr(self, name) for name in shared})
+
+    def _path(self, X: Any, y: Any, weights: Any, values: Any) -> Iterator[LogisticRegression]:
+        """Yield the fit of each value of C, started from the one before."""
+        last = None
+        for C in values:
+            model = self._along_path().set_params(C=float(C))
+            if last is not None:
+                model.classes_, model.coef_, model.intercept_ = last.classes_, last.coef_, last.intercept_
+            last = model.fit(X, y, weights)
+            yield last
 
 
 class NonconvexSVM(_LinearClassifier):

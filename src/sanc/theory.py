@@ -51,6 +51,15 @@ def gradient_sample_size(L0: float, epsilon_g: float, delta: float) -> int:
     r"""Return a sample size with ‖g − ∇f‖ ≤ ε_g with probability 1 − δ.
 
     .. math:: |S_g| \ge 4 L_0^2 \left(1 + 2\sqrt{\log(1/\delta)}\right)^2 / \epsilon_g^2
+
+    Parameters
+    ----------
+    L0 : float
+        Lipschitz constant of f.
+    epsilon_g : float
+        Bound ε_g on the error of the sampled gradient.
+    delta : float
+        Probability of failure δ.
     """
     _require_positive(L0=L0, epsilon_g=epsilon_g)
     _require_probability(delta)
@@ -61,6 +70,17 @@ def hessian_sample_size(L1: float, epsilon_B: float, delta: float, dim: int) -> 
     r"""Return a sample size with ‖B − ∇²f‖ ≤ ε_B with probability 1 − δ.
 
     .. math:: |S_B| \ge 16 L_1^2 \log(2d/\delta) / \epsilon_B^2
+
+    Parameters
+    ----------
+    L1 : float
+        Lipschitz constant of the gradient.
+    epsilon_B : float
+        Bound ε_B on the error of the sampled Hessian.
+    delta : float
+        Probability of failure δ.
+    dim : int
+        Number of variables.
     """
     _require_positive(L1=L1, epsilon_B=epsilon_B, dim=dim)
     _require_probability(delta)
@@ -74,6 +94,21 @@ def sigma_max(sigma0: float, gamma: float, L2: float, epsilon_g: float, epsilon_
         \sigma_{\max} = \max\{\sigma_0,\; \gamma(\tfrac32 L_2 + 3\epsilon_g/\epsilon_s^2 + 3\epsilon_B/(2\epsilon_s))\}
 
     The paper's lemma omits a factor ‖s‖ in the last term.
+
+    Parameters
+    ----------
+    sigma0 : float
+        The first σ.
+    gamma : float
+        Factor by which σ grows after a rejection.
+    L2 : float
+        Lipschitz constant of the Hessian.
+    epsilon_g : float
+        Bound ε_g on the error of the sampled gradient.
+    epsilon_B : float
+        Bound ε_B on the error of the sampled Hessian.
+    epsilon_s : float
+        Step norm ε_s at which the method may stop.
     """
     _require_positive(sigma0=sigma0, L2=L2, epsilon_s=epsilon_s)
     _require_not_negative(epsilon_g=epsilon_g, epsilon_B=epsilon_B)
@@ -82,7 +117,15 @@ def sigma_max(sigma0: float, gamma: float, L2: float, epsilon_g: float, epsilon_
 
 
 def kappa_l(L2: float, sigma_max: float) -> float:
-    r"""Return :math:`\kappa_l = L_2 + 2\sigma_{\max}`, the constant in the lower bound on ‖s‖."""
+    r"""Return :math:`\kappa_l = L_2 + 2\sigma_{\max}`, the constant in the lower bound on ‖s‖.
+
+    Parameters
+    ----------
+    L2 : float
+        Lipschitz constant of the Hessian.
+    sigma_max : float
+        Upper bound of σ.
+    """
     _require_positive(L2=L2, sigma_max=sigma_max)
     return L2 + 2 * sigma_max
 
@@ -91,6 +134,17 @@ def kappa_s1(eta1: float, sigma_min: float, sigma_max: float, L2: float) -> floa
     r"""Return :math:`\kappa_{s1}`, the constant in the decrease of a step far from first-order points.
 
     .. math:: \kappa_{s1} = \eta_1\sigma_{\min} / (36\sqrt6\,(L_2 + 2\sigma_{\max})^{3/2})
+
+    Parameters
+    ----------
+    eta1 : float
+        Smallest ratio ρ of an accepted step.
+    sigma_min : float
+        Lower bound of σ.
+    sigma_max : float
+        Upper bound of σ.
+    L2 : float
+        Lipschitz constant of the Hessian.
     """
     _require_positive(eta1=eta1, sigma_min=sigma_min)
     return eta1 * sigma_min / (36 * math.sqrt(6) * math.pow(kappa_l(L2, sigma_max), 1.5))
@@ -102,13 +156,28 @@ def kappa_s2(eta1: float, sigma_min: float, sigma_max: float) -> float:
     .. math:: \kappa_{s2} = \eta_1\sigma_{\min} / (6\sigma_{\max}^3)
 
     The paper prints σ_max instead of its cube.
+
+    Parameters
+    ----------
+    eta1 : float
+        Smallest ratio ρ of an accepted step.
+    sigma_min : float
+        Lower bound of σ.
+    sigma_max : float
+        Upper bound of σ.
     """
     _require_positive(eta1=eta1, sigma_min=sigma_min, sigma_max=sigma_max)
     return eta1 * sigma_min / (6 * sigma_max**3)
 
 
 def kappa_d(L2: float) -> float:
-    r"""Return :math:`\kappa_d = 1/(24 L_2^2)`, the constant in the decrease of a step along negative curvature."""
+    r"""Return :math:`\kappa_d = 1/(24 L_2^2)`, the constant in the decrease of a step along negative curvature.
+
+    Parameters
+    ----------
+    L2 : float
+        Lipschitz constant of the Hessian.
+    """
     _require_positive(L2=L2)
     return 1 / (24 * L2**2)
 
@@ -117,6 +186,15 @@ def smallest_epsilon(epsilon_g: float, epsilon_B: float, kappa_l: float) -> floa
     r"""Return the smallest ε of the complexity theorem, :math:`\max\{3\epsilon_g,\; 8\epsilon_B^2/(3\kappa_l)\}`.
 
     The theorem also requires ε_B ≤ ε'/12 with ε' = max(ε, ‖g‖)/2.
+
+    Parameters
+    ----------
+    epsilon_g : float
+        Bound ε_g on the error of the sampled gradient.
+    epsilon_B : float
+        Bound ε_B on the error of the sampled Hessian.
+    kappa_l : float
+        The constant `kappa_l`.
     """
     _require_positive(kappa_l=kappa_l)
     _require_not_negative(epsilon_g=epsilon_g, epsilon_B=epsilon_B)

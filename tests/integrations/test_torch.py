@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -304,3 +305,31 @@ def test_numbers_of_the_record_are_logged_to_tensorboard(tmp_path):
     events = EventAccumulator(str(tmp_path)).Reload()
     assert {f"sanc/{name}" for name in opt.record.as_dict()} == set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("sanc/value")] == [0, 1, 2, 3, 4]
+
+
+def test_factories_by_name_for_the_hub():
+    root = Path(__file__).parents[2]
+    for name in ("arc", "cr", "crm", "ncd", "sanc", "scr"):
+        opt = torch.hub.load(str(root), name, network().parameters(), source="local", seed=0)
+        assert type(opt) is getattr(sanc, name.upper())
+
+
+@pytest.mark.parametrize("schedule", [
+    lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 12),
+    lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=12, cycle_momentum=False),
+    lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, 12),
+])  # fmt: skip
+def test_schedules_lower_the_factor_and_the_loss(schedule):
+    torch.manual_seed(0)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    scheduler, first = schedule(opt), whole(model)
+    for x, y in batches(11):
+        opt.step(lambda x=x, y=y: nn.functional.mse_loss(model(x), y))
+        scheduler.step()
+    assert opt.param_groups[0]["lr"] < 0.1 and whole(model) < first
+
+
+def test_one_cycle_with_its_defaults_names_the_argument():
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        torch.optim.lr_scheduler.OneCycleLR(sanc.SANC(network().parameters()), max_lr=1.0, total_steps=12)

@@ -38,6 +38,22 @@ def test_the_demonstration_prints_a_row_per_method_and_writes_the_figure(made):
     assert text.startswith("<?xml") and len(text) > 20_000 and "demo.png" in printed
 
 
+def test_the_demonstration_says_what_the_default_did(made):
+    """The sentences and the column agree with the traces."""
+    out, printed = made
+    runs = {run.method: run for run in traces.read(out)}
+    text, target = " ".join(printed.split()), runs["adam"].final_loss
+    branches = list(runs["sanc"].columns["branch"][1:])
+    averaged = branches.count("averaged")
+    assert f"SANC made {len(branches) - averaged:,} steps with curvature and {averaged:,} averaged steps." in text
+    assert f"had its final loss of {target:.4f}" in text and "to Adam" in text and "untested" not in text
+    for run in runs.values():
+        losses, seconds = list(run.columns["loss"]), list(run.columns["seconds"])
+        places = [s for s, loss in zip(seconds, losses, strict=True) if loss <= target]
+        at = demo.seconds_to(run, target)
+        assert at == pytest.approx(places[0]) if places else at != at
+
+
 def test_every_method_lowers_the_loss_within_its_budget(made):
     runs = traces.read(made[0])
     assert {style.style_of(run.method).name for run in runs} == NAMES

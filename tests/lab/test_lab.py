@@ -818,7 +818,7 @@ def test_a_run_killed_after_its_last_step_makes_no_further_step(tmp_path, monkey
     spec = RunSpec(replace(LOGISTIC, name="end", calls=3000, unit=unit), "sanc", 0, "paper")
     whole = without_times(runs.execute(spec, tmp_path / "whole"))
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -244,3 +244,53 @@ def test_a_file_conflicts_with_the_name_of_a_data_set(tmp_path, data, capsys):
     write(tmp_path / "mine.csv", *data)
     assert cli.main(["run", str(tmp_path / "mine.csv"), "--data", "w1a"]) == 2
     assert "name the data once" in capsys.readouterr().err
+
+
+def test_columns_are_standardised_on_request(tmp_path, data):
+    X, y = data
+    X = X * [1.0, 1e4, 1.0, 0.0] + [0.0, 5.0, 3.0, 7.0]
+    write(tmp_path / "mine.csv", X, y)
+    write(tmp_path / "mine.svm", X, y)
+    dense = own_files.load(str(tmp_path / "mine.csv"), standardise=True).X
+    scaled = np.column_stack([(column - column.mean()) / (column.std() or 1.0) for column in X.T])
+    assert np.allclose(dense, scaled, atol=1e-9)
+    sparse = own_files.load(str(tmp_path / "mine.svm"), standardise=True).X
+    assert scipy.sparse.issparse(sparse) and np.allclose(abs(sparse.toarray()).max(axis=0), 1.0)
+    assert "--standardise" in own_files.scale_hint(X) and own_files.scale_hint(dense) == ""
+    assert own_files.scale_hint(scipy.sparse.csr_matrix(X)) == own_files.scale_hint(X)
+
+
+def test_the_label_may_be_any_column(tmp_path):
+    (tmp_path / "mine.csv").write_text("a,sold,b\n1,yes,2\n3,no,4\n5,yes,6\n")
+    loaded = own_files.load(str(tmp_path / "mine.csv"), label="sold")
+    assert loaded.X.tolist() == [[1, 2], [3, 4], [5, 6]] and list(loaded.y) == [1, 0, 1]
+    with pytest.raises(DataError, match=r"label = 'bought' is no column of .* has a, sold, b"):
+        own_files.load(str(tmp_path / "mine.csv"), label="bought")
+    (tmp_path / "mine.svm").write_text("1 1:2\n")
+    with pytest.raises(DataError, match="names a column of a CSV"):
+        own_files.load(str(tmp_path / "mine.svm"), label="a")
+
+
+def test_the_command_states_its_objective_and_the_accuracy(tmp_path, data, scheduler):
+    """The final loss and accuracy are those of scikit-learn's solution of the same objective."""
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = data
+    write(tmp_path / "mine.csv", X * [1.0, 5e3, 1.0, 1.0], y)
+    arguments = ["run", str(tmp_path / "mine.csv"), "--penalty", "l2", "--strength", "0.01", "--methods", "sanc"]
+    more = ["--standardise", "--batch", "60", "--runs", "1", "--out", str(tmp_path / "out"), "--scheduler", scheduler]
+    said = CliRunner().invoke(cli.app, [*arguments, *more])
+    assert said.exit_code == 0, said.output
+    assert "log(1 + exp(−t·xᵀw)) with labels t = ±1 + 0.01/2·‖w‖², without an intercept" in said.output
+    assert "--standardise" not in said.output.split("Results go to")[1]
+    (done,) = (tmp_path / "out").rglob("done.json")
+    scaled = (X - X.mean(axis=0)) / X.std(axis=0)
+    reference = LogisticRegression(C=1 / (0.01 * 60), fit_intercept=False, tol=1e-10).fit(scaled, y)
+    w, sign = reference.coef_[0], 2 * y - 3
+    loss = np.logaddexp(0, -sign * (scaled @ w)).mean() + 0.005 * w @ w
+    found = json.loads(done.read_text())
+    assert found["loss"] == pytest.approx(loss, abs=1e-6)
+    assert found["training_accuracy"] == pytest.approx(reference.score(scaled, y))
+    assert f"{100 * found['training_accuracy']:.2f} %" in said.output
+    assert cli.main(["run", "--data", "a9a", "--standardise"]) == 2
+    assert cli.main([*arguments, "--problem", "svm"]) == 2

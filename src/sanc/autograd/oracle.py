@@ -392,7 +392,13 @@ class AutogradOracle(Oracle):
         The first call sets `style`: whether closures call ``backward()`` themselves. Later closures must do the same.
         """
         with interruptible(), callers_precision():
-            loss = closure()
+            try:
+                loss = closure()
+            except StopIteration as end:
+                raise ArgumentError(
+                    f"{name} raised StopIteration: it draws from an exhausted iterator, and a step calls it several "
+                    "times. Draw the batch before the step, and use it in the closure."
+                ) from end
         called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
         self._check_style(name, called_backward)
         _check_loss(loss, name, needs_graph=graph and not called_backward)
@@ -436,10 +442,7 @@ class AutogradOracle(Oracle):
 def _check_loss(loss: Any, name: str, *, needs_graph: bool) -> None:
     """Raise an error unless a closure returned a real scalar tensor; with `needs_graph`, one that has a graph."""
     if not isinstance(loss, Tensor):
-        raise ArgumentTypeError(
-            f"{name} returned {type(loss).__name__} ({shown(loss)}): return the mean loss as a tensor of one element, "
-            "without .item()."
-        )
+        raise ArgumentTypeError(f"{name} returned {type(loss).__name__} ({shown(loss)}): {_loss_remedy(loss)}.")
     if loss.numel() != 1:
         raise ArgumentError(
             f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
@@ -451,3 +454,13 @@ def _check_loss(loss: Any, name: str, *, needs_graph: bool) -> None:
         raise ArgumentError(
             f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
         )
+
+
+def _loss_remedy(returned: Any) -> str:
+    """Return the end of the message for a closure that returned no tensor."""
+    if isinstance(returned, Mapping):
+        entry = "loss" if "loss" in returned else next(iter(returned), "loss")
+        return f"return the mean loss alone, such as its entry {entry!r}"
+    if isinstance(returned, tuple | list):
+        return "return the mean loss alone, such as its first entry, and keep the others in a variable"
+    return "return the mean loss as a tensor of one element, without .item()"

@@ -200,6 +200,8 @@ class CubicModel(KrylovModel):
 
     Attributes
     ----------
+    krylov_dim, krylov_stop, lanczos, epsilon, epsilon_g
+        As in `KrylovModel`.
     resolves : int
         How often a rejected step is solved again with a larger σ in the same Krylov space, without Hessian products.
         The paper does not (0). Preset "robust" has 12: each rejection halves the step norm at least, so that the last

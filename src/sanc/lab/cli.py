@@ -26,7 +26,7 @@ try:
     from sanc.errors import ArgumentError, SancError, one_of
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"The command line needs {missing.name}: install the extra lab, as by pip install '.[lab]' in the source."
+        f"The command line needs {missing.name}: install the extra lab, pip install 'sanc[lab]'."
     ) from None
 
 app = typer.Typer(
@@ -200,6 +200,9 @@ def run(
     batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default n/20.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="paper_calls of each run; by default 20 per row.")] = None,
     strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
+    penalty: Annotated[str | None, typer.Option(help="Of logistic: nonconvex, as in the paper, or l2.")] = None,
+    standardise: Annotated[bool, typer.Option("--standardise", help="Scale the columns of the file.")] = False,
+    label: Annotated[str | None, typer.Option(help="The label column of a CSV file, by its name.")] = None,
     activation: Annotated[str | None, typer.Option(help="tanh or relu, of a network.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the panel.")] = None,
     n_runs: Runs = 3,
@@ -226,6 +229,7 @@ def run(
     given: dict[str, Any] = {
         "problem": problem, "data": data, "methods": _split(methods), "options": _parse_options(options or []),
         "batch": batch, "budget": budget, "strength": strength, "activation": activation, "name": name,
+        "penalty": penalty, "standardise": standardise or None, "label": label,
     }  # fmt: skip
     if config is not None:
         for key in given:

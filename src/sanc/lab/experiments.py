@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from sanc import METHODS, PRESETS, ArgumentError, Method, Minibatch, method_for
 from sanc.errors import one_of
@@ -58,8 +58,9 @@ class Panel:
     `problem` is one of logistic, svm, softmax, mlp and cnn; `strength` is the weight of the penalty. `methods` are
     members of the family, to which `options` apply, or keys of `variants`. Samples have `batch` rows, by default a
     twentieth of all. The budget is `calls`, by default 20 per row. It counts paper_calls, or all evaluations if `unit`
-    is "calls". Networks have an `activation`, and an MLP has hidden layers of `widths`. Networks keep the share
-    `held_out` of the rows for testing.
+    is "calls". The `penalty` of logistic is "nonconvex", as in the paper, or "l2". With `standardise` the columns of a
+    data file get mean 0 and deviation 1; `label` names its label column. Networks have an `activation`, and an MLP has
+    hidden layers of `widths`. Networks keep the share `held_out` of the rows for testing.
     """
 
     name: str
@@ -76,6 +77,9 @@ class Panel:
     unit: str = "paper_calls"
     widths: tuple[int, int] = (300, 500)
     held_out: float = 0.0
+    penalty: Literal["nonconvex", "l2"] = "nonconvex"
+    standardise: bool = False
+    label: str | None = None
 
     @property
     def network(self) -> bool:

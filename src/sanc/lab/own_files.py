@@ -33,6 +33,9 @@ SUFFIXES = (".svm", ".libsvm", ".svmlight", ".txt", ".csv", ".npz")
 LABELS = ("label", "target", "class", "y")
 """Names of the label column in a header."""
 
+_UNEQUAL_SCALES = 1e3
+"""Ratio of the largest entries of two columns above which a hint proposes to scale them."""
+
 Lines: TypeAlias = list[tuple[int, list[str]]]
 
 
@@ -47,13 +50,18 @@ def _kind(name: str) -> str:
     return inner if path.suffix in (".bz2", ".gz") and inner not in (".csv", ".npz") else path.suffix
 
 
-def load(name: str, dtype: str = "float64") -> Loaded:
-    """Load a file. A missing file, or one of another format than its suffix, raises a `DataError`."""
+def load(name: str, dtype: str = "float64", *, standardise: bool = False, label: str | None = None) -> Loaded:
+    """Load a file. A missing file, or one of another format than its suffix, raises a `DataError`.
+
+    With `standardise` every column gets mean 0 and deviation 1; those of a sparse matrix are only divided by their
+    largest absolute value, so that it stays sparse. `label` names the label column of a CSV.
+    """
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"{path} does not exist: pass the path of a {', '.join(SUFFIXES)} file.")
-    read = {".csv": _csv, ".npz": _npz}.get(_kind(name), _libsvm)
-    X, labels = read(path)
+    if label is not None and _kind(name) != ".csv":
+        raise DataError(f"label = {label!r} cannot be used with {path.name}: it names a column of a CSV file.")
+    X, labels = _csv(path, label) if _kind(name) == ".csv" else _npz(path) if _kind(name) == ".npz" else _libsvm(path)
     if X.shape[0] < 2 or X.shape[1] == 0:
         reason = f"{path} has {X.shape[0]} rows of {X.shape[1]} features"
         raise DataError(f"{reason}: pass at least two rows, and separate the cells of a CSV by commas.")
@@ -72,8 +80,32 @@ def load(name: str, dtype: str = "float64") -> Loaded:
         cast = X.astype(dtype)
     if not np.isfinite(cast.data if hasattr(cast, "tocsr") else cast).all():
         raise DataError(f"{path} holds values up to {np.abs(values).max():g}, which overflow in {dtype}: scale them.")
+    if standardise:
+        cast = _standardised(cast)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]  # a changed file counts as other data
     return Loaded(path.name, cast, y.astype(np.int64), len(classes), f"sha256 {digest}")
+
+
+def _standardised(X: Any) -> Any:
+    """Return the matrix with columns of mean 0 and deviation 1; those of a sparse one with entries up to 1."""
+    if hasattr(X, "tocsr"):
+        largest = np.asarray(abs(X).max(axis=0).todense()).reshape(-1)
+        return X.multiply(1.0 / np.where(largest > 0, largest, 1.0)).tocsr().astype(X.dtype)
+    deviation = X.std(axis=0)
+    return ((X - X.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).astype(X.dtype)
+
+
+def scale_hint(X: Any) -> str:
+    """Return a hint if the scales of columns differ so much that a penalty treats them unequally; else nothing."""
+    dense = abs(X).max(axis=0)
+    largest = np.asarray(dense.todense() if hasattr(dense, "todense") else dense).reshape(-1)
+    used = largest[largest > 0]
+    if len(used) < 2 or used.max() <= _UNEQUAL_SCALES * used.min():
+        return ""
+    return (
+        f"Hint: some columns have entries up to {used.min():g} and others up to {used.max():g}, and the penalty is the "
+        "same for all: --standardise scales them."
+    )
 
 
 def _libsvm(path: Path) -> tuple[Any, Any]:
@@ -86,7 +118,7 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
     return X, y
 
 
-def _csv(path: Path) -> tuple[Any, Any]:
+def _csv(path: Path, label: str | None = None) -> tuple[Any, Any]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -102,7 +134,7 @@ def _csv(path: Path) -> tuple[Any, Any]:
             raise DataError(
                 f"{path}, line {number}: {len(row)} cells instead of {width}. Separate the cells by commas."
             )
-    place, named = _label_column(path, rows)
+    place, named = _label_column(path, rows, label)
     if named or _is_header(path, rows):
         _check_row_numbers(path, rows)
         rows = rows[1:]
@@ -130,8 +162,13 @@ def _feature(path: Path, number: int, column: int, cell: str) -> float:
     return float(cell)
 
 
-def _label_column(path: Path, rows: Lines) -> tuple[int, bool]:
+def _label_column(path: Path, rows: Lines, label: str | None = None) -> tuple[int, bool]:
     """Return the place of the label column, and whether the first line is a header that names it."""
+    if label is not None:
+        if label not in rows[0][1]:
+            columns = ", ".join(rows[0][1][:12])
+            raise DataError(f"label = {label!r} is no column of {path}: its first line has {columns}.")
+        return rows[0][1].index(label), True
     head = [cell.lower() for cell in rows[0][1]]
     for name in LABELS:
         if name in head:

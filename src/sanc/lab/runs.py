@@ -34,6 +34,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().sigma.sigma0)
     kind = _SUM_NAMES.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
+    config |= {key: getattr(panel, key) for key in ("penalty", "standardise", "label")}
     config |= {key: getattr(spec, key) for key in ("method", "seed", "device")}
     return config | {
         "panel": panel.name,
@@ -51,9 +52,42 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     }
 
 
-def load_data(name: str, data_dir: Path | None, dtype: str = "float64") -> datasets.Loaded:
-    """Load a data set of the catalogue, one of scikit-learn, or a file of the user."""
-    return own_files.load(name, dtype) if own_files.is_file(name) else datasets.load(name, data_dir, dtype=dtype)
+def load_data(
+    name: str,
+    data_dir: Path | None,
+    dtype: str = "float64",
+    *,
+    standardise: bool = False,
+    label: str | None = None,
+) -> datasets.Loaded:
+    """Load a data set of the catalogue, one of scikit-learn, or a file of the user, perhaps with scaled columns."""
+    if own_files.is_file(name):
+        return own_files.load(name, dtype, standardise=standardise, label=label)
+    if standardise or label is not None:
+        option = "--standardise" if standardise else f"--label {label!r}"
+        raise ArgumentError(f"{option} cannot be used with the data set {name!r}: it is for a data file.")
+    return datasets.load(name, data_dir, dtype=dtype)
+
+
+def load_panel(panel: Panel, data_dir: Path | None) -> datasets.Loaded:
+    """Load the data of a panel, in the precision and form that it asks for."""
+    dtype = "float32" if panel.network else "float64"
+    return load_data(panel.data, data_dir, dtype, standardise=panel.standardise, label=panel.label)
+
+
+def objective(panel: Panel) -> str:
+    """Return the objective of a panel as a formula with the name of its penalty, strength and intercept."""
+    if panel.network:
+        return f"mean cross entropy of the network + {panel.strength:g}/2·‖W‖², biases without penalty"
+    losses = {
+        "logistic": "mean of log(1 + exp(−t·xᵀw)) with labels t = ±1",
+        "svm": "mean of 1 − tanh(t·xᵀw) with labels t = ±1",
+        "softmax": "mean cross entropy of softmax(Wx)",
+    }
+    l2, nonconvex = f"{panel.strength:g}/2·‖w‖²", f"{panel.strength:g}·Σ w²/(1+w²)"
+    penalties = {"svm": f"{panel.strength:g}·‖w‖²", "softmax": l2}
+    penalty = penalties.get(panel.problem, l2 if panel.penalty == "l2" else nonconvex)
+    return f"{losses[panel.problem]} + {penalty}, without an intercept"
 
 
 def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:
@@ -107,7 +141,7 @@ def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
 def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
     sanc.errors.one_of("problem", panel.problem, _SUM_NAMES)
     if panel.problem == "logistic":
-        return sanc.problems.Logistic(loaded.X, loaded.y, penalty="nonconvex", strength=panel.strength)
+        return sanc.problems.Logistic(loaded.X, loaded.y, penalty=panel.penalty, strength=panel.strength)
     if panel.problem == "svm":
         return sanc.problems.NonconvexSVM(loaded.X, 2 * np.asarray(loaded.y) - 1, strength=panel.strength)
     return sanc.problems.Softmax(loaded.X, loaded.y, loaded.classes, strength=panel.strength)
@@ -125,7 +159,7 @@ def execute(
     with reserved(folder):
         if finished(folder):
             return folder
-        loaded = load_data(spec.panel.data, data_dir, "float32" if spec.panel.network else "float64")
+        loaded = load_panel(spec.panel, data_dir)
         run = _network if spec.panel.network else _finite_sum
         run(spec, loaded, folder, tick or (lambda *_: None), checkpoint_every)
     return folder
@@ -173,7 +207,15 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         **variant.arguments,
     )  # fmt: skip
     status = "call limit" if journal.spent >= journal.budget else result.status.name.lower().replace("_", " ")
-    journal.finish(status, result.fun)
+    journal.finish(status, result.fun, training_accuracy=_accuracy(spec.panel, loaded, np.asarray(result.x)))
+
+
+def _accuracy(panel: Panel, loaded: datasets.Loaded, w: Any) -> float:
+    """Return the share of all rows that the final point classifies correctly."""
+    if panel.problem == "softmax":
+        scores = loaded.X @ w.reshape(loaded.classes, -1).T
+        return float(np.mean(np.argmax(scores, axis=1) == loaded.y))
+    return float(np.mean((loaded.X @ w > 0) == np.asarray(loaded.y)))
 
 
 def _converted(content: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

@@ -22,7 +22,7 @@ from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel
 
 _PANEL_KEYS = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
-               "held_out", "activation", "widths", "preset")  # fmt: skip
+               "held_out", "activation", "widths", "preset", "penalty", "standardise", "label")  # fmt: skip
 """Keys of the configuration that must be equal in all runs of a panel, so that one table can compare them."""
 
 PROBLEMS = ("logistic", "svm", "softmax", "mlp", "cnn")
@@ -61,8 +61,17 @@ def user_panel(given: dict[str, Any]) -> Panel:
     name = str(chosen["name"])
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise sanc.ArgumentError(f"--name {name!r} cannot be used: use letters, digits, '.', '_' and '-' only.")
+    for key in ("standardise", "label"):
+        if given.get(key) and not own_files.is_file(data):
+            raise sanc.ArgumentError(f"--{key} cannot be used with the data set {data!r}: it is for a data file.")
+    penalty: Any = one_of("--penalty", given.get("penalty") or "nonconvex", ("nonconvex", "l2"))
+    if given.get("penalty") and problem != "logistic":
+        raise sanc.ArgumentError(f"--penalty {penalty!r} has no effect on {problem}: remove it.")
+    file_options: dict[str, Any] = {"standardise": bool(given.get("standardise")), "label": given.get("label")}
     fields = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
-    return Panel(name, "own", *fields, calls=given["budget"], strength=chosen["strength"])
+    return Panel(
+        name, "own", *fields, calls=given["budget"], strength=chosen["strength"], penalty=penalty, **file_options
+    )
 
 
 @dataclass(frozen=True)
@@ -120,12 +129,13 @@ class Study:
     def _present(self) -> list[Panel]:
         """Load the data sets, check their panels, and record the panels whose data cannot be loaded."""
         skipped = traces.skipped(self.out)
-        load = cache(partial(runs.load_data, data_dir=self.data_dir))
+        load = cache(partial(runs.load_data, data_dir=self.data_dir))  # once for all panels of a data set
         present = []
         for panel in self.panels:
             try:
                 with self.console.status(f"Reading {panel.data} …"):
-                    loaded = load(panel.data, dtype="float32" if panel.network else "float64")
+                    own = {"standardise": panel.standardise, "label": panel.label} if panel.figure == "own" else {}
+                    loaded = load(panel.data, dtype="float32" if panel.network else "float64", **own)
             except sanc.SancError as problem:
                 if own_files.is_file(panel.data):
                     raise
@@ -134,6 +144,8 @@ class Study:
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
+            if panel.figure == "own" and own_files.is_file(panel.data) and (hint := own_files.scale_hint(loaded.X)):
+                self.console.print(hint, soft_wrap=True, markup=False)
             n, dim = runs.check_panel(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):
                 config = runs.configuration(spec, n, dim, loaded.note)
@@ -153,6 +165,8 @@ class Study:
         panel = f"{len(panels)} panel{'s' * (len(panels) > 1)} ({names})"
         text = f"{len(specs)} run{'s' * (len(specs) > 1)} in {panel}, {len(unfinished)} to make {where}{estimate}."
         self.console.print(f"{text} Results go to [bold]{escape(str(self.out))}[/].", soft_wrap=True)
+        for panel_of_user in (panel for panel in panels if panel.figure == "own"):
+            self.console.print(f"Objective: {runs.objective(panel_of_user)}.", soft_wrap=True, markup=False)
 
 
 def _estimated_seconds(panel: Panel) -> float:
@@ -181,11 +195,23 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
             table.add_row(claim.panel, claim.statement, claim.measured, verdict)
         console.print(table)
     for name, group in ({} if checked else traces.by_panel(found_runs)).items():
-        table = Table("method", "runs", "final loss", "evaluations", "seconds", title=name, title_justify="left")
+        accuracies = _accuracies(group)
+        more = ["accuracy"] if accuracies else []
+        table = Table("method", "runs", "final loss", "evaluations", "seconds", *more, title=name, title_justify="left")
         for result in results(group):
             final, spent = " ".join(filter(None, result.final)), result.ends
             cells = result.counted, final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
-            table.add_row(result.method.upper(), *cells)
+            shown = [accuracies.get(result.method, "–")] if accuracies else []
+            table.add_row(result.method.upper(), *cells, *shown)
         console.print(table)
     written = {"Report": path, "Figures": out / "figures", "Tables": out / "summary.md"}
     console.print("   ".join(f"{name}: [bold]{escape(str(to))}[/]" for name, to in written.items()), soft_wrap=True)
+
+
+def _accuracies(group: list[traces.RunTrace]) -> dict[str, str]:
+    """Return the mean accuracy on all rows by method, where the runs recorded it."""
+    found: dict[str, list[float]] = {}
+    for run in group:
+        if run.done and "training_accuracy" in run.done:
+            found.setdefault(run.method, []).append(run.done["training_accuracy"])
+    return {method: f"{100 * sum(values) / len(values):.2f} %" for method, values in found.items()}

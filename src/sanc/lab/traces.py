@@ -55,7 +55,10 @@ class RunTrace:
     @property
     def objective(self) -> tuple[str, ...]:
         """The key of the objective; runs with the same key have the same f*."""
-        return tuple(str(self.config.get(key)) for key in ("problem", "data", "activation", "strength", "n"))
+        return tuple(
+            str(self.config.get(key))
+            for key in ("problem", "data", "activation", "strength", "n", "penalty", "standardise", "label")
+        )
 
     @property
     def steps(self) -> int:

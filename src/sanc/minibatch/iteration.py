@@ -610,7 +610,7 @@ class MinibatchIteration:
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
-        largest = max(self.rates, default=1.0)
+        largest = float(max(self.rates, default=1.0))
         peak_rate = max(self.state.peak_rate, largest)
         self._update_state(peak_rate=peak_rate)
         factor = scale.rate_factor(largest, peak_rate)

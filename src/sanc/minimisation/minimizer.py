@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
+from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeWarning
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -23,10 +24,20 @@ from sanc.core.record import Branch
 from sanc.core.resume import resume_run, save_run
 from sanc.core.run import Limits, Run
 from sanc.core.status import Status
-from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    is_number,
+    one_of,
+    require,
+    require_integer,
+    require_number,
+    shown,
+)
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
+from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
+from sanc.options import MinimizeOptions
 from sanc.presets import compose, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
@@ -38,6 +49,15 @@ __all__ = ["Status", "minimize", "scipy_method"]
 
 _SCIPY_NAMES = {"maxiter": "max_iter", "maxfev": "max_nfev", "maxfun": "max_nfev", "gtol": "tol"}
 """SciPy's names of some arguments of `minimize`."""
+_IGNORED_OPTIONS = {
+    "accuracy", "adaptive", "barrier_tol", "c1", "c2", "catol", "direc", "eps", "f_target", "factorization_method",
+    "fatol", "feasibility_tol", "final_tr_radius", "finite_diff_rel_step", "ftol", "hess_inv0", "inexact",
+    "initial_barrier_parameter", "initial_barrier_tolerance", "initial_constr_penalty", "initial_simplex",
+    "initial_tr_radius", "initial_trust_radius", "iprint", "max_trust_radius", "maxCGit", "maxcor", "maxls",
+    "minfev", "norm", "offset", "rescale", "return_all", "rhobeg", "simplex", "sparse_jacobian", "stepmx",
+    "subproblem_maxiter", "verbose", "workers", "xatol", "xrtol", "xtol",
+}  # fmt: skip
+"""Entries of `options` for SciPy's other methods. As in SciPy they give a warning, so that `method` can be changed."""
 
 _TOLERANCES = {"float64": 1e-8, "float32": 1e-4}
 """Default tolerances: about the square root of the machine precision, 1.5e-8 and 3.5e-4."""
@@ -76,8 +96,8 @@ def minimize(
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
     process_group: Any = None,
-    **settings: Any,
-) -> OptimizeResult:
+    **settings: Unpack[MinimizeOptions],
+) -> Result:
     """Find a second-order point of a smooth function or a finite sum.
 
     Parameters
@@ -94,11 +114,11 @@ def minimize(
         Member of the family, composed from `preset`; by default "sanc". Or a composition of pieces, which replaces
         `preset`.
     jac, hess, hessp : callable, optional
-        Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without
-        `jac` torch differentiates `fun`. Without `hess` and `hessp`, or with the name of a scheme as `hess`, products
-        are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex step) compute the gradient from
-        n, 2n and n values, for functions that torch cannot differentiate. The steps of the first two are relative to
-        max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
+        Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
+        torch differentiates `fun`, or JAX if `x0` holds arrays of JAX. Without `hess` and `hessp`, or with the name of
+        a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
+        step) compute the gradient from n, 2n and n values, for functions that torch cannot differentiate. The steps of
+        the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
     bounds, constraints : optional
         Accepted only if they do not bind: infinite bounds, and no constraints. Others are an error.
     tol : float, optional
@@ -106,12 +126,13 @@ def minimize(
         "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this. A run
         that stalls with a gradient within its rounding error has the default raised to that error.
     callback : callable, optional
-        Called as ``callback(intermediate_result=...)`` or ``callback(x)`` after each iteration. StopIteration, or a
-        return value of True, ends the run. The intermediate result has x, fun (on the objective sample; NaN if it was
-        not evaluated), nit, record and state.
+        Called as ``callback(intermediate_result=...)``, ``callback(x)`` or ``callback(x, intermediate_result)`` after
+        each iteration, depending on its arguments. StopIteration, or a return value of True, ends the run. The
+        intermediate result has x, fun (on the objective sample; NaN if it was not evaluated), nit, record and state.
     options : mapping, optional
         More of the keyword arguments below, as in SciPy. SciPy's names are accepted here and as keyword arguments:
-        maxiter (`max_iter`), maxfev and maxfun (`max_nfev`), gtol (`tol`, always of the 2-norm).
+        maxiter (`max_iter`), maxfev and maxfun (`max_nfev`), gtol (`tol`, always of the 2-norm). Options of SciPy's
+        other methods (eps, maxcor, return_all, …) give an `OptimizeWarning` here, and have no effect.
     preset : {"robust", "paper"} or Method
         The method whose pieces the member is composed from. "robust" has no constants to tune.
     curvature_tol : float, optional
@@ -312,6 +333,11 @@ def _merge_options(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     require(fits, "options", options, "pass a mapping of names to values")
     defaults = {name: default for name, default in _argument_defaults().items() if name not in ("fun", "x0", "options")}
     merged = {name: arguments[name] for name in defaults}
+    if ignored := sorted(_IGNORED_OPTIONS & options.keys()):
+        warnings.warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning, stacklevel=4)
+    options = {name: value for name, value in options.items() if name not in ignored}
+    if is_number(options.get("disp")):
+        options["disp"] = options["disp"] > 0  # in SciPy a number is a level
     for name, value in [*arguments["settings"].items(), *options.items()]:
         ours = _SCIPY_NAMES.get(name, name)
         if ours != name and value is None:
@@ -372,9 +398,12 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
     try:
-        by_name = callback is not None and set(inspect.signature(callback).parameters) == {"intermediate_result"}
+        parameters = {} if callback is None else dict(inspect.signature(callback).parameters)
     except ValueError:  # some functions written in C have no signature
-        by_name = False
+        parameters = {}
+    by_name = set(parameters) == {"intermediate_result"}
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    with_state = len(required) == 2  # callback(xk, state), as "trust-constr" calls it
 
     def report(run: Run) -> bool:
         record = run.history[-1]
@@ -386,13 +415,13 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
         if callback is None:
             return False
         try:
-            if by_name:
+            if by_name or with_state:
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
                 result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=save_run(run))
                 with callers_precision():
-                    return _is_true(callback(intermediate_result=result))
+                    return _is_true(callback(result.x, result) if with_state else callback(intermediate_result=result))
             with callers_precision():
                 return _is_true(callback(unflatten(run.x)))
         except StopIteration:
@@ -407,7 +436,7 @@ def _is_true(returned: Any) -> bool:
     return kind in ("bool", "torch.bool") and size == 1 and bool(returned)
 
 
-def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> OptimizeResult:
+def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
@@ -444,13 +473,25 @@ def scipy_method(
     bounds: Any = None,
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
+    scheme: str = "3-point",
     **options: Any,
-) -> OptimizeResult:
+) -> Result:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.
     `options` may hold every keyword argument of `sanc.minimize`, also ``method`` for a member of the family, and
-    SciPy's names. Without `jac` the gradient is computed from differences of values, "3-point".
+    SciPy's names. Without `jac` the gradient is computed from differences of values.
+
+    Parameters
+    ----------
+    fun, x0, args, jac, hess, hessp, bounds, constraints, callback
+        What `scipy.optimize.minimize` passes on. They mean the same as in `sanc.minimize`. An update strategy as `hess`
+        is not used: products are differences of gradients.
+    scheme : {"3-point", "2-point", "cs"}
+        The differences if `jac` is no function. SciPy does not pass on a scheme that is given as ``jac="2-point"``, so
+        give it as ``options={"scheme": "2-point"}``.
+    **options
+        The `options` of `scipy.optimize.minimize`.
 
     Examples
     --------
@@ -462,6 +503,7 @@ def scipy_method(
     """
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # products replace the quasi-Newton update
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
-        jac = "3-point"
+        jac = one_of("scheme", scheme, SCHEMES)
+    derivatives = {"jac": jac, "hess": hess, "hessp": hessp}
     not_binding = {"bounds": bounds, "constraints": constraints}
-    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **not_binding, **options)
+    return minimize(fun, x0, args, callback=callback, **derivatives, **not_binding, options=options)

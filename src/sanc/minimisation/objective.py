@@ -21,6 +21,7 @@ from sanc.core.space import Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
+from sanc.functions.with_jax import holds_jax_arrays, jax_derivatives
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
@@ -54,6 +55,8 @@ def build_oracle(
     """
     if not isinstance(args, tuple):
         args = (args,)
+    if callable(fun) and (jac, hess, hessp) == (None, None, None) and holds_jax_arrays(x0):
+        jac, hessp = jax_derivatives(fun)
     if is_tree(x0) and not isinstance(fun, FiniteSum):
         tree = Tree(x0, name)
         value, gradient, matrix, product = _flat_functions(tree, fun, jac, hess, hessp)
@@ -61,6 +64,8 @@ def build_oracle(
             value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
         return oracle, flat, lambda v: tree.build(unflatten_vector(v))
+    if callable(x0) and not isinstance(x0, Tensor) and name == "x0":
+        raise ArgumentTypeError(f"x0 = {shown(x0)} is a function: pass the function first, then the starting point.")
     start = _checked_point(x0, name)
     unflatten = _unflattener(start)
     if isinstance(fun, FiniteSum):

@@ -11,6 +11,10 @@ import numpy as np
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
+from sanc.core.curvature import Certificate
+from sanc.core.record import Calls, Record
+from sanc.core.status import Status
+
 _LINE_WIDTH = 80
 """Characters of a line, the width of a standard terminal."""
 _PRINTED_FIRST = ("message", "success", "status", "fun", "x", "jac")
@@ -20,7 +24,58 @@ _NESTED_LINES = 8
 
 
 class Result(OptimizeResult):  # type: ignore[misc]
-    """SciPy's result, whose `repr` abbreviates long vectors and prints the number of records in the history."""
+    """SciPy's result, whose `repr` abbreviates long vectors and prints the number of records in the history.
+
+    The intermediate result of a callback has `x`, `fun`, `nit`, `record` and `state` alone.
+
+    Attributes
+    ----------
+    x : array, Tensor or pytree of these
+        The final point, in the form of `x0`.
+    fun : float
+        The value of f there.
+    jac : array, Tensor or pytree of these
+        The gradient there, in the form of `x0`.
+    success : bool
+        Whether the run reached a second-order point as far as it could be tested.
+    status : Status
+        Why the run ended.
+    message : str
+        The same as a sentence.
+    nit : int
+        Number of iterations.
+    nfev, njev, nhev : int
+        Numbers of values, gradients and Hessian products, without those of the certificate.
+    history : list of Record
+        The records of all iterations.
+    calls : Calls
+        Evaluations of components.
+    certificate : Certificate or None
+        The certificate of the final point.
+    hvp : str
+        How torch computed Hessian products; empty if it did not.
+    record : Record
+        In a callback: the record of the last iteration.
+    state : dict
+        In a callback: the state that `resume` accepts.
+    """
+
+    x: Any
+    fun: float
+    jac: Any
+    success: bool
+    status: Status
+    message: str
+    nit: int
+    nfev: int
+    njev: int
+    nhev: int
+    history: list[Record]
+    calls: Calls
+    certificate: Certificate | None
+    hvp: str
+    record: Record
+    state: dict[str, Any]
 
     def __repr__(self) -> str:
         names = [

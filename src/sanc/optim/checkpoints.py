@@ -148,6 +148,11 @@ def checked_vectors(
                 f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}"
             )
         for name, part in entry.items():
+            if isinstance(part, Tensor) and part.shape != p.shape and engine["sizes"].numel() == len(saved):
+                raise ArgumentError(
+                    f"state_dict is of a model with other sizes: its parameter {number} has the shape "
+                    f"{tuple(part.shape)} instead of {tuple(p.shape)}. Construct the model as it was when it was saved."
+                )
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
     vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}
     shapes = [tuple(p.shape) for p in saved]

@@ -27,6 +27,8 @@ def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
             raise ArgumentError(
                 f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known_entries)}"
             )
+    if "params" not in group:
+        raise ArgumentError(f"group {shown(dict(group))} has no entry 'params': pass its parameters as 'params'.")
     _check_values(dict(defaults) | dict(group))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar, Never, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,7 +31,8 @@ from sanc.optim.checkpoints import (
 )
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group, label_of, leaves_to_optimise
-from sanc.presets import compose, with_options
+from sanc.options import OptimizerOptions
+from sanc.presets import PRESETS, changes_from, compose, with_options
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
 
@@ -117,7 +118,7 @@ class CubicOptimizer(Optimizer):
         check: bool = True,
         process_group: Any = DEFAULT,
         compare_every: int = 100,
-        **options: Any,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         if by_position:
             raise ArgumentTypeError(
@@ -152,7 +153,15 @@ class CubicOptimizer(Optimizer):
         return super().__getstate__() | {"_driver": self._driver}
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}    {STYLES[self.style]}\n)"
+        return f"{super().__repr__()[:-1]}    {self._preset_and_changes()}\n    {STYLES[self.style]}\n)"
+
+    def _preset_and_changes(self) -> str:
+        """Return the preset that the method is nearest to, and the settings in which they differ."""
+        method = self._driver.method
+        bases = {name: _with_krylov_limit(compose(self.method, name, {}), {}) for name in PRESETS}
+        changes = {name: changes_from(base, method) for name, base in bases.items()}
+        preset = min(changes, key=lambda name: len(changes[name]))
+        return f"preset: {preset}" + (f" with {', '.join(changes[preset])}" if changes[preset] else "")
 
     @property
     def style(self) -> str:
@@ -355,7 +364,10 @@ def _checked_params(params: Any) -> list[Any]:
         )
     listed = list(params)
     if not listed:
-        raise ArgumentError("params is empty: pass model.parameters() of a model that has some.")
+        raise ArgumentError(
+            "params is empty: pass model.parameters() of a model that has some. If it is a generator that was used "
+            "before, call model.parameters() again, or pass a list."
+        )
     return listed
 
 

@@ -79,6 +79,15 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     The number of ranks may differ from that of the run that saved the checkpoint. If a file of it is damaged or
     missing, or the checkpoint is that of another model or optimiser, an error is raised and nothing is changed.
 
+    Parameters
+    ----------
+    folder : str or Path
+        The folder that `save_checkpoint` wrote to.
+    model : Module
+        The model, of the same parameters as the saved one.
+    optimizer : Optimizer
+        An optimiser of this package over the parameters of the model.
+
     Returns
     -------
     int

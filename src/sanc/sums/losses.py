@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sanc.errors import ArgumentError, require_integer, require_not_negative
+from sanc.errors import ArgumentError, require_integer, require_not_negative, shown
 from sanc.sums.linear import Array, LinearSum, PenaltyKind
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
+
+_MOST_CLASSES = 1000
+"""Distinct labels up to which they count as classes; the most classes of a common data set, ImageNet."""
 
 
 class Logistic(LinearSum):
@@ -183,6 +186,11 @@ def _require_labels(y: Array, a: int, b: int, remedy: str) -> Array:
     """Return y if every label is a or b, or raise an `ArgumentError` that names the first other one."""
     good = np.isin(y, (a, b))
     if not good.all():
-        row = int(np.argmin(good))
+        row, classes = int(np.argmin(good)), np.unique(y)
+        if 3 <= classes.size <= _MOST_CLASSES:
+            raise ArgumentError(
+                f"y holds {classes.size} classes ({shown(classes.tolist())}), and this loss is for two: pass labels "
+                f"{a} and {b}, such as those of one class against the others, or use sanc.problems.Softmax."
+            )
         raise ArgumentError(f"y holds {y[row]} in row {row}: pass labels {a} and {b}; {remedy}.")
     return y

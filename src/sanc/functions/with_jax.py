@@ -1,0 +1,31 @@
+"""Derivatives of functions that are written with JAX, which is not a requirement of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def holds_jax_arrays(x0: Any) -> bool:
+    """Return whether a point is an array of JAX, or a nested dict, list or tuple with one."""
+    if isinstance(x0, Mapping):
+        return any(map(holds_jax_arrays, x0.values()))
+    if isinstance(x0, list | tuple):
+        return any(map(holds_jax_arrays, x0))
+    return type(x0).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def jax_derivatives(fun: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the gradient and the Hessian product of a function by automatic differentiation of JAX.
+
+    A product is ∂/∂t ∇f(x + tv) at t = 0, forward over reverse. Nothing is compiled: pass ``jax.jit(fun)`` for that.
+    """
+    jax = import_module("jax")
+    gradient = jax.grad(fun)
+
+    def product(x: Any, v: Any, *args: Any) -> Any:
+        point, direction = (jax.tree_util.tree_map(jax.numpy.asarray, tree) for tree in (x, v))
+        return jax.jvp(lambda p: gradient(p, *args), (point,), (direction,))[1]
+
+    return gradient, product

@@ -1,0 +1,78 @@
+"""The options of optimisers and `minimize` by name and type, for type checkers and for completion in editors.
+
+At run time `sanc.presets` checks options against the pieces of the method. Settings of a piece of the caller's are not
+listed here: pass them to the piece itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from sanc.core.judge import SigmaUpdate
+from sanc.core.pieces import Acceptance, Escape, Model
+from sanc.minibatch.metrics.base import Metric
+from sanc.minibatch.settings import Average, Minibatch, StepScale
+
+__all__ = ["MinimizeOptions", "OptimizerOptions"]
+
+
+class OptimizerOptions(TypedDict, total=False):
+    """Pieces and settings that an optimiser accepts by name, beside its own arguments."""
+
+    # pieces
+    model: Model
+    acceptance: Acceptance
+    escape: Escape
+    sigma: SigmaUpdate
+    minibatch: Minibatch | None
+    metric: Metric | Literal["kronecker", "diagonal", "none"]
+    step: StepScale
+    average: Average
+    # the method, the model and the Krylov space
+    epsilon_s: float
+    sampling: Literal["uniform", "buffered"]
+    krylov_dim: int | None
+    krylov_stop: Literal["paper", "forcing"]
+    lanczos: Literal["store", "regenerate"]
+    epsilon: float
+    epsilon_g: float | None
+    resolves: int
+    first_radius: float | None
+    # acceptance
+    eta1: float
+    eta2: float
+    rounding_guard: bool
+    momentum: float
+    # escape
+    L1: float
+    L2: float
+    checked: bool
+    # σ
+    sigma0: float | None
+    sigma_floor: float | None
+    sigma_ceiling: float
+    gamma: float
+    sigma_rule: Literal["paper", "interpolate"]
+    # steps on samples
+    curvature: bool
+    noise: float
+    memory: float
+    refresh: int
+    largest_side: int
+    scale: float
+    distance: float
+    warm_up: int
+    slow_down: int
+    averaging: float
+    weighting: float
+
+
+class MinimizeOptions(OptimizerOptions, total=False):
+    """Pieces and settings that `minimize` and `method_for` accept by name; `lr` is that of `GradientStep`."""
+
+    lr: float
+    # SciPy's names of arguments of `minimize`
+    maxiter: int | None
+    maxfev: int | None
+    maxfun: int | None
+    gtol: float | None

@@ -1,0 +1,113 @@
+"""Types and completion: what type checkers accept and reject, and what `dir` and `repr` show."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+
+import pytest
+import torch
+
+import sanc
+from sanc.minimisation import Result
+from sanc.options import MinimizeOptions, OptimizerOptions
+
+PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+CLASSES = [
+    sanc.Method, sanc.CubicModel, sanc.KrylovModel, sanc.NoModel, sanc.RatioTest, sanc.AcceptAll, sanc.Momentum,
+    sanc.CheckedEscape, sanc.PaperEscape, sanc.GradientStep, sanc.Stay, sanc.SigmaUpdate, sanc.Minibatch,
+    sanc.StepScale, sanc.Average, sanc.Kronecker, sanc.Diagonal, sanc.Identity,
+]  # fmt: skip
+PROGRAM = """
+import torch, sanc
+
+params = torch.nn.Linear(2, 2).parameters()
+sanc.SANC(params, eta1=0.2, metric="diagonal", minibatch=None, krylov_dim=3, escape=sanc.PaperEscape(L1=2.0))
+sanc.SANC(params, bogus=3)  # wrong
+sanc.SANC(params, eta1="high")  # wrong
+sanc.SCR(params, metric="diagnoal")  # wrong
+sanc.method_for("cr", sigma0=2.0, bogus=1)  # wrong
+result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), sigma0=None, gtol=1e-6)
+sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), bogus=3)  # wrong
+count: int = result.nit
+text: str = result.message
+wrong: str = result.nit  # wrong
+name: str = result.status.name
+certified = result.certificate is not None and result.certificate.lambda_min > 0
+sanc.minimise  # wrong
+"""
+
+
+def test_every_setting_of_every_piece_has_the_type_of_its_field():
+    hints = typing.get_type_hints(MinimizeOptions)
+    found = {}
+    for kind in CLASSES:
+        types = typing.get_type_hints(kind)
+        for item in fields(kind):
+            found.setdefault(item.name, types[item.name])
+    settings = {name: kind for name, kind in found.items() if name not in ("name", "exact")}
+    scipy = {"maxiter", "maxfev", "maxfun", "gtol"}
+    assert hints.keys() - scipy == settings.keys()
+    assert {name: hints[name] for name in settings if name not in PIECES} == {
+        name: kind for name, kind in settings.items() if name not in PIECES
+    }
+    assert hints.keys() - typing.get_type_hints(OptimizerOptions).keys() == {"lr", *scipy}
+
+
+def test_typed_options_are_accepted_by_some_method():
+    """Every listed name is one that `with_options` knows: a name of no piece would be an error."""
+    known = set().union(*(sanc.method_for(name, preset).options() for name in sanc.METHODS for preset in sanc.PRESETS))
+    assert typing.get_type_hints(OptimizerOptions).keys() <= known
+
+
+def test_the_result_has_the_entries_that_its_type_names():
+    result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2))
+    hints = typing.get_type_hints(Result)
+    assert set(result) == hints.keys() - {"record", "state"}
+    for name, kind in hints.items():
+        if name in result and kind in (float, bool, str, int):
+            assert isinstance(result[name], kind), name
+    seen = []
+    sanc.minimize(
+        lambda x: (x**2).sum(), torch.ones(2), callback=lambda intermediate_result: seen.append(intermediate_result)
+    )
+    assert set(seen[0]) == {"x", "fun", "nit", "record", "state"}
+
+
+def test_dir_shows_the_public_names_only():
+    assert dir(sanc) == sorted(sanc.__all__)
+
+
+def test_repr_shows_the_preset_and_what_was_changed():
+    params = list(torch.nn.Linear(2, 2).parameters())
+    assert "    preset: robust\n" in repr(sanc.SANC(params))
+    changed = sanc.SANC(params, metric="diagonal", sigma0=2.0)
+    assert "    preset: robust with sigma0=2.0, metric=Diagonal\n" in repr(changed)
+    assert repr(pickle.loads(pickle.dumps(changed))) == repr(changed)
+    paper = repr(sanc.ARC(params, preset="paper", eta1=0.3, escape=sanc.PaperEscape(L1=3.0)))
+    assert "preset: paper with eta1=0.3, escape=PaperEscape, L1=3.0" in paper
+    assert "    preset: robust\n" in repr(sanc.CR(params)) and "not driven yet" in repr(changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_reject_what_is_wrong_and_accept_the_rest(checker, tmp_path):
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)] if checker == "mypy" else ["pyright"]
+    if checker == "pyright" and shutil.which("pyright") is None:
+        pytest.skip("pyright is not installed")
+    if checker == "mypy":
+        pytest.importorskip("mypy", reason="mypy is not installed")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True)
+    said = {
+        int(line.split("program.py:")[1].split(":")[0])
+        for line in done.stdout.splitlines()
+        if "error" in line and "program.py:" in line
+    }
+    wrong = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
+    assert said == wrong, done.stdout
