@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         RanksError,
         SancError,
         SecondDerivativeError,
+        SingularMinimumError,
     )
+    from sanc.implicit import Derivative, Solution, argmin
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -59,6 +61,7 @@ __all__ = [
     "CheckedEscape",
     "CubicModel",
     "Decision",
+    "Derivative",
     "Diagonal",
     "GradientStep",
     "Identity",
@@ -80,11 +83,14 @@ __all__ = [
     "SancError",
     "SecondDerivativeError",
     "SigmaUpdate",
+    "SingularMinimumError",
+    "Solution",
     "Status",
     "Stay",
     "StepScale",
     "ThreeSamples",
     "__version__",
+    "argmin",
     "certificate",
     "errors",
     "load_checkpoint",
@@ -114,7 +120,9 @@ _HOMES = {
         "RanksError",
         "SancError",
         "SecondDerivativeError",
+        "SingularMinimumError",
     ),
+    "sanc.implicit": ("Derivative", "Solution", "argmin"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

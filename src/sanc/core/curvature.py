@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from sanc.core import cubic
 from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Space, Vector
+from sanc.core.space import Floats, Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
@@ -131,11 +131,80 @@ def probe(
     thorough: bool = False,
     time_is_up: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, Vector]:
-    """Return the certificate at x, and the unit vector of the left-most Ritz pair.
+    """Return the certificate at x, and the unit vector of the left-most Ritz pair; see `explore`."""
+    explored = explore(
+        oracle,
+        x,
+        eps=eps,
+        eps_curvature=eps_curvature,
+        confidence=confidence,
+        max_products=max_products,
+        seed=seed,
+        thorough=thorough,
+        time_is_up=time_is_up,
+    )
+    return explored.certificate, explored.leftmost_vector()
 
-    Lanczos stops as soon as the outcome is decided. If `thorough`, it continues until λ_min has a relative error of
-    10 %, or, in at most 100 dimensions, until the space is full. It also stops after the product at which `time_is_up`
-    becomes true. The counters of the oracle do not include its products.
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """A certificate, and the Krylov space from a random start that it was computed in.
+
+    Attributes
+    ----------
+    certificate : Certificate
+        The bounds on the curvature.
+    start : vector
+        The random start vector.
+    krylov : Krylov or None
+        The Krylov space; None if a product was not finite.
+    spectrum : Spectrum or None
+        Eigenpairs of T, in the units of the scaled products.
+    factor : float
+        The power of two by which the products were scaled.
+    """
+
+    certificate: Certificate
+    start: Vector
+    krylov: Krylov | None = None
+    spectrum: cubic.Spectrum | None = None
+    factor: float = 1.0
+
+    def leftmost_vector(self) -> Vector:
+        """Return the unit vector of the left-most Ritz pair; the start vector if a product was not finite."""
+        if self.krylov is None or self.spectrum is None:
+            return self.start
+        (v,) = self.krylov.combine(self.spectrum.leftmost_vector)
+        return v
+
+    def ritz_pairs(self, choose: Callable[[Floats, Floats], Sequence[int]]) -> tuple[Floats, list[Vector]]:
+        """Return Ritz values and vectors; `choose` selects them by the ascending values and their residual norms."""
+        if self.krylov is None or self.spectrum is None:
+            return np.empty(0), []
+        values = self.spectrum.values / self.factor
+        residuals = self.krylov.last_beta / self.factor * np.abs(self.spectrum.vectors[-1])
+        chosen = list(choose(values, residuals))
+        return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
+
+
+def explore(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    eps: float,
+    eps_curvature: float,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    seed: int = 0,
+    thorough: bool = False,
+    relative_error: float = 0.1,
+    time_is_up: Callable[[], bool] = lambda: False,
+) -> Exploration:
+    """Return the certificate at x with its Krylov space.
+
+    Lanczos stops as soon as the outcome is decided. If `thorough`, it continues until the error of λ_min is at most
+    `relative_error`, or, in at most 100 dimensions, until the space is full. It also stops after the product at which
+    `time_is_up` becomes true. The counters of the oracle do not include its products.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
@@ -144,7 +213,8 @@ def probe(
     start = space.normal(np.random.default_rng((seed, space.dim)))
     process = _MonitoredLanczos(oracle.hessian(x), start, space)
     krylov = process.krylov
-    max_dim = min(space.dim, max_products or _affordable_dim(space.dim))
+    max_dim = min(space.dim, max_products or affordable_dim(space.dim))
+    needed = relative_error if thorough else None
     next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
     lower = -math.inf
     try:
@@ -154,15 +224,14 @@ def probe(
             if must_stop or krylov.dim >= next_test_dim:
                 bound = _bound_curvature(process, confidence, lower)
                 lower = bound.lower
-                is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
+                is_decided = _is_decided(bound, process, eps_curvature * process.factor, needed)
                 if must_stop or is_decided or (bound.limited_by_roundoff and space.dim > 100):
                     break
                 next_test_dim = krylov.dim + 1 + krylov.dim // 5
-        (v,) = krylov.combine(bound.spectrum.leftmost_vector)
     except NonFiniteProductError:
         unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
         cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
-        return cert, start
+        return Exploration(cert, start)
     finally:
         process.operator.release()
         oracle.meter = meter
@@ -176,7 +245,7 @@ def probe(
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
-    return cert, v
+    return Exploration(cert, start, krylov, bound.spectrum, process.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +301,13 @@ def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float
     return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
 
 
-def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, *, thorough: bool) -> bool:
-    """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
+def _is_decided(
+    bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, relative_error: float | None
+) -> bool:
+    """Whether further products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
     theta = bound.ritz_value
-    if thorough:
-        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
+    if relative_error is not None:
+        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, relative_error * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance
@@ -324,7 +395,7 @@ def _power_of_two(norm: float) -> float:
     return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
-def _affordable_dim(dim: int) -> int:
+def affordable_dim(dim: int) -> int:
     """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
     return min(1000, max(50, 50_000_000 // dim))
 

@@ -1,0 +1,351 @@
+"""`argmin`: a minimum as a differentiable function of parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sanc.core.oracle import difference_step
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    is_number,
+    nearest,
+    one_of,
+    require,
+    require_integer,
+    require_number,
+    shown,
+)
+from sanc.implicit.derivatives import is_transformed
+from sanc.implicit.free import free_variables
+from sanc.implicit.functions import minimum_of
+from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
+from sanc.implicit.solution import Solution
+from sanc.minimisation.minimizer import minimize
+from sanc.minimisation.objective import build_oracle
+from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
+from sanc.sums.linear import FiniteSum
+
+ON_SINGULAR = ("raise", "warn", "pinv")
+"""What to do if a minimum has no reliable derivative."""
+_UNSUITABLE = {
+    "args": "theta holds the further arguments",
+    "jac": "torch differentiates fun",
+    "hess": "torch differentiates fun",
+    "hessp": "torch differentiates fun",
+    "certify": "the curvature is certified if a derivative is asked for",
+    "batch_size": "samples have no exact minimum",
+    "hessian_batch_size": "samples have no exact minimum",
+    "objective_batch_size": "samples have no exact minimum",
+    "grow_samples": "samples have no exact minimum",
+    "process_group": "every rank differentiates its own function",
+    "resume": "call sanc.minimize to resume a run, and pass its x as x0",
+}
+"""Arguments of `minimize` that `argmin` does not accept, and the reason."""
+
+
+def argmin(
+    fun: Callable[..., Tensor],
+    x0: Any,
+    theta: Any,
+    *,
+    on_singular: str = "raise",
+    rtol: float | None = None,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    details: bool = False,
+    **options: Any,
+) -> Any:
+    """Minimise f(x, θ) over x, and return the minimum x(θ) with its derivatives with respect to θ.
+
+    Parameters
+    ----------
+    fun : callable
+        A torch function ``fun(x, theta)`` that returns a scalar tensor.
+    x0 : Tensor, array or pytree of these
+        The starting point, as in `minimize`. The minimum does not depend on it, so it receives no gradient.
+    theta : Tensor or pytree
+        The parameters. Every floating-point tensor in it receives gradients; other entries are passed on as they are.
+    on_singular : {"raise", "warn", "pinv"}
+        What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
+        bounded away from zero, the Hessian changes strongly within the uncertainty of x, or the estimated error of the
+        derivative exceeds 1 %. By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian:
+        minima that form a valley move along its normal. It still raises at negative curvature and after a run that
+        did not converge.
+    rtol : float, optional
+        Relative error of the linear systems; by default √eps, 1.5e-8 in float64 and 3.5e-4 in float32.
+    confidence : float
+        Probability with which the lower bound of λ_min holds.
+    max_products : int, optional
+        Largest number of Hessian products of the bound of λ_min, and of each linear system.
+    details : bool
+        Return ``(x, solution)``. The `Solution` has the result of `minimize`, the certificate, and an estimate of the
+        error of every derivative that was computed.
+    **options
+        Further arguments of `minimize`: tol, max_iter, hvp, preset, method and others.
+
+    Returns
+    -------
+    Tensor or pytree
+        The minimum, in the form of `x0`. It has a graph to the tensors in `theta` that require a gradient.
+
+    Notes
+    -----
+    ∇_x f(x(θ), θ) = 0 gives dx/dθ = −H⁻¹ ∂²f/∂x∂θ with H = ∇²_x f. For a gradient u = ∂L/∂x the backward pass solves
+    H v = u in a Krylov space, to a relative error of `rtol`, and returns −vᵀ ∂²f/∂x∂θ. No iteration of the minimiser is
+    differentiated, so memory does not depend on their number. If a derivative is needed, the forward pass bounds λ_min
+    and makes a last Newton step. The Ritz pairs that bound λ_min scale all later linear systems; if n ≤ 100 they are
+    all eigenpairs of H.
+
+    Derivatives of any order work (``create_graph=True``), as do forward-mode derivatives and torch.func's grad, vmap
+    and jvp; vmap minimises one entry of the batch after the other.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> theta = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    >>> x = sanc.argmin(lambda x, t: (x**2).sum() - t * x.sum(), torch.zeros(3, dtype=torch.float64), theta)
+    >>> (gradient,) = torch.autograd.grad(x.sum(), theta)
+    >>> round(float(gradient), 6)
+    1.5
+    """
+    one_of("on_singular", on_singular, ON_SINGULAR)
+    require_number("rtol", rtol)
+    is_probability = is_number(confidence) and 0 < confidence < 1
+    require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
+    require_integer("max_products", max_products, 1)
+    require(isinstance(details, bool), "details", details, "pass True or False")
+    if isinstance(fun, FiniteSum) or not callable(fun):
+        raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
+    for name in options:
+        if name in _UNSUITABLE:
+            raise ArgumentError(f"{name} = {shown(options[name])} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+        if name.startswith("on_") or name in ("max_product", "detail", "full_output"):
+            known = ("on_singular", "rtol", "confidence", "max_products", "details")
+            raise ArgumentError(f"option {name!r} (= {shown(options[name])}) is not known: {nearest(name, known)}")
+    solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
+    problem = _Problem(fun, x0, theta, solve_options, options)
+    flat = minimum_of(problem, *problem.theta)
+    x = problem.unflatten(flat)
+    return (x, problem.solutions[-1]) if details else x
+
+
+class _Problem:
+    """A function of x and θ, its minima that were found so far, and their derivatives.
+
+    Attributes
+    ----------
+    theta : list of Tensor
+        The floating-point tensors of the parameters.
+    transformed : bool
+        Whether a transform of torch.func is at work.
+    solutions : list of Solution
+        The report of each minimum: one, or one for each entry of a batch inside vmap.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Tensor], x0: Any, theta: Any, solve_options: SolveOptions, options: dict[str, Any]
+    ) -> None:
+        self._fun, self._theta_tree, self._options = fun, theta, options
+        self._solve_options = solve_options
+        self._x0 = _tensors(x0)
+        self._tree = Tree(self._x0, "x0") if is_tree(self._x0) else None
+        leaves = [leaf for _, leaf in tree_leaves(theta, "theta")]
+        self.theta = [leaf for leaf in leaves if _is_parameter(leaf)]
+        if not self.theta:
+            raise ArgumentError(
+                f"theta = {shown(theta)} holds no floating-point tensor: pass parameters as tensors, or call "
+                "sanc.minimize if there are none."
+            )
+        self.transformed = is_transformed(self.theta)
+        self._needs_derivatives = self.transformed or any(map(_is_differentiated, self.theta))
+        self.solutions: list[Solution] = []
+        self._minima: list[Minimum] = []
+        self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
+
+    def unflatten(self, flat: Tensor) -> Any:
+        """Return a flat vector in the form of x0, with its graph."""
+        if self._tree is not None:
+            return self._tree.build(flat)
+        return flat.reshape(self._x0.shape)
+
+    def parameters(self, theta: tuple[Tensor, ...]) -> Any:
+        """Return parameters in the form that the caller passed."""
+        given: Iterator[Tensor] = iter(theta)
+        leaves = (leaf for _, leaf in tree_leaves(self._theta_tree, "theta"))
+        return rebuild(self._theta_tree, (next(given) if _is_parameter(leaf) else leaf for leaf in leaves))
+
+    def value(self, x: Tensor, *theta: Tensor) -> Tensor:
+        """f(x, θ) of a flat x, with a graph."""
+        return self._fun(self.unflatten(x), self.parameters(theta)).reshape(())
+
+    # ------------------------------------------------------------------ the minimum
+
+    def minimise(self, theta: tuple[Tensor, ...]) -> Tensor:
+        """Return the flat minimum for these parameters; raise or warn if it cannot be differentiated."""
+        theta = tuple(tensor.detach() for tensor in theta)
+        result = self._run(self._x0, theta, certify=not self._needs_derivatives)
+        if not self._needs_derivatives:
+            self.solutions.append(Solution(result, result.certificate, float(_norm(result.jac))))
+            return self._flat(result.x)
+        self._check_captured(theta)
+        minimum = self._minimum(result, theta)
+        certificate = minimum.certificate
+        if certificate.saddle:  # the short probe of the run has missed it
+            again = self._run(result.x, theta, certify=True)
+            minimum = self._minimum(again, theta)
+        minimum.check()
+        self._keep(minimum)
+        return minimum.x.clone()
+
+    def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
+        """Minimise; raise or warn if the run does not converge."""
+        result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+        if not result.success:
+            report_singular(
+                f"the run did not converge. {result.message} ‖∇f‖ = {_norm(result.jac):.2e}", self._singular
+            )
+        return result
+
+    @property
+    def _singular(self) -> str:
+        return self._solve_options.on_singular
+
+    def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> Minimum:
+        """Return the minimum that a run found, with its curvature."""
+        oracle, _, _ = build_oracle(
+            self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
+            hvp=self._options.get("hvp", "auto"),
+        )  # fmt: skip
+        return Minimum(
+            oracle, self._flat(result.x), theta, free_variables(result), Solution(result), self._solve_options
+        )
+
+    def _keep(self, minimum: Minimum) -> None:
+        self._minima.append(minimum)
+        self.solutions.append(minimum.solution)
+
+    def _flat(self, x: Any) -> Tensor:
+        """Return a point as a new flat vector."""
+        flat = x.reshape(-1).clone() if self._tree is None else self._tree.flatten(x, "fun")
+        assert isinstance(flat, Tensor)
+        return flat
+
+    def _check_captured(self, theta: tuple[Tensor, ...]) -> None:
+        """Raise an error if f depends on tensors that require a gradient and are not in theta.
+
+        Nodes that are in the graphs of two evaluations were there before: they belong to a tensor of the caller. A
+        function may also make such tensors itself, for example to compute a derivative as a part of its value.
+        """
+        with torch.enable_grad():
+            first = self.value(self._flat_start(), *theta)
+            if not first.requires_grad:
+                return
+            second = self.value(self._flat_start(), *theta)
+        if _nodes(first) & _nodes(second):
+            raise ArgumentError(
+                "fun depends on a tensor that requires a gradient and is not in theta, so that its gradient would be "
+                "missing: pass it in theta, or detach it. The parameters of a module can be passed with "
+                "torch.func.functional_call."
+            )
+
+    def _flat_start(self) -> Tensor:
+        return self._flat(self._x0).detach()
+
+    # ------------------------------------------------------------------ derivatives
+
+    def solve(self, u: Tensor, x: Tensor, theta: tuple[Tensor, ...]) -> Tensor:
+        """Return v with ∇²_x f(x, θ) v = u."""
+        return self._minimum_at(x, theta).solve(u)
+
+    def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> Minimum:
+        """Return the minimum at x for these parameters, one of those that were found."""
+        x, theta = x.detach(), tuple(tensor.detach() for tensor in theta)
+        count = len(self._minima)
+        for place in [(self._next + shift) % count for shift in range(count)]:
+            if self._minima[place].matches(x, theta):
+                self._next = (place + 1) % count
+                return self._minima[place]
+        raise ArgumentError(
+            "the parameters differ from those of the forward pass: do not change theta in place between the passes, "
+            "and call argmin inside the function that torch.func transforms."
+        )
+
+    def mixed_product(self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]) -> list[Tensor] | None:
+        """Return −vᵀ ∂²f/∂x∂θ by differences of ∇_θ f if Hessian products are differences; otherwise None."""
+        if self.transformed or torch.is_grad_enabled():
+            return None
+        minimum = self._minimum_at(x, theta)
+        if minimum.hvp != "finite-difference":
+            return None
+        norm = float(_norm(v))
+        products = [torch.zeros_like(theta[place]) for place in needed]
+        if norm == 0.0:
+            return products
+        h = 2.0 ** round(math.log2(difference_step(minimum.space, x) / norm))
+        for side in (h, -h):
+            with torch.enable_grad():
+                leaves = [tensor.detach() for tensor in theta]
+                chosen = [leaves[place].requires_grad_() for place in needed]
+                value = self.value(x.detach() + side * v, *leaves)
+                grads = torch.autograd.grad(value, chosen, allow_unused=True)
+            for product, grad in zip(products, grads, strict=True):
+                if grad is not None:
+                    product.sub_(grad, alpha=0.5 / side)
+        return products
+
+
+def _tensors(x0: Any) -> Any:
+    """Return a point with tensors in place of arrays and numbers."""
+    if is_tree(x0):
+        leaves = [leaf for _, leaf in tree_leaves(x0, "x0")]
+        return rebuild(x0, iter([_tensor(leaf) for leaf in leaves]))
+    return _tensor(x0)
+
+
+def _tensor(leaf: Any) -> Tensor:
+    if isinstance(leaf, Tensor):
+        point: Tensor = leaf.detach()
+        return point if point.is_floating_point() or point.is_complex() else point.double()
+    try:
+        array = np.array(leaf)
+        return torch.from_numpy(array if array.dtype == np.float32 else array.astype(np.float64))
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"x0 = {shown(leaf)} is not an array of real numbers: pass one.") from None
+
+
+def _is_parameter(leaf: Any) -> bool:
+    """Whether a leaf of theta can have a gradient."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    """Whether a derivative with respect to a parameter is asked for: a gradient, or a tangent of the forward mode."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _norm(v: Any) -> float:
+    """Euclidean norm of a tensor or of all leaves of a tree."""
+    leaves = [leaf for _, leaf in tree_leaves(v, "v")] if is_tree(v) else [v]
+    return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in leaves))
+
+
+def _nodes(output: Tensor) -> set[Any]:
+    """Return all nodes of a graph."""
+    found: set[Any] = set()
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting.extend(successor for successor, _ in node.next_functions)
+    return found
