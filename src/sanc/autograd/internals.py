@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def once_differentiable(loss: Tensor) -> str:
@@ -42,3 +44,13 @@ def _is_marked(backward: Any) -> bool:
             return True
         backward = getattr(backward, "__wrapped__", None)
     return False
+
+
+def forward_mode_enabled() -> AbstractContextManager[Any]:
+    """Return a context in which forward-mode derivatives are computed.
+
+    Torch disables them inside the method `jvp` of a Function, so that the tangents of an outer forward mode would be
+    lost. Without the undocumented setter they are lost.
+    """
+    setter = getattr(forward_ad, "_set_fwd_grad_enabled", None)
+    return nullcontext() if setter is None else setter(True)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sanc.autograd.internals import nodes
 from sanc.core.oracle import difference_step
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
+    SecondDerivativeError,
     is_number,
     nearest,
     one_of,
@@ -249,7 +251,7 @@ class _Problem:
             if not first.requires_grad:
                 return
             second = self.value(self._flat_start(), *theta)
-        if _nodes(first) & _nodes(second):
+        if set(nodes(first.grad_fn)) & set(nodes(second.grad_fn)):
             raise ArgumentError(
                 "fun depends on a tensor that requires a gradient and is not in theta, so that its gradient would be "
                 "missing: pass it in theta, or detach it. The parameters of a module can be passed with "
@@ -263,6 +265,15 @@ class _Problem:
 
     def solve(self, u: Tensor, x: Tensor, theta: tuple[Tensor, ...]) -> Tensor:
         """Return v with ∇²_x f(x, θ) v = u."""
+        try:
+            u = u.detach()
+        except RuntimeError as problem:
+            if "atching" not in str(problem):
+                raise
+            raise ArgumentError(
+                "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
+                "torch.func.jacrev, or leave it out."
+            ) from problem
         return self._minimum_at(x, theta).solve(u)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> Minimum:
@@ -278,13 +289,25 @@ class _Problem:
             "and call argmin inside the function that torch.func transforms."
         )
 
+    @property
+    def _has_differenced_products(self) -> bool:
+        return any(minimum.hvp == "finite-difference" for minimum in self._minima)
+
+    def require_exact_products(self) -> None:
+        """Raise an error if Hessian products are differences: further derivatives need the exact ones."""
+        if self._has_differenced_products:
+            raise SecondDerivativeError(
+                "derivatives of higher order, in forward mode and by torch.func need exact Hessian products, and hvp "
+                'is "finite-difference": write fun with operators that have second derivatives, and leave hvp out.'
+            )
+
     def mixed_product(self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]) -> list[Tensor] | None:
         """Return −vᵀ ∂²f/∂x∂θ by differences of ∇_θ f if Hessian products are differences; otherwise None."""
+        if not self._has_differenced_products:
+            return None
         if self.transformed or torch.is_grad_enabled():
-            return None
+            self.require_exact_products()
         minimum = self._minimum_at(x, theta)
-        if minimum.hvp != "finite-difference":
-            return None
         norm = float(_norm(v))
         products = [torch.zeros_like(theta[place]) for place in needed]
         if norm == 0.0:
@@ -337,15 +360,3 @@ def _norm(v: Any) -> float:
     """Euclidean norm of a tensor or of all leaves of a tree."""
     leaves = [leaf for _, leaf in tree_leaves(v, "v")] if is_tree(v) else [v]
     return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in leaves))
-
-
-def _nodes(output: Tensor) -> set[Any]:
-    """Return all nodes of a graph."""
-    found: set[Any] = set()
-    waiting = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting.extend(successor for successor, _ in node.next_functions)
-    return found

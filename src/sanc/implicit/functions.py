@@ -6,11 +6,14 @@ of x that of θ is −(∂g/∂θ)ᵀ v with H v = u. The solution v is a functi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from sanc.autograd.internals import forward_mode_enabled
 from sanc.implicit.derivatives import gradient, pull_back, push_forward
 
 
@@ -21,6 +24,7 @@ class Problem(Protocol):
 
     def value(self, x: Tensor, *theta: Tensor) -> Tensor: ...
     def minimise(self, theta: tuple[Tensor, ...]) -> Tensor: ...
+    def require_exact_products(self) -> None: ...
     def solve(self, u: Tensor, x: Tensor, theta: tuple[Tensor, ...]) -> Tensor: ...
     def mixed_product(
         self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
@@ -58,17 +62,19 @@ class ArgMin(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Tensor:
-        x, *theta = ctx.saved_tensors
-        moved = [place for place, tangent in enumerate(tangents) if tangent is not None]
         problem = ctx.problem
-        change = push_forward(
-            _gradient_of(problem, x, theta, moved),
-            [theta[place] for place in moved],
-            [tangents[place] for place in moved],
-            like=x,
-            transformed=problem.transformed,
-        )
-        return solution_of(problem, -change, x, *theta)
+        problem.require_exact_products()
+        moved = [place for place, tangent in enumerate(tangents) if tangent is not None]
+        with forward_mode_enabled():
+            x, *theta = _primals(ctx.saved_tensors)
+            change = push_forward(
+                _gradient_of(problem, x, theta, moved),
+                [theta[place] for place in moved],
+                [tangents[place] for place in moved],
+                like=x,
+                transformed=problem.transformed,
+            )
+            return solution_of(problem, -change, x, *theta)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, problem: Problem, *theta: Tensor) -> tuple[Tensor, int]:
@@ -92,18 +98,20 @@ class Solve(torch.autograd.Function):
     def backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
         v, *point = ctx.saved_tensors
         problem = ctx.problem
+        problem.require_exact_products()
         s = solution_of(problem, w, *point)
         grads = pull_back(_product_with(problem, v), point, (-s,), transformed=problem.transformed)
         return None, s, *grads
 
     @staticmethod
     def jvp(ctx: Any, _: Any, right_tangent: Any, *tangents: Any) -> Tensor:
-        v, *point = ctx.saved_tensors
         problem = ctx.problem
-        filled = [torch.zeros_like(p) if t is None else t for p, t in zip(point, tangents, strict=True)]
-        change = -push_forward(_product_with(problem, v), point, filled, like=v, transformed=problem.transformed)
-        right = change if right_tangent is None else right_tangent + change
-        return solution_of(problem, right, *point)
+        with forward_mode_enabled():
+            v, *point = _primals(ctx.saved_tensors)
+            filled = [torch.zeros_like(p) if t is None else t for p, t in zip(point, tangents, strict=True)]
+            change = -push_forward(_product_with(problem, v), point, filled, like=v, transformed=problem.transformed)
+            right = change if right_tangent is None else right_tangent + change
+            return solution_of(problem, right, *point)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, problem: Problem, *tensors: Tensor) -> tuple[Tensor, int]:
@@ -118,6 +126,11 @@ def minimum_of(problem: Problem, *theta: Tensor) -> Tensor:
 def solution_of(problem: Problem, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
     """Return v(u, x, θ), with a graph."""
     return Solve.apply(problem, u, x, *theta)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _primals(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors without the tangents of the innermost forward mode."""
+    return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
 def _gradient_of(problem: Problem, x: Tensor, theta: list[Tensor], places: list[int]) -> Any:

@@ -18,13 +18,13 @@ from scipy.linalg.lapack import dptsv
 from torch import Tensor
 
 from sanc.core import cubic
-from sanc.core.curvature import affordable_dim
+from sanc.core.curvature import Exploration, affordable_dim
 from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.space import Floats, Space
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
-_SAFETY = 0.3
+_SAFETY = 0.5
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
 _ZERO_EIGENVALUES = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
@@ -34,6 +34,8 @@ _STORED_ENTRIES = 10_000_000
 """Entries of all Ritz vectors up to which every Ritz pair is kept: 80 MB in float64."""
 _CONVERGED_RESIDUAL = 0.1
 """Relative residual up to which a Ritz pair of a large space is used."""
+_USEFUL_SPREAD = 0.25
+"""Reduction of the condition number from which a scaling is worth its cost: the number of iterations is halved."""
 
 Product = Callable[[Any], Any]
 
@@ -86,23 +88,40 @@ class SpectralScaling:
         return 1.0 / self.smallest
 
 
-def spectral_scaling(explored: Any, dim: int) -> SpectralScaling:
-    """Return the scaling by the Ritz pairs of an exploration: all of a small space, else converged extreme ones."""
-    levels: list[float] = []
+def spectral_scaling(explored: Exploration, dim: int) -> SpectralScaling:
+    """Return the scaling by Ritz pairs of an exploration: all of a small space, else few converged extreme ones.
+
+    In a large space the pairs are used only if without them the remaining Ritz values lie closer together, so that
+    half of the iterations suffice.
+    """
+    level = 1.0
 
     def choose(values: Floats, residuals: Floats) -> Sequence[int]:
-        positive = values > 0.0
-        if not positive.any():
+        nonlocal level
+        positive = np.flatnonzero(values > 0.0)
+        if not len(positive):
             return []
-        levels.append(float(np.exp(np.mean(np.log(values[positive])))))
-        usable = np.flatnonzero(positive & (residuals <= _CONVERGED_RESIDUAL * np.abs(values)))
-        if len(usable) * dim > _STORED_ENTRIES or residuals.max() > 0.0:
-            distances = np.abs(np.log(values[usable] / levels[0]))
-            usable = np.sort(usable[np.argsort(-distances)[:_SCALED_PAIRS]])
-        return [int(index) for index in usable]
+        level = float(np.exp(np.mean(np.log(values[positive]))))
+        if residuals.max() == 0.0 and len(positive) * dim <= _STORED_ENTRIES:
+            return list(map(int, positive))
+        usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
+        order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))]
+        spread = _spread(values[positive])
+        for count in (1, 2, 4, 8, 16, _SCALED_PAIRS):
+            chosen = order[:count]
+            rest = values[np.setdiff1d(positive, chosen)]
+            if len(rest) and _spread(rest) <= _USEFUL_SPREAD * spread:
+                level = float(np.exp(np.mean(np.log(rest))))
+                return list(map(int, np.sort(chosen)))
+        return []
 
     values, vectors = explored.ritz_pairs(choose)
-    return SpectralScaling(values, vectors, levels[0] if levels else 1.0)
+    return SpectralScaling(values, vectors, level)
+
+
+def _spread(values: Floats) -> float:
+    """Return the ratio of the largest to the smallest value, a condition number."""
+    return float(values.max() / values.min())
 
 
 def solve(
@@ -143,7 +162,7 @@ def solve(
             allowed = _SAFETY * needed(max(norm_v, scaling.smallest * float(np.linalg.norm(y)))) / scaling.inverse_norm
             if krylov.is_complete or krylov.residual_of(y) <= max(allowed, space.eps * krylov.start_norm):
                 break
-            next_test_dim = krylov.dim + 1 + krylov.dim // 5
+            next_test_dim = krylov.dim + 1 + krylov.dim // 10
         improved = v + scaling(krylov.combine(y)[0])
         new_residual = u - product(improved)
         products += 1

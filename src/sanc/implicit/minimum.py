@@ -115,11 +115,7 @@ class Minimum:
         certificate = self.solution.certificate = explored.certificate
         self.solution.grad_norm = certificate.grad_norm
         if not certificate.lower_bound > 0.0:
-            self.solution.problem = (
-                f"λ_min of its Hessian is not bounded away from zero: it is in [{certificate.lower_bound:.3e}, "
-                f"{certificate.lambda_min + certificate.rounding:.3e}] with probability {certificate.confidence:g} "
-                f"after {certificate.products} products"
-            )
+            self.solution.problem = "λ_min of its Hessian is not bounded away from zero"
         return spectral_scaling(explored, self._oracle.space.dim)
 
     def _make_newton_step(self) -> None:
@@ -160,13 +156,19 @@ class Minimum:
 
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
-        problem, certificate = self.solution.problem, self.certificate
+        problem = self.solution.problem
         if self.options.on_singular == "pinv":
-            if not certificate.saddle:
-                return
-            problem = f"it has negative curvature, λ_min ≤ {certificate.lambda_min + certificate.rounding:.3e}"
+            problem = "it has negative curvature" if self.certificate.saddle else ""
         if problem:
-            report_singular(f"{problem}, ‖∇f‖ = {self.solution.grad_norm:.2e}", self.options.on_singular)
+            report_singular(f"{problem} ({self._curvature()})", self.options.on_singular)
+
+    def _curvature(self) -> str:
+        """Return λ_min, its bound and ‖∇f‖ in words."""
+        certificate = self.certificate
+        return (
+            f"λ_min = {certificate.lambda_min:.3e}, and λ_min ≥ {certificate.lower_bound:.3e} with probability "
+            f"{certificate.confidence:g} after {certificate.products} products; ‖∇f‖ = {self.solution.grad_norm:.2e}"
+        )
 
     def solve(self, u: Tensor) -> Tensor:
         """Return v with H v = u; zero for variables at a bound."""
@@ -183,8 +185,8 @@ class Minimum:
         self.solution.derivatives.append(Derivative(error, solution.residual, solution.products))
         if not error <= _LARGEST_ERROR and not self.solution.problem:
             report_singular(
-                f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products, "
-                f"with λ_min ≥ {self.certificate.lower_bound:.3e} and ‖∇f‖ = {self.solution.grad_norm:.2e}",
+                f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
+                f"({self._curvature()})",
                 self.options.on_singular,
             )
         return solution.v if self._free is None else self._free.extend(solution.v)
