@@ -22,9 +22,9 @@ from sanc.minimisation.result import Result
 
 D = torch.float64
 QUICK = {
-    "ridge", "ridge, a penalty per feature", "ridge, the data", "kernel regression", "logistic regression, 10 penalties",
-    "squared-hinge margins", "normal likelihood, influence", "double wells from their saddle",
-    "smoothing, 3,000 variables",
+    "ridge", "ridge, a penalty per feature", "ridge, the data", "kernel regression",
+    "logistic regression, 10 penalties", "squared-hinge margins", "normal likelihood, influence",
+    "double wells from their saddle", "smoothing, 3,000 variables",
 }  # fmt: skip
 
 

@@ -31,6 +31,10 @@ At a regular minimum it is of the order of the step. At the minimum of x⁴ it i
 """
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
+_REMEDY = (
+    'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
+    'pseudo-inverse, or "warn" to use the derivative all the same.'
+)
 
 
 @dataclass(frozen=True)
@@ -204,13 +208,9 @@ class Minimum:
         return solution
 
 
-def report_singular(problem: str, on_singular: str) -> None:
+def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:
     """Raise the error of a minimum without a reliable derivative, or warn about it."""
     if on_singular == "warn":
         warnings.warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning, stacklevel=2)
         return
-    raise SingularMinimumError(
-        f"the minimum cannot be differentiated: {problem}. Add a quadratic penalty to fun, pass a smaller tol or a "
-        f'larger max_products; or pass on_singular="warn" to use the derivative all the same'
-        + (', or "pinv" for the pseudo-inverse.' if on_singular == "raise" else ".")
-    )
+    raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")

@@ -96,13 +96,11 @@ class ImplicitProblem:
         result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
         if not result.success:
             report_singular(
-                f"the run did not converge. {result.message} ‖∇f‖ = {_norm(result.jac):.2e}", self._singular
+                f"the run did not converge. {result.message} ‖∇f‖ = {_norm(result.jac):.2e}",
+                self._solve_options.on_singular,
+                'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
             )
         return result
-
-    @property
-    def _singular(self) -> str:
-        return self._solve_options.on_singular
 
     def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> Minimum:
         """Return the minimum that a run found, with its curvature."""
