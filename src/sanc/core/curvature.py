@@ -249,6 +249,102 @@ def explore(
 
 
 @dataclass(frozen=True, slots=True)
+class Extremes:
+    """Two-sided bounds on the extreme eigenvalues of a Hessian, and the Krylov space that they come from.
+
+    Attributes
+    ----------
+    lambda_min, lambda_max : float
+        Extreme Ritz values: λ_min is at most the first and λ_max at least the second, up to `rounding`.
+    lower_bound, upper_bound : float
+        λ_min ≥ `lower_bound` and λ_max ≤ `upper_bound`, both with probability `confidence` over the start vector.
+    rounding : float
+        Error of the Ritz values.
+    confidence : float
+        The probability; 1 if the Krylov space is the whole space.
+    products : int
+        Hessian products.
+    values, weights : array
+        Ritz values and their weights in the quadrature of the spectrum: n Σ w_i h(θ_i) estimates Σ h(λ).
+    krylov : Krylov
+        The Krylov space.
+    spectrum : Spectrum
+        Eigenpairs of T.
+    """
+
+    lambda_min: float
+    lambda_max: float
+    lower_bound: float
+    upper_bound: float
+    rounding: float
+    confidence: float
+    products: int
+    values: Floats
+    weights: Floats
+    krylov: Krylov
+    spectrum: cubic.Spectrum
+
+    def vectors(self) -> list[Vector]:
+        """Return the unit vectors of the left-most and the right-most Ritz pair."""
+        return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+
+
+def find_extremes(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    relative_error: float,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    seed: int = 0,
+    time_is_up: Callable[[], bool] = lambda: False,
+    report: Callable[[int], None] = lambda products: None,
+) -> Extremes:
+    """Bound λ_min and λ_max at x, each to `relative_error` times the spectral norm.
+
+    The bound of λ_max is that of λ_min for −B, which has the same Krylov space. Each of them may fail with half of the
+    probability. Lanczos also stops at the limit on products, and after the product at which `time_is_up` becomes true.
+    A product that is not finite raises `NonFiniteProductError`.
+    """
+    space = oracle.space
+    meter = replace(oracle.meter)
+    process = _MonitoredLanczos(oracle.hessian(x), space.normal(np.random.default_rng((seed, space.dim))), space)
+    krylov, one_sided = process.krylov, 0.5 * (1.0 + confidence)
+    max_dim = min(space.dim, max_products or affordable_dim(space.dim))
+    next_test_dim, lower, upper = 4, -math.inf, math.inf
+    try:
+        while True:
+            process.extend()
+            report(krylov.dim)
+            must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
+            if must_stop or krylov.dim >= next_test_dim:
+                bound = _bound_curvature(process, one_sided, lower)
+                mirrored = _bound_curvature(process, one_sided, -upper, negated=True)
+                lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
+                is_tight = max(bound.error, mirrored.error) <= relative_error * norm
+                if must_stop or is_tight or (bound.limited_by_roundoff and mirrored.limited_by_roundoff):
+                    break
+                next_test_dim = krylov.dim + 1 + krylov.dim // 10
+    finally:
+        process.operator.release()
+        oracle.meter = meter
+    values = bound.spectrum.values
+    return Extremes(
+        lambda_min=process.unscaled(float(values[0])),
+        lambda_max=process.unscaled(float(values[-1])),
+        lower_bound=process.unscaled(lower),
+        upper_bound=process.unscaled(upper),
+        rounding=process.unscaled(bound.rounding),
+        confidence=1.0 if bound.is_full else confidence,
+        products=krylov.dim,
+        values=values / process.factor,
+        weights=bound.spectrum.vectors[0] ** 2,
+        krylov=krylov,
+        spectrum=bound.spectrum,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class _CurvatureBound:
     """Bounds on λ_min from a Krylov space, in the units of its products.
 
@@ -283,10 +379,17 @@ class _CurvatureBound:
         return self.spectrum.leftmost - self.lower
 
 
-def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float) -> _CurvatureBound:
-    """Return the bounds from the current Krylov space, given the lower bound from smaller ones."""
+def _bound_curvature(
+    process: _MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
+) -> _CurvatureBound:
+    """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
+
+    If `negated`, they are those of −B.
+    """
     krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    if negated:
+        spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
     rounding = process.error(float(np.max(np.abs(spectrum.values))))
     is_full = krylov.dim == dim
     if is_full:
