@@ -34,7 +34,7 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"graphs", "problems", "ranks"},
     {"presets"},
     {"optim", "minimisation"},
-    {"implicit"},
+    {"diagnosis", "implicit"},
     {"__init__", "sklearn"},
     {"lab"},
     {"__main__"},

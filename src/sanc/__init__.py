@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.core.pieces import Decision
     from sanc.core.point import Point
     from sanc.core.record import Branch, Calls, Record
+    from sanc.diagnosis import Report, diagnose
     from sanc.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -80,6 +81,7 @@ __all__ = [
     "RanksError",
     "RatioTest",
     "Record",
+    "Report",
     "SancError",
     "SecondDerivativeError",
     "SigmaUpdate",
@@ -92,6 +94,7 @@ __all__ = [
     "__version__",
     "argmin",
     "certificate",
+    "diagnose",
     "errors",
     "load_checkpoint",
     "method_for",
@@ -112,6 +115,7 @@ _HOMES = {
     "sanc.core.pieces": ("Decision",),
     "sanc.core.point": ("Point",),
     "sanc.core.record": ("Branch", "Calls", "Record"),
+    "sanc.diagnosis": ("Report", "diagnose"),
     "sanc.errors": (
         "ArgumentError",
         "ArgumentTypeError",

@@ -344,6 +344,25 @@ def find_extremes(
     )
 
 
+def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats, Floats]:
+    """Return nodes and weights of the spectrum at x, from `steps` Lanczos iterations at a random start.
+
+    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
+    """
+    space, meter = oracle.space, replace(oracle.meter)
+    operator = oracle.hessian(x)
+    start = space.normal(np.random.default_rng((seed, space.dim)))
+    krylov = Krylov(Lanczos(operator, start, space, max_dim=steps, reorthogonalise=True))
+    try:
+        while not krylov.is_complete:
+            krylov.extend()
+    finally:
+        operator.release()
+        oracle.meter = meter
+    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    return spectrum.values, spectrum.vectors[0] ** 2
+
+
 @dataclass(frozen=True, slots=True)
 class _CurvatureBound:
     """Bounds on λ_min from a Krylov space, in the units of its products.
