@@ -50,7 +50,7 @@ def dense(model, loss, data):
 
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_dense_hessian(dtype):
-    model, data, held_out = network(dtype=dtype), batches(dtype=dtype), batches(2, seed=5, dtype=dtype)
+    model, data, held_out = network(dtype=dtype, width=5), batches(2, dtype=dtype), batches(1, seed=5, dtype=dtype)
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=held_out, starts=10)
     H, g, value = dense(model, nn.CrossEntropyLoss(), data)
     eigenvalues = torch.linalg.eigvalsh(H.double())
@@ -113,11 +113,11 @@ def test_the_noise_is_that_of_independent_rows():
     per_row = -2 * x * y
     mean = per_row.mean(0)
     truth = float(((per_row - mean) ** 2).sum(1).mean() / mean.square().sum())
-    for rows in (10, 30):
+    for rows in (15, 50):
         data = list(zip(x.split(rows), y.split(rows), strict=True))
         report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data[:1], starts=1, max_products=2)
-        assert report.noise_scale == pytest.approx(truth, rel=0.4)
-        assert report.noise_share == pytest.approx(truth / 1500, rel=0.4)
+        assert report.noise_scale == pytest.approx(truth, rel=0.5)
+        assert report.noise_share == pytest.approx(truth / 1500, rel=0.5)
 
 
 def test_nothing_changes():

@@ -13,6 +13,8 @@ from sanc.core.space import Floats
 
 _SCREEN_WIDTH = 80
 """Characters of a line."""
+_SMALLEST_DENSITY = 1e-6
+"""Smallest density that is drawn, relative to the largest."""
 _NOTABLE = 1e-2
 """Share of the loss from which a decrease is notable."""
 _NOISY = 0.5
@@ -181,7 +183,8 @@ class Report:
         width = max(float(np.ptp(values)) / 100, 1e-12 * max(1.0, float(np.abs(values).max())))
         grid = np.linspace(values.min() - 5 * width, values.max() + 5 * width, 400)
         kernels = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
-        left.semilogy(grid, np.maximum(kernels @ weights, 1e-12))
+        density = kernels @ weights
+        left.semilogy(grid, np.maximum(density, _SMALLEST_DENSITY * density.max()))
         left.set(xlabel="λ", ylabel="spectral density")
         for name, (lengths, losses) in self.profiles.items():
             right.plot(lengths, losses, label=f"along the eigenvector of {name.replace('lambda_', 'λ_')}")
