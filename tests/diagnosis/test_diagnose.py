@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,6 +153,7 @@ def test_a_function_of_model_and_batch():
     assert as_criterion.batches == 3 and as_criterion.rows == 63  # the fourth batch is held out
 
 
+@pytest.mark.slow
 def test_autocast_of_the_caller():
     model, data = network(dtype=torch.float32), batches(dtype=torch.float32)
     exact = sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=1)
@@ -163,10 +165,33 @@ def test_autocast_of_the_caller():
 def test_limits():
     model, data = network(width=30), batches()
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, starts=1)
-    assert report.products == 3 and not report.complete and "stopped at a limit" in str(report)
+    assert report.products == 3 and not report.complete and "bounds limited by" in str(report)
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_time=1e-9)
     assert report.products == 1 and not report.complete
     assert sanc.diagnose(model, nn.CrossEntropyLoss(), iter(data * 3), batches=2, max_products=2).batches == 1
+
+
+def test_verdicts():
+    """The words follow from the decreases of the held-out loss, for the same curvature."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)).to(D)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=D)
+    data = [(part, part.sum(1, keepdim=True)) for part in x.split(10)]
+    saddle = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
+    words = {
+        (0.0, 0.0): "Negative curvature exists",
+        (0.0, 1.0): "At a saddle",
+        (0.5, 1.0): "too, more than the gradient step",
+        (1.0, 0.5): "too, less than the gradient step",
+    }
+    for (gradient, curvature), text in words.items():
+        report = replace(saddle, noise_share=0.1, gradient_decrease=gradient, curvature_decrease=curvature)
+        assert text in report.verdict
+        assert ("Not trained to the end" in report.verdict) == (gradient > 0)
+    assert "Batch noise dominates" in replace(saddle, noise_share=0.9).verdict
+    up = replace(saddle, lambda_min=1.0, lambda_min_bound=0.9, noise_share=0.0)
+    assert "curves up" in up.verdict and "No negative" in replace(up, lambda_min_bound=-1.0).verdict
 
 
 def test_the_report(capsys):
@@ -303,6 +328,19 @@ def test_the_bounds_are_tight():
     found = find_extremes(oracle, x, relative_error=0.02)
     assert found.lambda_max - found.upper_bound >= -0.08 and found.lambda_min - found.lower_bound <= 0.08
     assert abs(found.lambda_max - 4.0) <= 0.08 and abs(found.lambda_min + 1.0) <= 0.08 and found.products < 120
+
+
+@pytest.mark.slow
+def test_roundoff_limits_the_bounds_but_not_the_values():
+    """In float32 and 200,000 dimensions no useful bound holds with 99.99 %, yet the Ritz values converge."""
+    values = torch.linspace(-1.0, 2.0, 200_000)
+    values[-1] = 5.0
+    oracle, x, _ = build_oracle(
+        lambda x: 0.5 * (values * x * x).sum(), torch.zeros(200_000), jac=None, hess=None, hessp=None, args=()
+    )
+    found = find_extremes(oracle, x, relative_error=0.02, confidence=0.9999)
+    assert found.limited_by_roundoff and found.upper_bound > 5.5
+    assert found.lambda_max == pytest.approx(5.0, rel=1e-3) and abs(found.lambda_min + 1.0) <= 0.1
 
 
 def test_quadrature_integrates_the_spectrum():

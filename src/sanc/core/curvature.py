@@ -264,6 +264,8 @@ class Extremes:
         The probability; 1 if the Krylov space is the whole space.
     products : int
         Hessian products.
+    limited_by_roundoff : bool
+        Whether roundoff keeps the bounds from the accuracy asked for. Then the Ritz values have small residuals.
     values, weights : array
         Ritz values and their weights in the quadrature of the spectrum: n Σ w_i h(θ_i) estimates Σ h(λ).
     krylov : Krylov
@@ -279,6 +281,7 @@ class Extremes:
     rounding: float
     confidence: float
     products: int
+    limited_by_roundoff: bool
     values: Floats
     weights: Floats
     krylov: Krylov
@@ -303,8 +306,9 @@ def find_extremes(
     """Bound λ_min and λ_max at x, each to `relative_error` times the spectral norm.
 
     The bound of λ_max is that of λ_min for −B, which has the same Krylov space. Each of them may fail with half of the
-    probability. Lanczos also stops at the limit on products, and after the product at which `time_is_up` becomes true.
-    A product that is not finite raises `NonFiniteProductError`.
+    probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as small.
+    It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
+    not finite raises `NonFiniteProductError`.
     """
     space = oracle.space
     meter = replace(oracle.meter)
@@ -322,7 +326,9 @@ def find_extremes(
                 mirrored = _bound_curvature(process, one_sided, -upper, negated=True)
                 lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
                 is_tight = max(bound.error, mirrored.error) <= relative_error * norm
-                if must_stop or is_tight or (bound.limited_by_roundoff and mirrored.limited_by_roundoff):
+                at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
+                residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
+                if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
                     break
                 next_test_dim = krylov.dim + 1 + krylov.dim // 10
     finally:
@@ -337,6 +343,7 @@ def find_extremes(
         rounding=process.unscaled(bound.rounding),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
+        limited_by_roundoff=at_roundoff and not is_tight,
         values=values / process.factor,
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,

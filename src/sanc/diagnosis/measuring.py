@@ -293,6 +293,9 @@ class _Measurement:
         curvature_decrease, curvature_length = self._escape()
         norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
         errors = (extremes.lambda_min - extremes.lower_bound, extremes.upper_bound - extremes.lambda_max)
+        limit = ""
+        if max(errors) > relative_error * norm:
+            limit = "roundoff" if extremes.limited_by_roundoff else "products or time"
         return Report(
             parameters=self.oracle.space.dim,
             rows=self.sample.size,
@@ -315,7 +318,7 @@ class _Measurement:
             curvature_length=curvature_length,
             products=self.products,
             hvp=self.oracle.hvp,
-            complete=max(errors) <= relative_error * norm,
+            limit=limit,
             density=(
                 np.concatenate([values for values, _ in self.nodes]),
                 np.concatenate([weights for _, weights in self.nodes]) / len(self.nodes),

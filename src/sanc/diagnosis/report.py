@@ -17,6 +17,8 @@ _SMALLEST_DENSITY = 1e-6
 """Smallest density that is drawn, relative to the largest."""
 _NOTABLE = 1e-2
 """Share of the loss from which a decrease is notable."""
+_NEGLIGIBLE = 1e-3
+"""Share of λ_max up to which a negative lower bound of λ_min counts as zero."""
 _NOISY = 0.5
 """Share of batch noise in ‖g‖² from which the gradient counts as noise."""
 
@@ -56,8 +58,8 @@ class Report:
         Hessian products.
     hvp : str
         How the products were computed.
-    complete : bool
-        Whether the bounds reached the accuracy asked for, before a limit on products or time.
+    limit : str
+        What keeps the bounds from the accuracy asked for: "roundoff", or "products or time"; empty if they reached it.
     density : tuple of arrays
         Ritz values of all starts and their weights, which add up to 1.
     profiles : dict
@@ -85,7 +87,7 @@ class Report:
     curvature_length: float
     products: int
     hvp: str
-    complete: bool
+    limit: str
     density: tuple[Floats, Floats] = field(repr=False)
     profiles: dict[str, tuple[Floats, Floats]] = field(repr=False)
 
@@ -93,6 +95,11 @@ class Report:
     def epsilon(self) -> float:
         """Smallest ε for which this is an ε-second-order point: ‖g‖ ≤ ε, and λ_min ≥ −ε with the confidence."""
         return max(self.grad_norm, -self.lambda_min_bound)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the bounds reached the accuracy asked for."""
+        return not self.limit
 
     @property
     def saddle(self) -> bool:
@@ -125,19 +132,20 @@ class Report:
         else:
             gradient = "A plain gradient step lowers the loss by less than 1 %."
         if not self.saddle:
-            known = "certified" if self.lambda_min_bound >= -1e-3 * abs(self.lambda_max) else "found"
-            curvature = (
-                "No negative curvature was found." if known == "found" else "The loss curves up in all directions."
-            )
-        elif escapes:
+            is_bounded = self.lambda_min_bound >= -_NEGLIGIBLE * abs(self.lambda_max)
+            curvature = "The loss curves up in all directions." if is_bounded else "No negative curvature was found."
+        elif not escapes:
+            curvature = "Negative curvature exists, but a step along it does not lower the loss by 1 %."
+        elif not descends:
             curvature = "At a saddle: a step along negative curvature lowers the held-out loss by more than 1 %."
         else:
-            curvature = "Negative curvature exists, but a step along it does not lower the loss by 1 %."
+            more = "more" if self.curvature_decrease > self.gradient_decrease else "less"
+            curvature = f"A step along negative curvature lowers the held-out loss too, {more} than the gradient step."
         return f"{gradient} {curvature}"
 
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name, for loggers."""
-        skipped = {"density", "profiles", "hvp"}
+        skipped = {"density", "profiles", "hvp", "limit"}
         numbers = {entry.name: float(getattr(self, entry.name)) for entry in fields(self) if entry.name not in skipped}
         return numbers | {"epsilon": self.epsilon, "max_lr": self.max_lr, "safe_lr": self.safe_lr}
 
@@ -162,7 +170,7 @@ class Report:
             lines["escape step"] = (
                 f"of length {self.curvature_length:.3g} changes the held-out loss by {-self.curvature_decrease:+.3g}"
             )
-        stopped = "" if self.complete else ", stopped at a limit"
+        stopped = f", bounds limited by {self.limit}" if self.limit else ""
         lines["cost"] = f"{self.products} Hessian products ({self.hvp}), confidence {self.confidence:g}{stopped}"
         width = max(map(len, lines))
         rows: list[str] = []
