@@ -22,8 +22,7 @@ from sanc.minimisation.result import Result
 
 D = torch.float64
 QUICK = {
-    "ridge", "ridge, a penalty per feature", "ridge, the data", "kernel regression",
-    "logistic regression, 10 penalties", "squared-hinge margins", "normal likelihood, influence",
+    "ridge", "ridge, a penalty per feature", "ridge, the data", "logistic regression, 10 penalties",
     "double wells from their saddle", "smoothing, 3,000 variables",
 }  # fmt: skip
 
@@ -88,7 +87,7 @@ def test_there_are_twenty_problems():
 
 def test_gradcheck():
     t = THETA.clone().requires_grad_()
-    assert torch.autograd.gradcheck(ridge_argmin, (t,), check_forward_ad=True)
+    assert torch.autograd.gradcheck(ridge_argmin, (t,), check_forward_ad=True, fast_mode=True)
     assert torch.autograd.gradgradcheck(ridge_argmin, (t,), fast_mode=True)
 
 
@@ -170,7 +169,7 @@ def test_memory_does_not_depend_on_the_number_of_iterations():
         return (t * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
     sizes = []
-    for start in (torch.full((10,), 1.01, dtype=D), torch.linspace(-1, 1, 10).to(D)):
+    for start in (torch.full((3,), 1.01, dtype=D), torch.linspace(-1, 1, 3).to(D)):
         kept = []
 
         def pack(tensor):
