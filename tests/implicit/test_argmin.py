@@ -35,6 +35,10 @@ A, B = random(20, 3), random(20, seed=1)
 THETA = random(3, seed=2)
 
 
+def leaf(value=1.0, size=3):
+    return torch.full((size,), value, dtype=D, requires_grad=True)
+
+
 def ridge(x, t):
     return 0.5 * ((A @ x - B) ** 2).sum() + 0.5 * (t.exp() * x**2).sum()
 
@@ -258,10 +262,6 @@ def test_the_saddle_between_two_minima_is_left():
 # ---------------------------------------------------------------------------------------------- singular minima
 
 
-def leaf(value=1.0, size=3):
-    return torch.full((size,), value, dtype=D, requires_grad=True)
-
-
 SINGULAR = {
     "a valley": lambda x, t: (x[0] + x[1] - t[0]) ** 2 + x[2] ** 2,
     "a free variable": lambda x, t: (x[:2] - t[:2]).square().sum() + 0 * x[2],
@@ -436,6 +436,7 @@ def test_parameters_changed_in_place_are_an_error():
         ({"details": "yes"}, "details = 'yes' cannot be used"),
         ({"theta": [1.0, 2.0]}, r"theta = \[1\.0, 2\.0\] holds no floating-point tensor"),
         ({"fun": 3}, "fun = 3 is no function of x and theta"),
+        ({"fun": lambda x, t: 3.0, "theta": leaf()}, "fun returned float for a torch tensor"),
         ({"x0": "start"}, "x0 = 'start' is not an array of real numbers"),
         ({"jac": True}, "jac = True cannot be used: torch differentiates fun; leave it out"),
         ({"batch_size": 3}, "batch_size = 3 cannot be used"),

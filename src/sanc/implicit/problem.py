@@ -77,16 +77,15 @@ class ImplicitProblem:
     def minimise(self, theta: tuple[Tensor, ...]) -> Tensor:
         """Return the flat minimum for these parameters; raise or warn if it cannot be differentiated."""
         theta = tuple(tensor.detach() for tensor in theta)
+        if self._needs_derivatives:
+            self._check_captured(theta)
         result = self._run(self._x0, theta, certify=not self._needs_derivatives)
         if not self._needs_derivatives:
             self.solutions.append(Solution(result, result.certificate, float(_norm(result.jac))))
             return self._flat(result.x)
-        self._check_captured(theta)
         minimum = self._minimum(result, theta)
-        certificate = minimum.certificate
-        if certificate.saddle:  # the short probe of the run has missed it
-            again = self._run(result.x, theta, certify=True)
-            minimum = self._minimum(again, theta)
+        if minimum.certificate.saddle:  # the short probe of the run has missed it
+            minimum = self._minimum(self._run(result.x, theta, certify=True), theta)
         minimum.check()
         self._keep(minimum)
         return minimum.x.clone()
@@ -129,10 +128,10 @@ class ImplicitProblem:
         function may also make such tensors itself, for example to compute a derivative as a part of its value.
         """
         with torch.enable_grad():
-            first = self.value(self._flat_start(), *theta)
-            if not first.requires_grad:
-                return
-            second = self.value(self._flat_start(), *theta)
+            first: Any = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
+            if not (isinstance(first, Tensor) and first.requires_grad):
+                return  # `minimize` reports what is no tensor
+            second = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
         if set(nodes(first.grad_fn)) & set(nodes(second.grad_fn)):
             raise ArgumentError(
                 "fun depends on a tensor that requires a gradient and is not in theta, so that its gradient would be "
