@@ -36,6 +36,7 @@ LAYERS = [  # a package imports only from packages above it in this list, and fr
     {"options"},
     {"presets"},
     {"optim", "minimisation"},
+    {"diagnosis", "implicit"},
     {"__init__", "sklearn"},
     {"lab"},
     {"__main__"},

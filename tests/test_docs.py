@@ -304,7 +304,7 @@ def test_examples_in_docstrings(name):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("thing", [sanc.minimize, sanc.certificate, sanc.scipy_method])
+@pytest.mark.parametrize("thing", [sanc.minimize, sanc.argmin, sanc.certificate, sanc.diagnose, sanc.scipy_method])
 def test_examples_of_functions(thing):
     runner = doctest.DocTestRunner()
     tests = doctest.DocTestFinder().find(thing, globs={})

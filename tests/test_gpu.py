@@ -489,3 +489,28 @@ def test_results_that_are_read_late_change_no_step(monkeypatch):
     (parameters, record), (others, other_record) = trained(True), trained(False)
     assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
     assert record.sigma == other_record.sigma and record.grad_norm == other_record.grad_norm
+
+
+def test_argmin_on_the_device_equals_that_on_the_host():
+    grads = []
+    for device in (CUDA, torch.device("cpu")):
+        generator = torch.Generator().manual_seed(0)
+        X = torch.randn(200, 150, generator=generator, dtype=torch.float64).to(device)
+        t = torch.zeros(150, dtype=torch.float64, device=device, requires_grad=True)
+
+        def fun(w, t, X=X):
+            return nn.functional.softplus(-(X @ w)).mean() + 0.05 * (t.exp() * w**2).sum()
+
+        w, solution = sanc.argmin(fun, torch.zeros(150, dtype=torch.float64, device=device), t, details=True)
+        assert w.device.type == device.type and solution.certificate.lower_bound > 0
+        grads.append(torch.autograd.grad(w.sum(), t)[0].cpu())
+    assert torch.allclose(grads[0], grads[1], rtol=1e-6, atol=1e-9)
+
+
+def test_a_diagnosis_on_the_device_equals_that_on_the_host():
+    reports = []
+    for device in (CUDA, torch.device("cpu")):
+        model, x, y = build(device=device)
+        data = list(zip(x.split(30), y.split(30), strict=True))
+        reports.append(sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1]).as_dict())
+    assert reports[0] == pytest.approx(reports[1], rel=1e-5, abs=1e-8, nan_ok=True)

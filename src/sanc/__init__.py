@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.core.pieces import Decision
     from sanc.core.point import Point
     from sanc.core.record import Branch, Calls, Record
+    from sanc.diagnosis import Report, diagnose
     from sanc.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         RanksError,
         SancError,
         SecondDerivativeError,
+        SingularMinimumError,
     )
+    from sanc.implicit import Derivative, Solution, argmin
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -60,6 +63,7 @@ __all__ = [
     "CheckedEscape",
     "CubicModel",
     "Decision",
+    "Derivative",
     "Diagonal",
     "GradientStep",
     "Identity",
@@ -78,15 +82,20 @@ __all__ = [
     "RanksError",
     "RatioTest",
     "Record",
+    "Report",
     "SancError",
     "SecondDerivativeError",
     "SigmaUpdate",
+    "SingularMinimumError",
+    "Solution",
     "Status",
     "Stay",
     "StepScale",
     "ThreeSamples",
     "__version__",
+    "argmin",
     "certificate",
+    "diagnose",
     "errors",
     "load_checkpoint",
     "method_for",
@@ -107,6 +116,7 @@ _HOMES = {
     "sanc.core.pieces": ("Decision",),
     "sanc.core.point": ("Point",),
     "sanc.core.record": ("Branch", "Calls", "Record"),
+    "sanc.diagnosis": ("Report", "diagnose"),
     "sanc.errors": (
         "ArgumentError",
         "ArgumentTypeError",
@@ -115,7 +125,9 @@ _HOMES = {
         "RanksError",
         "SancError",
         "SecondDerivativeError",
+        "SingularMinimumError",
     ),
+    "sanc.implicit": ("Derivative", "Solution", "argmin"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

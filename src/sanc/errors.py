@@ -52,6 +52,13 @@ class SecondDerivativeError(SancError, RuntimeError):
         self.operator = operator
 
 
+class SingularMinimumError(SancError, ArithmeticError):
+    """A minimum has no reliable derivative.
+
+    The run did not converge, λ_min of the Hessian is not bounded away from zero, or the estimated error is too large.
+    """
+
+
 def shown(value: object) -> str:
     """Return a value as one short line, for a message."""
     text = " ".join(repr(value).split())

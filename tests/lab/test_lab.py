@@ -628,6 +628,7 @@ def test_the_competitive_claim_compares_runs_with_equal_seeds(ours, theirs, verd
         (["datasets", "get", "w1b"], ["'w1b'", "choose from a9a", "w1a"]),
         (["report", "nowhere"], ["nowhere", "no runs"]),
         (["datasets", "get"], ["--all"]),
+        (["diagnose", "none.pt", "none.npz"], ["none.pt does not exist", "torch.save(model, path)"]),
         (["demo", "--budget", "0"], ["--budget"]),
         (["demo", "--batch", "5000"], ["--batch 5000", "1438"]),
     ],
@@ -641,7 +642,7 @@ def test_errors_of_the_command_line_name_the_argument(arguments, words, tmp_path
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["run"], ["datasets"], ["datasets", "get"], ["report"], ["demo"]]
+    "command", [[], ["reproduce"], ["run"], ["datasets"], ["datasets", "get"], ["report"], ["diagnose"], ["demo"]]
 )
 def test_every_command_has_help(command):
     result = CliRunner().invoke(cli.app, [*command, "--help"])

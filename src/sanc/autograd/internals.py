@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def once_differentiable(loss: Tensor) -> str:
@@ -53,3 +55,13 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def forward_mode_enabled() -> AbstractContextManager[Any]:
+    """Return a context in which forward-mode derivatives are computed.
+
+    Torch disables them inside the method `jvp` of a Function, so that the tangents of an outer forward mode would be
+    lost. Without the undocumented setter they are lost.
+    """
+    setter = getattr(forward_ad, "_set_fwd_grad_enabled", None)
+    return nullcontext() if setter is None else setter(True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from sanc.core import cubic
 from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import ROUNDING_ERRORS, Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
@@ -135,26 +135,95 @@ def probe(
     thorough: bool = False,
     time_is_up: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, Vector]:
-    """Return the certificate at x, and the unit vector of the left-most Ritz pair.
+    """Return the certificate at x, and the unit vector of the left-most Ritz pair; see `explore`."""
+    explored = explore(
+        oracle,
+        x,
+        eps=eps,
+        eps_curvature=eps_curvature,
+        confidence=confidence,
+        max_products=max_products,
+        seed=seed,
+        thorough=thorough,
+        time_is_up=time_is_up,
+    )
+    return explored.certificate, explored.leftmost_vector()
 
-    Lanczos stops as soon as the outcome is decided. If `thorough`, it continues until λ_min has a relative error of
-    10 %, or, in at most 100 dimensions, until the space is full. It also stops after the product at which `time_is_up`
-    becomes true. The counters of the oracle do not include its products.
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """A certificate, and the Krylov space from a random start that it was computed in.
+
+    Attributes
+    ----------
+    certificate : Certificate
+        The bounds on the curvature.
+    start : vector
+        The random start vector.
+    krylov : Krylov or None
+        The Krylov space; None if a product was not finite.
+    spectrum : Spectrum or None
+        Eigenpairs of T, in the units of the scaled products.
+    factor : float
+        The power of two by which the products were scaled.
+    """
+
+    certificate: Certificate
+    start: Vector
+    krylov: Krylov | None = None
+    spectrum: cubic.Spectrum | None = None
+    factor: float = 1.0
+
+    def leftmost_vector(self) -> Vector:
+        """Return the unit vector of the left-most Ritz pair; the start vector if a product was not finite."""
+        if self.krylov is None or self.spectrum is None:
+            return self.start
+        (v,) = self.krylov.combine(self.spectrum.leftmost_vector)
+        return v
+
+    def ritz_pairs(self, choose: Callable[[Floats, Floats], Sequence[int]]) -> tuple[Floats, list[Vector]]:
+        """Return Ritz values and vectors; `choose` selects them by the ascending values and their residual norms."""
+        if self.krylov is None or self.spectrum is None:
+            return np.empty(0), []
+        values = self.spectrum.values / self.factor
+        residuals = self.krylov.last_beta / self.factor * np.abs(self.spectrum.vectors[-1])
+        chosen = list(choose(values, residuals))
+        return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
+
+
+def explore(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    eps: float,
+    eps_curvature: float,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    seed: int = 0,
+    thorough: bool = False,
+    relative_error: float = 0.1,
+    time_is_up: Callable[[], bool] = lambda: False,
+) -> Exploration:
+    """Return the certificate at x with its Krylov space.
+
+    Lanczos stops as soon as the outcome is decided. If `thorough`, it continues until the error of λ_min is at most
+    `relative_error`, or, in at most 100 dimensions, until the space is full. It also stops after the product at which
+    `time_is_up` becomes true. The counters of the oracle do not include its products.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
     common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
     start = space.normal(np.random.default_rng((seed, space.dim)))
+    needed = relative_error if thorough else None
     with oracle.uncounted():
         process = _MonitoredLanczos(oracle.hessian(x), start, space)
-        krylov, max_dim = process.krylov, min(space.dim, max_products or _affordable_dim(space.dim))
+        krylov, max_dim = process.krylov, min(space.dim, max_products or affordable_dim(space.dim))
         try:
-            bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, thorough, time_is_up)
-            (v,) = krylov.combine(bound.spectrum.leftmost_vector)
+            bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, needed, time_is_up)
         except NonFiniteProductError:
             unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
             cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
-            return cert, start
+            return Exploration(cert, start)
         finally:
             process.operator.release()
     cert = Certificate(
@@ -167,7 +236,128 @@ def probe(
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
-    return cert, v
+    return Exploration(cert, start, krylov, bound.spectrum, process.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """Two-sided bounds on the extreme eigenvalues of a Hessian, and the Krylov space that they come from.
+
+    Attributes
+    ----------
+    lambda_min, lambda_max : float
+        Extreme Ritz values: λ_min is at most the first and λ_max at least the second, up to `rounding`.
+    lower_bound, upper_bound : float
+        λ_min ≥ `lower_bound` and λ_max ≤ `upper_bound`, both with probability `confidence` over the start vector.
+    rounding : float
+        Error of the Ritz values.
+    confidence : float
+        The probability; 1 if the Krylov space is the whole space.
+    products : int
+        Hessian products.
+    limited_by_roundoff : bool
+        Whether roundoff keeps the bounds from the accuracy asked for. Then the Ritz values have small residuals.
+    values, weights : array
+        Ritz values and their weights in the quadrature of the spectrum: n Σ w_i h(θ_i) estimates Σ h(λ).
+    krylov : Krylov
+        The Krylov space.
+    spectrum : Spectrum
+        Eigenpairs of T.
+    """
+
+    lambda_min: float
+    lambda_max: float
+    lower_bound: float
+    upper_bound: float
+    rounding: float
+    confidence: float
+    products: int
+    limited_by_roundoff: bool
+    values: Floats
+    weights: Floats
+    krylov: Krylov
+    spectrum: cubic.Spectrum
+
+    def vectors(self) -> list[Vector]:
+        """Return the unit vectors of the left-most and the right-most Ritz pair."""
+        return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+
+
+def find_extremes(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    relative_error: float,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    seed: int = 0,
+    time_is_up: Callable[[], bool] = lambda: False,
+    report: Callable[[int], None] = lambda products: None,
+) -> Extremes:
+    """Bound λ_min and λ_max at x, each to `relative_error` times the spectral norm.
+
+    The bound of λ_max is that of λ_min for −B, which has the same Krylov space. Each of them may fail with half of the
+    probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as small.
+    It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
+    not finite raises `NonFiniteProductError`.
+    """
+    space = oracle.space
+    with oracle.uncounted():
+        process = _MonitoredLanczos(oracle.hessian(x), space.normal(np.random.default_rng((seed, space.dim))), space)
+        krylov, one_sided = process.krylov, 0.5 * (1.0 + confidence)
+        max_dim = min(space.dim, max_products or affordable_dim(space.dim))
+        next_test_dim, lower, upper = 4, -math.inf, math.inf
+        try:
+            while True:
+                process.extend()
+                report(krylov.dim)
+                must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
+                if must_stop or krylov.dim >= next_test_dim:
+                    bound = _bound_curvature(process, one_sided, lower)
+                    mirrored = _bound_curvature(process, one_sided, -upper, negated=True)
+                    lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
+                    is_tight = max(bound.error, mirrored.error) <= relative_error * norm
+                    at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
+                    residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
+                    if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
+                        break
+                    next_test_dim = krylov.dim + 1 + krylov.dim // 10
+        finally:
+            process.operator.release()
+    values = bound.spectrum.values
+    return Extremes(
+        lambda_min=process.unscaled(float(values[0])),
+        lambda_max=process.unscaled(float(values[-1])),
+        lower_bound=process.unscaled(lower),
+        upper_bound=process.unscaled(upper),
+        rounding=process.unscaled(bound.rounding),
+        confidence=1.0 if bound.is_full else confidence,
+        products=krylov.dim,
+        limited_by_roundoff=at_roundoff and not is_tight,
+        values=values / process.factor,
+        weights=bound.spectrum.vectors[0] ** 2,
+        krylov=krylov,
+        spectrum=bound.spectrum,
+    )
+
+
+def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats, Floats]:
+    """Return nodes and weights of the spectrum at x, from `steps` Lanczos iterations at a random start.
+
+    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
+    """
+    space = oracle.space
+    start = space.normal(np.random.default_rng((seed, space.dim)))
+    with oracle.uncounted():
+        operator = oracle.hessian(x)
+        krylov = Krylov(Lanczos(operator, start, space, max_dim=steps, reorthogonalise=True))
+        try:
+            while not krylov.is_complete:
+                krylov.extend()
+        finally:
+            operator.release()
+    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    return spectrum.values, spectrum.vectors[0] ** 2
 
 
 def _extend_until_decided(
@@ -175,7 +365,7 @@ def _extend_until_decided(
     confidence: float,
     eps_curvature: float,
     max_dim: int,
-    thorough: bool,
+    relative_error: float | None,
     time_is_up: Callable[[], bool],
 ) -> _CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
@@ -189,7 +379,7 @@ def _extend_until_decided(
             continue
         bound = _bound_curvature(process, confidence, lower)
         lower = bound.lower
-        is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
+        is_decided = _is_decided(bound, process, eps_curvature * process.factor, relative_error)
         if must_stop or is_decided or (bound.limited_by_roundoff and dim > _SMALL_DIM):
             return bound
         next_test_dim = krylov.dim + 1 + krylov.dim // 5
@@ -230,10 +420,17 @@ class _CurvatureBound:
         return self.spectrum.leftmost - self.lower
 
 
-def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float) -> _CurvatureBound:
-    """Return the bounds from the current Krylov space, given the lower bound from smaller ones."""
+def _bound_curvature(
+    process: _MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
+) -> _CurvatureBound:
+    """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
+
+    If `negated`, they are those of −B.
+    """
     krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    if negated:
+        spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
     rounding = process.error(float(np.max(np.abs(spectrum.values))))
     is_full = krylov.dim == dim
     if is_full:
@@ -248,11 +445,13 @@ def _bound_curvature(process: _MonitoredLanczos, confidence: float, lower: float
     return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
 
 
-def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, *, thorough: bool) -> bool:
-    """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
+def _is_decided(
+    bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, relative_error: float | None
+) -> bool:
+    """Whether further products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
     theta = bound.ritz_value
-    if thorough:
-        is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, 0.1 * abs(theta))
+    if relative_error is not None:
+        is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, relative_error * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance
@@ -340,7 +539,7 @@ def _power_of_two(norm: float) -> float:
     return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
-def _affordable_dim(dim: int) -> int:
+def affordable_dim(dim: int) -> int:
     """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
     return min(1000, max(50, 50_000_000 // dim))
 

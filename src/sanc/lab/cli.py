@@ -1,4 +1,4 @@
-"""The command line: ``sanc datasets``, ``reproduce``, ``run``, ``report`` and ``demo``.
+"""The command line: ``sanc datasets``, ``reproduce``, ``run``, ``report``, ``diagnose`` and ``demo``.
 
 Each command imports slow modules such as torch itself, so that ``--help`` is fast.
 """
@@ -274,6 +274,31 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
     from sanc.lab import study
 
     study.report(directory, console)
+
+
+@app.command()
+def diagnose(
+    module: Annotated[Path, typer.Argument(help="A file of torch.save(model, path). Loading it executes its code.")],
+    data: Annotated[Path, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")],
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
+    max_products: Annotated[int | None, typer.Option(min=1, help="Limit on Hessian products of the bounds.")] = None,
+    max_time: Annotated[float | None, typer.Option(help="Limit on seconds.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of rows and of start vectors.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the spectrum and of loss profiles.")] = None,
+    numbers: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
+) -> None:
+    """Measure whether a saved classifier is trained, stuck or at a saddle, in evaluation mode, on rows of a file."""
+    from sanc.lab.saved_module import diagnose_file
+
+    options = {"max_products": max_products, "max_time": max_time, "seed": seed, "progress": console.is_terminal}
+    found = diagnose_file(module, str(data), batch=batch, **options)
+    console.print(str(found), markup=False)
+    if plot is not None:
+        found.plot().savefig(plot)
+    if numbers is not None:
+        numbers.write_text(
+            json.dumps({name: value if value == value else None for name, value in found.as_dict().items()})
+        )
 
 
 @app.command()

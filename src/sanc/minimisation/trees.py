@@ -39,7 +39,7 @@ class Tree:
     """
 
     def __init__(self, x: Any, name: str) -> None:
-        leaves = dict(_leaves(x, name))
+        leaves = dict(tree_leaves(x, name))
         if not leaves:
             raise ArgumentError(f"{name} is empty: pass at least one variable.")
         tensors = {place: leaf for place, leaf in leaves.items() if isinstance(leaf, Tensor)}
@@ -75,11 +75,11 @@ class Tree:
         """Return the tree of a flat vector; its leaves are views of the vector."""
         ends = accumulate(map(math.prod, self._shapes.values()), initial=0)
         cuts = zip(pairwise(ends), self._shapes.values(), strict=True)
-        return _rebuilt(self._example, (flat[begin:end].reshape(shape) for (begin, end), shape in cuts))
+        return rebuild(self._example, (flat[begin:end].reshape(shape) for (begin, end), shape in cuts))
 
     def flatten(self, tree: Any, name: str) -> Any:
         """Return the flat vector of a tree of the same structure, such as a gradient."""
-        given_leaves = dict(_leaves(tree, self._name))
+        given_leaves = dict(tree_leaves(tree, self._name))
         if self._shapes.keys() != given_leaves.keys():
             place = sorted(self._shapes.keys() ^ given_leaves.keys())[0]
             raise ArgumentError(
@@ -95,26 +95,26 @@ class Tree:
         return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves])
 
 
-def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
+def tree_leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield the leaves, each with the expression that selects it."""
     if isinstance(x, Mapping):
         for key, part in x.items():
-            yield from _leaves(part, f"{place}[{key!r}]")
+            yield from tree_leaves(part, f"{place}[{key!r}]")
     elif isinstance(x, list | tuple):
         for number, part in enumerate(x):
-            yield from _leaves(part, f"{place}[{number}]")
+            yield from tree_leaves(part, f"{place}[{number}]")
     else:
         yield place, x
 
 
-def _rebuilt(example: Any, leaves: Iterator[Any]) -> Any:
+def rebuild(example: Any, leaves: Iterator[Any]) -> Any:
     """Return a tree with the structure of `example` and other leaves."""
     if isinstance(example, Mapping):
         built: dict[Any, Any] = copy(example) if isinstance(example, dict) else {}
-        built.update((key, _rebuilt(part, leaves)) for key, part in example.items())
+        built.update((key, rebuild(part, leaves)) for key, part in example.items())
         return built
     if isinstance(example, list | tuple):
-        parts = [_rebuilt(part, leaves) for part in example]
+        parts = [rebuild(part, leaves) for part in example]
         if isinstance(example, list):
             return parts
         return type(example)(*parts) if hasattr(example, "_fields") else tuple(parts)

@@ -1,0 +1,226 @@
+"""Measure `sanc.diagnose`: its eigenvalues and products on networks, and a table of trained networks.
+
+    python -m benchmarks.diagnose --out diagnose-output      # ten networks and five states, minutes on one core
+    python -m benchmarks.diagnose --quick                    # two networks and two states, seconds
+
+The first table compares both ends of the spectrum with a Lanczos run of twice the products (or all eigenvalues, for
+less than a thousand parameters). Errors are relative to the spectral norm; the goal is 2 %. Beside it is a bare bound:
+the number of products after which plain Lanczos, which knows no bound of its error, has both ends within 2 %.
+
+The second table is one network for the digits of scikit-learn in several states of training.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import eigvalsh_tridiagonal
+from torch import Tensor, nn
+
+import sanc
+from benchmarks.reporting import command, machine, markdown_table, write_results
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.oracle import AutogradOracle
+from sanc.core.curvature import Extremes, find_extremes
+
+TOLERANCE = 0.02
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class Attention(nn.Module):
+    """One transformer block on the eight rows of a digit."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.query = nn.Linear(8, width), nn.Linear(width, 3 * width)
+        self.norm, self.mix = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x.reshape(-1, 8, 8))
+        q, k, v = self.query(self.norm(h)).chunk(3, -1)
+        h = h + torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1) @ v
+        head: Tensor = self.head((h + self.mix(self.norm(h))).mean(1))
+        return head
+
+
+def image(*layers: nn.Module) -> nn.Sequential:
+    """Return layers that take digits as images."""
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *layers)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(64, 10),
+    "MLP, tanh": lambda: nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)),
+    "MLP, ReLU": lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)),
+    "deep MLP": lambda: nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    ),
+    "CNN": lambda: image(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256, 10),
+    ),
+    "CNN, BatchNorm": lambda: image(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
+    ),
+    "dropout": lambda: nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.2), nn.Linear(128, 10)),
+    "attention": lambda: Attention(),
+    "wide MLP": lambda: nn.Sequential(
+        nn.Linear(64, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)
+    ),
+    "very wide MLP": lambda: nn.Sequential(
+        nn.Linear(64, 3200), nn.ReLU(), nn.Linear(3200, 3200), nn.ReLU(), nn.Linear(3200, 10)
+    ),
+}  # fmt: skip
+"""Networks for digits by name; the last one has 10.5 million parameters."""
+
+
+def digits(rows: int, size: int) -> Batches:
+    """Return batches of the digits of scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))[:rows]
+    inputs = torch.as_tensor(X[order] / 16, dtype=torch.float32)
+    return list(zip(inputs.split(size), torch.as_tensor(y[order]).split(size), strict=True))
+
+
+def bind(model: nn.Module, data: Batches) -> tuple[AutogradOracle, Tensor]:
+    """Return the oracle of the mean loss on the batches, and the point."""
+    parameters: list[Tensor] = list(model.parameters())
+    oracle = AutogradOracle(Leaves(parameters, [0.0] * len(parameters)), exact=True)
+    rows = sum(len(y) for _, y in data)
+    loss = nn.CrossEntropyLoss()
+
+    def closure(x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+        return lambda: loss(model(x), y)
+
+    sample = Sample("loss", [(len(y) / rows, closure(x, y)) for x, y in data], rows, 0)
+    oracle.bind(sample, sample, sample)
+    return oracle, oracle.start()
+
+
+def bare_products(truth: Extremes) -> int:
+    """Return the number of Lanczos iterations after which both ends are within the tolerance of the last ones."""
+    diagonal, off_diagonal = truth.krylov.tridiagonal()
+    ends = eigvalsh_tridiagonal(diagonal, off_diagonal)[[0, -1]]
+    for dim in range(1, len(diagonal) + 1):
+        values = eigvalsh_tridiagonal(diagonal[:dim], off_diagonal[: dim - 1])[[0, -1]]
+        if np.abs(values - ends).max() <= TOLERANCE * np.abs(ends).max():
+            return dim
+    return len(diagonal)
+
+
+def measure(name: str, rows: int, size: int) -> dict[str, Any]:
+    """Compare the ends of the spectrum of one network, at its initial parameters, with a reference."""
+    torch.manual_seed(0)
+    model, data = NETWORKS[name](), digits(rows, size)
+    oracle, x = bind(model, data)
+    with torch.enable_grad():
+        found = find_extremes(oracle, x, relative_error=TOLERANCE, seed=1)
+        longer = min(len(x), 1000 if len(x) <= 1000 else 2 * found.products)
+        truth = find_extremes(oracle, x, relative_error=1e-6, max_products=longer, seed=2)
+    oracle.undo_training()
+    norm = max(abs(truth.lambda_min), abs(truth.lambda_max))
+    return {
+        "network": name,
+        "parameters": len(x),
+        "lambda_min": truth.lambda_min,
+        "lambda_max": truth.lambda_max,
+        "errors": [abs(found.lambda_min - truth.lambda_min) / norm, abs(found.lambda_max - truth.lambda_max) / norm],
+        "bounds hold": bool(
+            found.lower_bound <= truth.lambda_min + found.rounding
+            and found.upper_bound >= truth.lambda_max - found.rounding
+        ),
+        "products": found.products,
+        "bare products": bare_products(truth),
+    }
+
+
+STATES = ("random", "half trained", "AdamW", "SGD", "sanc")
+
+
+def trained(state: str, data: Batches, epochs: int) -> nn.Module:
+    """Return the deep MLP in a state of training."""
+    torch.manual_seed(0)
+    model, loss = NETWORKS["deep MLP"](), nn.CrossEntropyLoss()
+    if state == "random":
+        return model
+    if state == "sanc":
+        opt: Any = sanc.SANC(model.parameters(), seed=0)
+    elif state == "SGD":
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(max(1, epochs // 10) if state == "half trained" else epochs):
+        for x, y in data:
+
+            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+                return loss(model(x), y)
+
+            if state == "sanc":
+                opt.step(closure)
+            else:
+                opt.zero_grad()
+                closure().backward()
+                opt.step()
+    return model
+
+
+def table(rows: Sequence[Any], states: Sequence[Any]) -> str:
+    """Return both tables."""
+    head = ["network", "parameters", "λ_min", "λ_max", "errors, %", "products", "bare bound", "ratio"]
+    cells = []
+    for row in rows:
+        cell = [row["network"], row["parameters"], f"{row['lambda_min']:.3g}", f"{row['lambda_max']:.3g}"]
+        cell += [", ".join(f"{100 * error:.2g}" for error in row["errors"]), row["products"]]
+        cell += [row["bare products"], f"{row['products'] / row['bare products']:.1f}"]
+        cells.append(cell)
+    first = markdown_table(head, cells)
+    names = ["value", "held_out_value", "grad_norm", "noise_share", "lambda_min", "lambda_max", "effective_dimension"]
+    names += ["gradient_decrease", "curvature_decrease"]
+    head = [
+        "state",
+        "loss",
+        "held out",
+        "‖g‖",
+        "noise share",
+        "λ_min",
+        "λ_max",
+        "dimension",
+        "gradient step",
+        "escape step",
+    ]
+    lines = [[row["state"], *(f"{row[name]:.3g}" for name in names)] for row in states]
+    return f"{first}\n\n{markdown_table(head, lines)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command(__doc__, quick="two networks and two states", out="diagnose.json")
+    options = parser.parse_args(arguments)
+    names, rows = list(NETWORKS), 256
+    if options.quick:
+        names, rows = names[:2], 64
+    measured = []
+    for name in names:
+        measured.append(measure(name, 32 if "wide" in name else rows, 32))
+        print(f"{name}: done", file=sys.stderr, flush=True)
+    data, states = digits(400 if options.quick else 1600, 32), []
+    used, held_out = data[: len(data) * 3 // 4], data[len(data) * 3 // 4 :]
+    for state in STATES[:2] if options.quick else STATES:
+        model = trained(state, used, 2 if options.quick else 20)
+        report = sanc.diagnose(model, nn.CrossEntropyLoss(), used, held_out=held_out)
+        states.append({"state": state, "verdict": report.verdict} | report.as_dict())
+        print(f"{state}: {report.verdict}", file=sys.stderr, flush=True)
+    print(table(measured, states))
+    write_results(options.out, {"diagnose.json": {"machine": machine(), "networks": measured, "states": states}})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,410 @@
+"""`diagnose`: the loss, its gradient, its noise and its curvature on given batches."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.oracle import AutogradOracle
+from sanc.autograd.precision import full_precision
+from sanc.autograd.products import HVP_MODES, HvpMode
+from sanc.autograd.randomness import UndoneDraws
+from sanc.core.curvature import Extremes, find_extremes, quadrature
+from sanc.core.krylov import NonFiniteProductError
+from sanc.core.space import Floats
+from sanc.diagnosis.report import Report
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NonFiniteError,
+    is_number,
+    one_of,
+    require,
+    require_integer,
+    require_number,
+    shown,
+)
+
+_QUADRATURE_STEPS = 8
+"""Lanczos iterations of each further start. Eight nodes integrate |λ| and λ² far better than the starts vary."""
+_SHORTEST_STEP = 1e-3
+"""First step along negative curvature relative to ‖x‖; it is doubled as long as the loss decreases."""
+_LONGEST_STEP = 10.0
+"""Longest step along negative curvature relative to ‖x‖."""
+_PROFILE_POINTS = 11
+"""Points of each loss profile."""
+_HELD_OUT_SHARE = 4
+"""Without held-out batches of the caller, every fourth batch is held out, from the end."""
+
+
+def diagnose(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    data: Iterable[Any],
+    *,
+    held_out: Iterable[Any] | None = None,
+    batches: int | None = None,
+    relative_error: float = 0.02,
+    confidence: float = 0.99,
+    starts: int = 5,
+    max_products: int | None = None,
+    max_time: float | None = None,
+    seed: int = 0,
+    hvp: HvpMode = "auto",
+    progress: bool = False,
+) -> Report:
+    """Measure whether a network is trained, stuck, or at a saddle.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network. Parameters that require a gradient take part. Nothing of it is changed.
+    loss : callable
+        A module such as ``nn.CrossEntropyLoss()``, called as ``loss(model(inputs), targets)`` for batches of inputs and
+        targets; or a function, called as ``loss(model, batch)``. It returns the mean loss of the batch.
+    data : iterable
+        Batches, for instance a DataLoader. All of them together define the loss that is differentiated.
+    held_out : iterable, optional
+        Batches on which steps are judged. By default the last quarter of `data` if it has at least two batches.
+    batches : int, optional
+        Use only this many batches of `data` and of `held_out`.
+    relative_error : float
+        Accuracy of λ_min and λ_max relative to the spectral norm of the Hessian.
+    confidence : float
+        Probability with which the bounds of both eigenvalues hold, over the random start vector.
+    starts : int
+        Random start vectors of the effective dimension and the spectral density.
+    max_products, max_time : number, optional
+        Limits on the Hessian products of the bounds, and on seconds.
+    seed : int
+        Seed of the start vectors and of random numbers in the network, such as dropout masks.
+    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
+        How Hessian products are computed, as in `minimize`.
+    progress : bool
+        Print the number of products to the standard error stream.
+
+    Returns
+    -------
+    Report
+        Prints as a page of text; ``as_dict()`` has the numbers, and ``plot()`` draws the spectrum.
+
+    Notes
+    -----
+    Every batch is a micro-batch: one graph is in memory at a time. Dropout draws the same masks in every evaluation,
+    and the buffers of BatchNorm stay as they are. The mode of the module, training or evaluation, is the caller's.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> model = torch.nn.Linear(3, 1)
+    >>> data = [(torch.randn(20, 3), torch.randn(20, 1)) for _ in range(4)]
+    >>> report = sanc.diagnose(model, torch.nn.MSELoss(), data)
+    >>> report.saddle, report.parameters
+    (False, 4)
+    """
+    require(
+        is_number(confidence) and 0 < confidence < 1, "confidence", confidence, "pass a probability between 0 and 1"
+    )
+    require(
+        is_number(relative_error) and 0 < relative_error < 1, "relative_error", relative_error, "pass a share below 1"
+    )
+    for name, value in (("batches", batches), ("max_products", max_products)):
+        require_integer(name, value, 1)
+    require_integer("starts", starts, 1, none=False)
+    require_integer("seed", seed, 0, none=False)
+    require_number("max_time", max_time)
+    one_of("hvp", hvp, HVP_MODES)
+    parameters = _parameters(model)
+    if not callable(loss):
+        raise ArgumentTypeError(f"loss = {shown(loss)} cannot be called: pass a criterion or a function of the model.")
+    used, kept = _split(data, held_out, batches)
+    deadline = math.inf if max_time is None else time.perf_counter() + max_time
+    leaves = Leaves(parameters, [0.0] * len(parameters))
+    oracle = AutogradOracle(leaves, hvp=hvp, exact=True)
+    sample, judged = (_sample(model, loss, part, seed) if part else None for part in (used, kept))
+    assert sample is not None
+    oracle.bind(sample, sample, sample)
+    x = oracle.start()
+    with full_precision(leaves.device), torch.enable_grad(), UndoneDraws(leaves.device), _grads_kept(parameters):
+        try:
+            measured = _Measurement(oracle, x, sample, judged)
+            measured.measure_gradients()
+            measured.measure_curvature(
+                relative_error=relative_error,
+                confidence=confidence,
+                max_products=max_products,
+                seed=seed,
+                starts=starts,
+                time_is_up=lambda: time.perf_counter() >= deadline,
+                progress=progress,
+            )
+            return measured.report(relative_error, len(used))
+        finally:
+            oracle.load(x)
+            oracle.undo_training()
+            oracle.unbind()
+
+
+class _Measurement:
+    """Measurements at the parameters x of a network."""
+
+    def __init__(self, oracle: AutogradOracle, x: Tensor, sample: Sample, judged: Sample | None) -> None:
+        self.oracle, self.x, self.sample, self.judged = oracle, x, sample, judged
+        self.products = 0
+
+    def measure_gradients(self) -> None:
+        """Compute the loss, the gradient, and how gradients of batches differ.
+
+        With weights w_i and gradients g_i of batches, S = Σ w_i ‖g_i − ḡ‖² / (1 − Σ w_i²) estimates the variance of a
+        batch gradient without bias, and S Σ w_i² that of the mean ḡ.
+        """
+        oracle, space = self.oracle, self.oracle.space
+        value, squares, total = 0.0, 0.0, torch.zeros_like(self.x)
+        oracle.load(self.x)
+        with oracle.restored_buffers():
+            for weight, loss, grads in oracle.passes(self.sample):
+                g = oracle.leaves.flatten(grads)
+                value += weight * float(loss.detach())
+                squares += weight * space.norm(g) ** 2
+                total.add_(g, alpha=weight)
+        self.value, self.gradient, self.grad_norm = value, total, space.norm(total)
+        if not (math.isfinite(value) and math.isfinite(self.grad_norm)):
+            raise NonFiniteError(
+                f"the loss is {value:g} and its gradient norm {self.grad_norm:g} on data: pass batches and parameters "
+                "with a finite loss."
+            )
+        weights = np.array([weight for weight, _ in self.sample.parts])
+        self.noise_share = self.noise_scale = math.nan
+        if len(weights) > 1:
+            overlap = float((weights**2).sum())
+            variance = max(squares - self.grad_norm**2, 0.0) / (1.0 - overlap)
+            noise, signal = variance * overlap, self.grad_norm**2 - variance * overlap
+            self.noise_share = min(1.0, noise / self.grad_norm**2) if self.grad_norm > 0.0 else 1.0
+            rows = self.sample.size / len(weights)
+            self.noise_scale = rows * variance / signal if signal > 0.0 else math.inf
+
+    def measure_curvature(
+        self,
+        *,
+        relative_error: float,
+        confidence: float,
+        max_products: int | None,
+        seed: int,
+        starts: int,
+        time_is_up: Callable[[], bool],
+        progress: bool,
+    ) -> None:
+        """Bound the extreme eigenvalues, estimate the spectral density, and follow the extreme eigenvectors."""
+
+        def show(products: int) -> None:
+            if progress:
+                print(f"\r{products} Hessian products", end="", file=sys.stderr, flush=True)
+
+        try:
+            self.extremes: Extremes = find_extremes(
+                self.oracle,
+                self.x,
+                relative_error=relative_error,
+                confidence=confidence,
+                max_products=max_products,
+                seed=seed,
+                time_is_up=time_is_up,
+                report=show,
+            )
+            nodes = [(self.extremes.values, self.extremes.weights)]
+            for start in range(1, starts):
+                if time_is_up():
+                    break
+                nodes.append(quadrature(self.oracle, self.x, _QUADRATURE_STEPS, seed + start))
+        except NonFiniteProductError as problem:
+            raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
+        finally:
+            if progress:
+                print(file=sys.stderr)
+        self.nodes = nodes
+        self.products = self.extremes.products + sum(len(values) for values, _ in nodes[1:])
+        self.leftmost, self.rightmost = self.extremes.vectors()
+
+    def effective_dimension(self) -> tuple[float, float]:
+        """Return the participation ratio and its standard error over the start vectors."""
+        dim = self.oracle.space.dim
+        first = np.array([dim * float(weights @ np.abs(values)) for values, weights in self.nodes])
+        second = np.array([dim * float(weights @ values**2) for values, weights in self.nodes])
+        if not second.mean() > 0.0:
+            return 0.0, math.nan
+        ratio = float(first.mean() ** 2 / second.mean())
+        count = len(first)
+        if count == 1:
+            return ratio, math.nan
+        leave_one_out = [
+            np.delete(first, k).mean() ** 2 / max(float(np.delete(second, k).mean()), 1e-300) for k in range(count)
+        ]
+        error = math.sqrt((count - 1) / count * float(((np.array(leave_one_out) - ratio) ** 2).sum()))  # jackknife
+        return ratio, error
+
+    def _loss(self, x: Any, sample: Sample) -> float:
+        return self.oracle.evaluate(x, sample)
+
+    def _decrease(self, step: Any) -> float:
+        """Return the decrease of the held-out loss by a step; NaN without held-out batches."""
+        if self.judged is None:
+            return math.nan
+        return self.held_out_value - self._loss(self.x + step, self.judged)
+
+    def _escape(self) -> tuple[float, float]:
+        """Return the held-out decrease and the length of the best step along negative curvature."""
+        extremes, space = self.extremes, self.oracle.space
+        if not extremes.lambda_min + extremes.rounding < 0.0:
+            return math.nan, math.nan
+        direction: Any = self.leftmost
+        if space.dot(self.gradient, direction) > 0.0:
+            direction = direction * -1.0
+        scale = space.norm(self.x) or 1.0
+        length, best, best_length = _SHORTEST_STEP * scale, self.value, 0.0
+        while length <= _LONGEST_STEP * scale:
+            value = self._loss(self.x + direction * length, self.sample)
+            if not value < best:
+                break
+            best, best_length, length = value, length, 2.0 * length
+        return self._decrease(direction * best_length), best_length
+
+    def _profile(self, vector: Any, eigenvalue: float) -> tuple[Floats, Floats]:
+        """Return lengths and losses along an eigenvector, as far as the quadratic model doubles the loss."""
+        scale = self.oracle.space.norm(self.x) or 1.0
+        radius = scale if eigenvalue == 0.0 else min(scale, math.sqrt(2.0 * abs(self.value) / abs(eigenvalue)))
+        lengths = np.linspace(-radius, radius, _PROFILE_POINTS)
+        return lengths, np.array([self._loss(self.x + vector * float(length), self.sample) for length in lengths])
+
+    def report(self, relative_error: float, batches: int) -> Report:
+        """Evaluate the steps and return the report."""
+        extremes = self.extremes
+        self.held_out_value = math.nan if self.judged is None else self._loss(self.x, self.judged)
+        dimension, dimension_error = self.effective_dimension()
+        curvature_decrease, curvature_length = self._escape()
+        norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
+        errors = (extremes.lambda_min - extremes.lower_bound, extremes.upper_bound - extremes.lambda_max)
+        limit = ""
+        if max(errors) > relative_error * norm:
+            limit = "roundoff" if extremes.limited_by_roundoff else "products or time"
+        return Report(
+            parameters=self.oracle.space.dim,
+            rows=self.sample.size,
+            batches=batches,
+            value=self.value,
+            held_out_value=self.held_out_value,
+            grad_norm=self.grad_norm,
+            noise_share=self.noise_share,
+            noise_scale=self.noise_scale,
+            lambda_min=extremes.lambda_min,
+            lambda_max=extremes.lambda_max,
+            lambda_min_bound=extremes.lower_bound,
+            lambda_max_bound=extremes.upper_bound,
+            rounding=extremes.rounding,
+            confidence=extremes.confidence,
+            effective_dimension=dimension,
+            effective_dimension_error=dimension_error,
+            gradient_decrease=self._decrease(self.gradient * (-1.0 / norm)) if norm > 0.0 else math.nan,
+            curvature_decrease=curvature_decrease,
+            curvature_length=curvature_length,
+            products=self.products,
+            hvp=self.oracle.hvp,
+            limit=limit,
+            density=(
+                np.concatenate([values for values, _ in self.nodes]),
+                np.concatenate([weights for _, weights in self.nodes]) / len(self.nodes),
+            ),
+            profiles={
+                "lambda_min": self._profile(self.leftmost, extremes.lambda_min),
+                "lambda_max": self._profile(self.rightmost, extremes.lambda_max),
+            },
+        )
+
+
+def _parameters(model: Any) -> list[Tensor]:
+    """Return the parameters that require a gradient; raise an error if they cannot be used."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model = {shown(model)} is no nn.Module: pass one.")
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ArgumentError("model has no parameter that requires a gradient: call requires_grad_() on some.")
+    kinds = {(p.dtype, p.device) for p in parameters}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ArgumentTypeError(f"model has parameters of {listed}: pass a model of one type on one device.")
+    if parameters[0].dtype not in (torch.float32, torch.float64):
+        raise ArgumentTypeError(
+            f"model has parameters of {parameters[0].dtype}: pass float32 or float64, with torch.autocast for speed."
+        )
+    if any(hasattr(p, "to_local") for p in parameters):
+        raise ArgumentTypeError("model has parameters that are sharded over ranks: pass the whole model on one rank.")
+    return parameters
+
+
+def _split(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], list[Any]]:
+    """Return the batches that define the loss and those that are held out."""
+    for name, given in (("data", data), ("held_out", held_out)):
+        if given is not None and (isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable)):
+            raise ArgumentTypeError(f"{name} = {shown(given)} is no iterable of batches: pass a list or a DataLoader.")
+    used = list(islice(data, batches))
+    if not used:
+        raise ArgumentError("data has no batch: pass at least one; an iterator that was used before is empty.")
+    if held_out is not None:
+        kept = list(islice(held_out, batches))
+        if not kept:
+            raise ArgumentError("held_out has no batch: pass at least one, or leave it out.")
+        return used, kept
+    if len(used) == 1:
+        return used, []
+    count = max(1, len(used) // _HELD_OUT_SHARE)
+    return used[:-count], used[-count:]
+
+
+def _sample(model: nn.Module, loss: Callable[..., Tensor], batches: Sequence[Any], seed: int) -> Sample:
+    """Return the mean loss of batches, weighted by their rows."""
+    rows = [_rows(batch) for batch in batches]
+    parts = [(count / sum(rows), _closure(model, loss, batch)) for count, batch in zip(rows, batches, strict=True)]
+    return Sample("loss", parts, sum(rows), seed)
+
+
+def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Callable[[], Tensor]:
+    """Return the loss of one batch as a function without arguments."""
+    if not isinstance(loss, nn.Module):
+        return lambda: loss(model, batch)
+    if not (isinstance(batch, list | tuple) and len(batch) == 2):
+        raise ArgumentTypeError(
+            f"data has a batch of {type(batch).__name__}, and loss is a criterion of outputs and targets: pass batches "
+            "(inputs, targets), or loss as a function of (model, batch)."
+        )
+    inputs, targets = batch
+    return lambda: loss(model(inputs), targets)
+
+
+def _rows(batch: Any) -> int:
+    """Return the number of rows of a batch: that of its first tensor."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((_rows(part) for part in parts if isinstance(part, Tensor | list | tuple | Mapping)), 1)
+
+
+@contextmanager
+def _grads_kept(parameters: Sequence[Tensor]) -> Any:
+    """Put the gradients of the parameters aside inside the block."""
+    grads = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad

@@ -1,0 +1,201 @@
+"""What `diagnose` reports: numbers, their meaning in words, and a picture."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from sanc.core.space import Floats
+
+_SCREEN_WIDTH = 80
+"""Characters of a line."""
+_SMALLEST_DENSITY = 1e-6
+"""Smallest density that is drawn, relative to the largest."""
+_NOTABLE = 1e-2
+"""Share of the loss from which a decrease is notable."""
+_NEGLIGIBLE = 1e-3
+"""Share of λ_max up to which a negative lower bound of λ_min counts as zero."""
+_NOISY = 0.5
+"""Share of batch noise in ‖g‖² from which the gradient counts as noise."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Loss, gradient and curvature of a network at its parameters.
+
+    Attributes
+    ----------
+    parameters, rows, batches : int
+        Numbers of parameters that require a gradient, and of rows and batches of the data.
+    value, held_out_value : float
+        Mean losses of the batches, and of the batches held out; NaN if there are none.
+    grad_norm : float
+        ‖g‖ on all batches.
+    noise_share : float
+        Estimated share of ‖g‖² that is batch noise; NaN for one batch.
+    noise_scale : float
+        Gradient-noise scale in rows: tr Cov(g of one row) / ‖∇f‖² without noise. Infinite if the gradient is all noise.
+    lambda_min, lambda_max : float
+        Extreme Ritz values of the Hessian: λ_min is at most and λ_max at least this, up to `rounding`.
+    lambda_min_bound, lambda_max_bound : float
+        Bounds on the other side, which hold with probability `confidence`.
+    rounding, confidence : float
+        Error of the Ritz values, and the probability.
+    effective_dimension : float
+        Participation ratio (Σ|λ|)² / Σλ² of the spectrum, by stochastic Lanczos quadrature.
+    effective_dimension_error : float
+        Its standard error over the random start vectors; NaN for one.
+    gradient_decrease : float
+        Decrease of the held-out loss by the gradient step of length ‖g‖/λ_max; NaN without held-out batches.
+    curvature_decrease, curvature_length : float
+        Decrease of the held-out loss by the step along the most negative curvature, and the length of this step, which
+        minimises the loss of the other batches. NaN without negative curvature or held-out batches.
+    products : int
+        Hessian products.
+    hvp : str
+        How the products were computed.
+    limit : str
+        What keeps the bounds from the accuracy asked for: "roundoff", or "products or time"; empty if they reached it.
+    density : tuple of arrays
+        Ritz values of all starts and their weights, which add up to 1.
+    profiles : dict
+        Step lengths and losses along the eigenvectors of "lambda_min" and "lambda_max".
+    """
+
+    parameters: int
+    rows: int
+    batches: int
+    value: float
+    held_out_value: float
+    grad_norm: float
+    noise_share: float
+    noise_scale: float
+    lambda_min: float
+    lambda_max: float
+    lambda_min_bound: float
+    lambda_max_bound: float
+    rounding: float
+    confidence: float
+    effective_dimension: float
+    effective_dimension_error: float
+    gradient_decrease: float
+    curvature_decrease: float
+    curvature_length: float
+    products: int
+    hvp: str
+    limit: str
+    density: tuple[Floats, Floats] = field(repr=False)
+    profiles: dict[str, tuple[Floats, Floats]] = field(repr=False)
+
+    @property
+    def epsilon(self) -> float:
+        """Smallest ε for which this is an ε-second-order point: ‖g‖ ≤ ε, and λ_min ≥ −ε with the confidence."""
+        return max(self.grad_norm, -self.lambda_min_bound)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the bounds reached the accuracy asked for."""
+        return not self.limit
+
+    @property
+    def saddle(self) -> bool:
+        """Whether the Hessian has negative curvature beyond roundoff; this is certain, not probable."""
+        return self.lambda_min + self.rounding < 0.0
+
+    @property
+    def max_lr(self) -> float:
+        """2/λ_max: plain gradient steps with a larger learning rate diverge along the steepest direction."""
+        return 2.0 / self.lambda_max if self.lambda_max > 0.0 else math.inf
+
+    @property
+    def safe_lr(self) -> float:
+        """A learning rate below which plain gradient steps are stable, with probability `confidence`."""
+        return 2.0 / self.lambda_max_bound if self.lambda_max_bound > 0.0 else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """What the numbers mean, in one or two sentences."""
+        size = abs(self.value)
+        if math.isnan(self.gradient_decrease):
+            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE * size
+        else:
+            descends = self.gradient_decrease > _NOTABLE * size
+        escapes = self.curvature_decrease > _NOTABLE * size
+        if self.noise_share > _NOISY:
+            gradient = "Batch noise dominates the gradient: larger batches, averages or smaller steps are needed."
+        elif descends:
+            gradient = "Not trained to the end: a plain gradient step still lowers the loss by more than 1 %."
+        else:
+            gradient = "A plain gradient step lowers the loss by less than 1 %."
+        if not self.saddle:
+            is_bounded = self.lambda_min_bound >= -_NEGLIGIBLE * abs(self.lambda_max)
+            curvature = "The loss curves up in all directions." if is_bounded else "No negative curvature was found."
+        elif not escapes:
+            curvature = "Negative curvature exists, but a step along it does not lower the loss by 1 %."
+        elif not descends:
+            curvature = "At a saddle: a step along negative curvature lowers the held-out loss by more than 1 %."
+        else:
+            more = "more" if self.curvature_decrease > self.gradient_decrease else "less"
+            curvature = f"A step along negative curvature lowers the held-out loss too, {more} than the gradient step."
+        return f"{gradient} {curvature}"
+
+    def as_dict(self) -> dict[str, float]:
+        """Return all numbers by name, for loggers."""
+        skipped = {"density", "profiles", "hvp", "limit"}
+        numbers = {entry.name: float(getattr(self, entry.name)) for entry in fields(self) if entry.name not in skipped}
+        return numbers | {"epsilon": self.epsilon, "max_lr": self.max_lr, "safe_lr": self.safe_lr}
+
+    def __str__(self) -> str:
+        held_out = "" if math.isnan(self.held_out_value) else f", held out {self.held_out_value:.4g}"
+        noise = "unknown for one batch"
+        if not math.isnan(self.noise_share):
+            noise = f"{100 * self.noise_share:.0f} % of ‖g‖², noise scale {self.noise_scale:.3g} rows"
+        lines = {
+            "loss": f"{self.value:.4g} on {self.rows} rows{held_out}",
+            "gradient": f"‖g‖ = {self.grad_norm:.3g}, batch noise {noise}",
+            "λ_max": f"in [{self.lambda_max:.4g}, {self.lambda_max_bound:.4g}]: plain gradient steps need "
+            f"lr < {self.safe_lr:.3g}",
+            "λ_min": f"in [{self.lambda_min_bound:.4g}, {self.lambda_min:.4g}]",
+            "second order": f"to ε = {self.epsilon:.3g}",
+            "dimension": f"{self.effective_dimension:.3g} effective of {self.parameters} "
+            f"(± {self.effective_dimension_error:.2g})",
+        }
+        if not math.isnan(self.gradient_decrease):
+            lines["gradient step"] = f"changes the held-out loss by {-self.gradient_decrease:+.3g}"
+        if not math.isnan(self.curvature_decrease):
+            lines["escape step"] = (
+                f"of length {self.curvature_length:.3g} changes the held-out loss by {-self.curvature_decrease:+.3g}"
+            )
+        stopped = f", bounds limited by {self.limit}" if self.limit else ""
+        lines["cost"] = f"{self.products} Hessian products ({self.hvp}), confidence {self.confidence:g}{stopped}"
+        width = max(map(len, lines))
+        rows: list[str] = []
+        for name, text in lines.items():
+            first, *others = textwrap.wrap(text, _SCREEN_WIDTH - width - 2)
+            rows += [f"{name:>{width}}: {first}", *(" " * (width + 2) + other for other in others)]
+        return "\n".join([*textwrap.wrap(self.verdict, _SCREEN_WIDTH), "", *rows])
+
+    def plot(self, figure: Any = None) -> Any:
+        """Draw the spectral density and the loss along the extreme eigenvectors; return the figure of Matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as missing:
+            raise ImportError("report.plot() needs Matplotlib: install it, or sanc[lab].") from missing
+        figure = Figure(figsize=(9.0, 3.5), layout="constrained") if figure is None else figure
+        left, right = figure.subplots(1, 2)
+        values, weights = self.density
+        width = max(float(np.ptp(values)) / 100, 1e-12 * max(1.0, float(np.abs(values).max())))
+        grid = np.linspace(values.min() - 5 * width, values.max() + 5 * width, 400)
+        kernels = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+        density = kernels @ weights
+        left.semilogy(grid, np.maximum(density, _SMALLEST_DENSITY * density.max()))
+        left.set(xlabel="λ", ylabel="spectral density")
+        for name, (lengths, losses) in self.profiles.items():
+            right.plot(lengths, losses, label=f"along the eigenvector of {name.replace('lambda_', 'λ_')}")
+        right.set(xlabel="step length", ylabel="loss")
+        right.legend()
+        return figure

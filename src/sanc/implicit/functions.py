@@ -1,0 +1,165 @@
+"""The minimum and linear systems with its Hessian as functions that torch differentiates, to any order.
+
+With g = ∇_x f and H = ∇²_x f, the minimum x(θ) has g(x(θ), θ) = 0. So dx = −H⁻¹ (∂g/∂θ) dθ, and for a cotangent u
+of x that of θ is −(∂g/∂θ)ᵀ v with H v = u. The solution v is a function of u, x and θ with dv = H⁻¹ (du − dH v).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sanc.autograd.internals import forward_mode_enabled
+from sanc.implicit.derivatives import gradient, pull_back, push_forward
+
+
+class Problem(Protocol):
+    """The part of `argmin`'s problem that the functions use."""
+
+    transformed: bool
+
+    def value(self, x: Tensor, *theta: Tensor) -> Tensor: ...
+    def minimise(self, theta: tuple[Tensor, ...]) -> Tensor: ...
+    def require_exact_products(self) -> None: ...
+    def solve(self, u: Tensor, x: Tensor, theta: tuple[Tensor, ...]) -> Tensor: ...
+    def mixed_product(
+        self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
+    ) -> list[Tensor] | None: ...
+
+
+class ArgMin(torch.autograd.Function):
+    """x(θ), a minimum of f(·, θ)."""
+
+    @staticmethod
+    def forward(problem: Problem, *theta: Tensor) -> Tensor:
+        return problem.minimise(theta)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.problem, *theta = inputs
+        ctx.save_for_backward(output, *theta)
+        ctx.save_for_forward(output, *theta)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Any, ...]:
+        x, *theta = ctx.saved_tensors
+        problem, v = ctx.problem, solution_of(ctx.problem, u, x, *theta)
+        needed = [place for place in range(len(theta)) if ctx.needs_input_grad[place + 1]]
+        products = problem.mixed_product(v, x, tuple(theta), needed)
+        if products is None:
+            products = pull_back(
+                _gradient_of(problem, x, theta, needed), [theta[place] for place in needed], (-v,),
+                transformed=problem.transformed,
+            )  # fmt: skip
+        grads: list[Any] = [None] * len(theta)
+        for place, product in zip(needed, products, strict=True):
+            grads[place] = product
+        return None, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Tensor:
+        problem = ctx.problem
+        problem.require_exact_products()
+        moved = [place for place, tangent in enumerate(tangents) if tangent is not None]
+        with forward_mode_enabled():
+            x, *theta = _primals(ctx.saved_tensors)
+            change = push_forward(
+                _gradient_of(problem, x, theta, moved),
+                [theta[place] for place in moved],
+                [tangents[place] for place in moved],
+                like=x,
+                transformed=problem.transformed,
+            )
+            return solution_of(problem, -change, x, *theta)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, problem: Problem, *theta: Tensor) -> tuple[Tensor, int]:
+        return _stacked(info.batch_size, in_dims[1:], theta, lambda *parts: minimum_of(problem, *parts))
+
+
+class Solve(torch.autograd.Function):
+    """v(u, x, θ), the solution of ∇²_x f(x, θ) v = u."""
+
+    @staticmethod
+    def forward(problem: Problem, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
+        return problem.solve(u, x, theta)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.problem, _, *point = inputs
+        ctx.save_for_backward(output, *point)
+        ctx.save_for_forward(output, *point)
+
+    @staticmethod
+    def backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
+        v, *point = ctx.saved_tensors
+        problem = ctx.problem
+        problem.require_exact_products()
+        s = solution_of(problem, w, *point)
+        grads = pull_back(_product_with(problem, v), point, (-s,), transformed=problem.transformed)
+        return None, s, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, right_tangent: Any, *tangents: Any) -> Tensor:
+        problem = ctx.problem
+        with forward_mode_enabled():
+            v, *point = _primals(ctx.saved_tensors)
+            filled = [torch.zeros_like(p) if t is None else t for p, t in zip(point, tangents, strict=True)]
+            change = -push_forward(_product_with(problem, v), point, filled, like=v, transformed=problem.transformed)
+            right = change if right_tangent is None else right_tangent + change
+            return solution_of(problem, right, *point)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, problem: Problem, *tensors: Tensor) -> tuple[Tensor, int]:
+        return _stacked(info.batch_size, in_dims[1:], tensors, lambda *parts: solution_of(problem, *parts))
+
+
+def minimum_of(problem: Problem, *theta: Tensor) -> Tensor:
+    """Return x(θ), with a graph."""
+    return ArgMin.apply(problem, *theta)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def solution_of(problem: Problem, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
+    """Return v(u, x, θ), with a graph."""
+    return Solve.apply(problem, u, x, *theta)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _primals(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors without the tangents of the innermost forward mode."""
+    return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
+
+
+def _gradient_of(problem: Problem, x: Tensor, theta: list[Tensor], places: list[int]) -> Any:
+    """Return the function of some of the parameters that computes ∇_x f at a fixed x."""
+
+    def function(*chosen: Tensor) -> Tensor:
+        others = list(theta)
+        for place, tensor in zip(places, chosen, strict=True):
+            others[place] = tensor
+        return gradient(problem.value, x, others, transformed=problem.transformed)
+
+    return function
+
+
+def _product_with(problem: Problem, v: Tensor) -> Any:
+    """Return the function (x, θ) ↦ ∇²_x f(x, θ) v."""
+
+    def function(x: Tensor, *theta: Tensor) -> Tensor:
+        def gradient_at(x: Tensor) -> Tensor:
+            return gradient(problem.value, x, theta, transformed=problem.transformed)
+
+        with torch.enable_grad():
+            (product,) = pull_back(gradient_at, (x,), (v,), transformed=problem.transformed)
+        return product
+
+    return function
+
+
+def _stacked(size: int, dims: Any, tensors: tuple[Tensor, ...], function: Any) -> tuple[Tensor, int]:
+    """Apply a function to each entry of a batch, one after the other."""
+    parts = [[tensor] * size if dim is None else tensor.unbind(dim) for tensor, dim in zip(tensors, dims, strict=True)]
+    return torch.stack([function(*entry) for entry in zip(*parts, strict=True)]), 0

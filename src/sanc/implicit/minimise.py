@@ -1,0 +1,123 @@
+"""`argmin`: a minimum as a differentiable function of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    is_number,
+    one_of,
+    require,
+    require_integer,
+    require_number,
+    shown,
+)
+from sanc.implicit.functions import minimum_of
+from sanc.implicit.minimum import SolveOptions
+from sanc.implicit.problem import ImplicitProblem
+from sanc.sums.linear import FiniteSum
+
+ON_SINGULAR = ("raise", "warn", "pinv")
+"""What to do if a minimum has no reliable derivative."""
+_UNSUITABLE = {
+    "args": "theta holds the further arguments",
+    "jac": "torch differentiates fun",
+    "hess": "torch differentiates fun",
+    "hessp": "torch differentiates fun",
+    "certify": "the curvature is certified if a derivative is asked for",
+    "batch_size": "samples have no exact minimum",
+    "hessian_batch_size": "samples have no exact minimum",
+    "objective_batch_size": "samples have no exact minimum",
+    "grow_samples": "samples have no exact minimum",
+    "process_group": "every rank differentiates its own function",
+    "resume": "call sanc.minimize to resume a run, and pass its x as x0",
+}
+"""Arguments of `minimize` that `argmin` does not accept, and the reason."""
+
+
+def argmin(
+    fun: Callable[..., Tensor],
+    x0: Any,
+    theta: Any,
+    *,
+    on_singular: str = "raise",
+    rtol: float | None = None,
+    confidence: float = 0.99,
+    max_products: int | None = None,
+    details: bool = False,
+    **options: Any,
+) -> Any:
+    """Minimise f(x, θ) over x, and return the minimum x(θ) with its derivatives with respect to θ.
+
+    Parameters
+    ----------
+    fun : callable
+        A torch function ``fun(x, theta)`` that returns a scalar tensor.
+    x0 : Tensor, array or pytree of these
+        The starting point, as in `minimize`. The minimum does not depend on it, so it receives no gradient.
+    theta : Tensor or pytree
+        The parameters. Every floating-point tensor in it receives gradients; other entries are passed on as they are.
+    on_singular : {"raise", "warn", "pinv"}
+        What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
+        bounded away from zero, the Hessian changes strongly within the uncertainty of x, or the estimated error of the
+        derivative exceeds 1 %. By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian:
+        minima that form a valley move along its normal. It still raises at negative curvature and after a run that
+        did not converge.
+    rtol : float, optional
+        Relative error of the linear systems; by default √eps, 1.5e-8 in float64 and 3.5e-4 in float32.
+    confidence : float
+        Probability with which the lower bound of λ_min holds.
+    max_products : int, optional
+        Largest number of Hessian products of the bound of λ_min, and of each linear system.
+    details : bool
+        Return ``(x, solution)``. The `Solution` has the result of `minimize`, the certificate, and an estimate of the
+        error of every derivative that was computed.
+    **options
+        Further arguments of `minimize`: tol, max_iter, hvp, preset, method and others.
+
+    Returns
+    -------
+    Tensor or pytree
+        The minimum, in the form of `x0`. It has a graph to the tensors in `theta` that require a gradient.
+
+    Notes
+    -----
+    ∇_x f(x(θ), θ) = 0 gives dx/dθ = −H⁻¹ ∂²f/∂x∂θ with H = ∇²_x f. For a gradient u = ∂L/∂x the backward pass solves
+    H v = u in a Krylov space, to a relative error of `rtol`, and returns −vᵀ ∂²f/∂x∂θ. No iteration of the minimiser is
+    differentiated, so memory does not depend on their number. If a derivative is needed, the forward pass bounds λ_min
+    and makes a last Newton step. The Ritz pairs that bound λ_min scale all later linear systems; if n ≤ 100 they are
+    all eigenpairs of H.
+
+    Derivatives of any order work (``create_graph=True``), as do forward-mode derivatives and torch.func's grad, vmap
+    and jvp; vmap minimises one entry of the batch after the other.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> theta = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    >>> x = sanc.argmin(lambda x, t: (x**2).sum() - t * x.sum(), torch.zeros(3, dtype=torch.float64), theta)
+    >>> (gradient,) = torch.autograd.grad(x.sum(), theta)
+    >>> round(float(gradient), 6)
+    1.5
+    """
+    one_of("on_singular", on_singular, ON_SINGULAR)
+    require_number("rtol", rtol)
+    is_probability = is_number(confidence) and 0 < confidence < 1
+    require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
+    require_integer("max_products", max_products, 1)
+    require(isinstance(details, bool), "details", details, "pass True or False")
+    if isinstance(fun, FiniteSum) or not callable(fun):
+        raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
+    for name in options:
+        if name in _UNSUITABLE:
+            raise ArgumentError(f"{name} = {shown(options[name])} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+    solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
+    problem = ImplicitProblem(fun, x0, theta, solve_options, options)
+    flat = minimum_of(problem, *problem.theta)
+    x = problem.unflatten(flat)
+    return (x, problem.solutions[-1]) if details else x

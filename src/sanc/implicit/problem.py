@@ -1,0 +1,243 @@
+"""A function f(x, θ) with its minima, and their derivatives by the implicit function theorem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sanc.autograd.internals import nodes
+from sanc.core.oracle import difference_step
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
+from sanc.implicit.derivatives import is_transformed
+from sanc.implicit.free import free_variables
+from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
+from sanc.implicit.solution import Solution
+from sanc.minimisation.minimizer import minimize
+from sanc.minimisation.objective import build_oracle
+from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
+
+
+class ImplicitProblem:
+    """A function of x and θ, its minima that were found so far, and their derivatives.
+
+    Attributes
+    ----------
+    theta : list of Tensor
+        The floating-point tensors of the parameters.
+    transformed : bool
+        Whether a transform of torch.func is at work.
+    solutions : list of Solution
+        The report of each minimum: one, or one for each entry of a batch inside vmap.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Tensor], x0: Any, theta: Any, solve_options: SolveOptions, options: dict[str, Any]
+    ) -> None:
+        self._fun, self._theta_tree, self._options = fun, theta, options
+        self._solve_options = solve_options
+        self._x0 = _tensors(x0)
+        self._tree = Tree(self._x0, "x0") if is_tree(self._x0) else None
+        leaves = [leaf for _, leaf in tree_leaves(theta, "theta")]
+        self.theta = [leaf for leaf in leaves if _is_parameter(leaf)]
+        if not self.theta:
+            raise ArgumentError(
+                f"theta = {shown(theta)} holds no floating-point tensor: pass parameters as tensors, or call "
+                "sanc.minimize if there are none."
+            )
+        self.transformed = is_transformed(self.theta)
+        self._needs_derivatives = self.transformed or any(map(_is_differentiated, self.theta))
+        self.solutions: list[Solution] = []
+        self._minima: list[Minimum] = []
+        self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
+
+    def unflatten(self, flat: Tensor) -> Any:
+        """Return a flat vector in the form of x0, with its graph."""
+        if self._tree is not None:
+            return self._tree.build(flat)
+        return flat.reshape(self._x0.shape)
+
+    def parameters(self, theta: tuple[Tensor, ...]) -> Any:
+        """Return parameters in the form that the caller passed."""
+        given: Iterator[Tensor] = iter(theta)
+        leaves = (leaf for _, leaf in tree_leaves(self._theta_tree, "theta"))
+        return rebuild(self._theta_tree, (next(given) if _is_parameter(leaf) else leaf for leaf in leaves))
+
+    def value(self, x: Tensor, *theta: Tensor) -> Tensor:
+        """f(x, θ) of a flat x, with a graph."""
+        return self._fun(self.unflatten(x), self.parameters(theta)).reshape(())
+
+    # ------------------------------------------------------------------ the minimum
+
+    def minimise(self, theta: tuple[Tensor, ...]) -> Tensor:
+        """Return the flat minimum for these parameters; raise or warn if it cannot be differentiated."""
+        theta = tuple(tensor.detach() for tensor in theta)
+        if self._needs_derivatives:
+            self._check_captured(theta)
+        result = self._run(self._x0, theta, certify=not self._needs_derivatives)
+        if not self._needs_derivatives:
+            self.solutions.append(Solution(result, result.certificate, float(_norm(result.jac))))
+            return self._flat(result.x)
+        minimum = self._minimum(result, theta)
+        if minimum.certificate.saddle:  # the short probe of the run has missed it
+            minimum = self._minimum(self._run(result.x, theta, certify=True), theta)
+        minimum.check()
+        self._keep(minimum)
+        return minimum.x.clone()
+
+    def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
+        """Minimise; raise or warn if the run does not converge."""
+        result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+        if not result.success:
+            report_singular(
+                f"the run did not converge. {result.message} ‖∇f‖ = {_norm(result.jac):.2e}",
+                self._solve_options.on_singular,
+                'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
+            )
+        return result
+
+    def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> Minimum:
+        """Return the minimum that a run found, with its curvature."""
+        oracle, _, _ = build_oracle(
+            self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
+            hvp=self._options.get("hvp", "auto"),
+        )  # fmt: skip
+        return Minimum(
+            oracle, self._flat(result.x), theta, free_variables(result), Solution(result), self._solve_options
+        )
+
+    def _keep(self, minimum: Minimum) -> None:
+        self._minima.append(minimum)
+        self.solutions.append(minimum.solution)
+
+    def _flat(self, x: Any) -> Tensor:
+        """Return a point as a new flat vector."""
+        flat = x.reshape(-1).clone() if self._tree is None else self._tree.flatten(x, "fun")
+        assert isinstance(flat, Tensor)
+        return flat
+
+    def _check_captured(self, theta: tuple[Tensor, ...]) -> None:
+        """Raise an error if f depends on tensors that require a gradient and are not in theta.
+
+        Nodes that are in the graphs of two evaluations were there before: they belong to a tensor of the caller. A
+        function may also make such tensors itself, for example to compute a derivative as a part of its value.
+        """
+        with torch.enable_grad():
+            first: Any = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
+            if not (isinstance(first, Tensor) and first.requires_grad):
+                return  # `minimize` reports what is no tensor
+            second = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
+        if set(nodes(first.grad_fn)) & set(nodes(second.grad_fn)):
+            raise ArgumentError(
+                "fun depends on a tensor that requires a gradient and is not in theta, so that its gradient would be "
+                "missing: pass it in theta, or detach it. The parameters of a module can be passed with "
+                "torch.func.functional_call."
+            )
+
+    def _flat_start(self) -> Tensor:
+        return self._flat(self._x0).detach()
+
+    # ------------------------------------------------------------------ derivatives
+
+    def solve(self, u: Tensor, x: Tensor, theta: tuple[Tensor, ...]) -> Tensor:
+        """Return v with ∇²_x f(x, θ) v = u."""
+        try:
+            u = u.detach()
+        except RuntimeError as problem:
+            if "atching" not in str(problem):
+                raise
+            raise ArgumentError(
+                "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
+                "torch.func.jacrev, or leave it out."
+            ) from problem
+        return self._minimum_at(x, theta).solve(u)
+
+    def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> Minimum:
+        """Return the minimum at x for these parameters, one of those that were found."""
+        x, theta = x.detach(), tuple(tensor.detach() for tensor in theta)
+        count = len(self._minima)
+        for place in [(self._next + shift) % count for shift in range(count)]:
+            if self._minima[place].matches(x, theta):
+                self._next = (place + 1) % count
+                return self._minima[place]
+        raise ArgumentError(
+            "the parameters differ from those of the forward pass: do not change theta in place between the passes, "
+            "and call argmin inside the function that torch.func transforms."
+        )
+
+    @property
+    def _has_differenced_products(self) -> bool:
+        return any(minimum.hvp == "finite-difference" for minimum in self._minima)
+
+    def require_exact_products(self) -> None:
+        """Raise an error if Hessian products are differences: further derivatives need the exact ones."""
+        if self._has_differenced_products:
+            raise SecondDerivativeError(
+                "derivatives of higher order, in forward mode and by torch.func need exact Hessian products, and hvp "
+                'is "finite-difference": write fun with operators that have second derivatives, and leave hvp out.'
+            )
+
+    def mixed_product(self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]) -> list[Tensor] | None:
+        """Return −vᵀ ∂²f/∂x∂θ by differences of ∇_θ f if Hessian products are differences; otherwise None."""
+        if not self._has_differenced_products:
+            return None
+        if self.transformed or torch.is_grad_enabled():
+            self.require_exact_products()
+        minimum = self._minimum_at(x, theta)
+        norm = float(_norm(v))
+        products = [torch.zeros_like(theta[place]) for place in needed]
+        if norm == 0.0:
+            return products
+        h = 2.0 ** round(math.log2(difference_step(minimum.space, x) / norm))
+        for side in (h, -h):
+            with torch.enable_grad():
+                leaves = [tensor.detach() for tensor in theta]
+                chosen = [leaves[place].requires_grad_() for place in needed]
+                value = self.value(x.detach() + side * v, *leaves)
+                grads = torch.autograd.grad(value, chosen, allow_unused=True)
+            for product, grad in zip(products, grads, strict=True):
+                if grad is not None:
+                    product.sub_(grad, alpha=0.5 / side)
+        return products
+
+
+def _tensors(x0: Any) -> Any:
+    """Return a point with tensors in place of arrays and numbers."""
+    if is_tree(x0):
+        leaves = [leaf for _, leaf in tree_leaves(x0, "x0")]
+        return rebuild(x0, iter([_tensor(leaf) for leaf in leaves]))
+    return _tensor(x0)
+
+
+def _tensor(leaf: Any) -> Tensor:
+    if isinstance(leaf, Tensor):
+        point: Tensor = leaf.detach()
+        return point if point.is_floating_point() or point.is_complex() else point.double()
+    try:
+        array = np.array(leaf)
+        return torch.from_numpy(array if array.dtype == np.float32 else array.astype(np.float64))
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"x0 = {shown(leaf)} is not an array of real numbers: pass one.") from None
+
+
+def _is_parameter(leaf: Any) -> bool:
+    """Whether a leaf of theta can have a gradient."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    """Whether a derivative with respect to a parameter is asked for: a gradient, or a tangent of the forward mode."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _norm(v: Any) -> float:
+    """Euclidean norm of a tensor or of all leaves of a tree."""
+    leaves = [leaf for _, leaf in tree_leaves(v, "v")] if is_tree(v) else [v]
+    return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in leaves))

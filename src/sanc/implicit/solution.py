@@ -1,0 +1,63 @@
+"""What `argmin` reports: the run, the curvature of the minimum, and the error of each derivative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from sanc.core.curvature import Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """One linear system H v = u that was solved for a derivative of the minimum.
+
+    Attributes
+    ----------
+    error : float
+        Estimate of the relative error of v, and so of the derivative: the bound ‖u − Hv‖ / (λ ‖v‖) with the lower bound
+        λ of λ_min, the error of differenced products, and the effect of the remaining gradient. Infinite if λ_min is
+        not bounded away from zero.
+    residual : float
+        ‖u − Hv‖.
+    products : int
+        Hessian products.
+    """
+
+    error: float
+    residual: float
+    products: int
+
+
+@dataclass
+class Solution:
+    """A minimum and its derivatives, which `argmin` returns with ``details=True``.
+
+    Attributes
+    ----------
+    result : Result
+        That of `minimize`.
+    certificate : Certificate or None
+        Bounds on λ_min of the Hessian with respect to the free variables; None if no derivative was asked for.
+    grad_norm : float
+        ‖∇f‖ at the returned point, after a last Newton step.
+    hessian_change : float
+        Relative change of the Hessian along that step: large at a degenerate minimum, and if the run did not converge.
+    problem : str
+        Why the minimum cannot be differentiated; empty if it can.
+    derivatives : list of Derivative
+        One entry for each linear system, the last one last.
+    """
+
+    result: Any
+    certificate: Certificate | None = None
+    grad_norm: float = math.nan
+    hessian_change: float = 0.0
+    problem: str = ""
+    derivatives: list[Derivative] = field(default_factory=list)
+
+    @property
+    def error(self) -> float:
+        """Estimate of the relative error of the last derivative; NaN before the first one."""
+        return self.derivatives[-1].error if self.derivatives else math.nan

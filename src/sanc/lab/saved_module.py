@@ -1,0 +1,60 @@
+"""The command ``sanc diagnose``: a saved module on the rows of a data file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import sanc
+from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.lab import own_files
+
+
+def load_module(path: Path) -> nn.Module:
+    """Load a module that ``torch.save(model, path)`` saved. This executes code in the file."""
+    if not path.is_file():
+        raise ArgumentError(f"{path} does not exist: pass a file that torch.save(model, path) wrote.")
+    try:
+        module = torch.load(path, map_location="cpu", weights_only=False)
+    except (pickle.UnpicklingError, AttributeError, EOFError, ModuleNotFoundError, RuntimeError) as problem:
+        raise ArgumentError(
+            f"{path} cannot be loaded ({problem}): pass a file that torch.save(model, path) wrote, and start the "
+            "command where the class of the model can be imported."
+        ) from problem
+    if not isinstance(module, nn.Module):
+        raise ArgumentTypeError(
+            f"{path} holds {type(module).__name__} and no module: save the whole model, torch.save(model, path), and "
+            "not its state_dict()."
+        )
+    return module
+
+
+def diagnose_file(path: Path, data: str, *, batch: int, **options: Any) -> sanc.Report:
+    """Diagnose a saved classifier with the cross-entropy of the rows of a LIBSVM, CSV or NPZ file, in random order."""
+    module = load_module(path)
+    parameter = next(module.parameters(), torch.zeros(()))
+    loaded = own_files.load(data)
+    X = loaded.X.toarray() if hasattr(loaded.X, "toarray") else loaded.X
+    order = np.random.default_rng(options["seed"]).permutation(len(loaded.y))
+    inputs = torch.as_tensor(np.asarray(X)[order], dtype=parameter.dtype)
+    targets = torch.as_tensor(loaded.y[order])
+    try:
+        with torch.no_grad():
+            outputs = module.eval()(inputs[:2])
+    except (RuntimeError, TypeError) as problem:
+        raise ArgumentError(
+            f"the module of {path} cannot be applied to rows of {inputs.shape[1]} features of {data}: {problem}"
+        ) from problem
+    if outputs.shape != (2, loaded.classes):
+        raise ArgumentError(
+            f"the module of {path} returns shape {tuple(outputs.shape)} for two rows, and {data} has {loaded.classes} "
+            "classes: pass a classifier with one output per class."
+        )
+    starts = range(0, len(targets), batch)
+    batches = [(inputs[begin : begin + batch], targets[begin : begin + batch]) for begin in starts]
+    return sanc.diagnose(module, nn.CrossEntropyLoss(), batches, **options)

@@ -1,0 +1,358 @@
+"""`sanc.diagnose`: eigenvalues against dense Hessians, noise against closed forms, and nothing that changes."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from sanc.core.curvature import find_extremes, quadrature
+from sanc.minimisation.objective import build_oracle
+
+D = torch.float64
+
+
+def network(*, seed=0, dtype=D, width=8):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3)).to(dtype)
+
+
+def batches(count=4, rows=20, seed=1, dtype=D):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(rows + k, 4, generator=generator, dtype=dtype),
+            torch.randint(0, 3, (rows + k,), generator=generator),
+        )
+        for k in range(count)
+    ]
+
+
+def dense(model, loss, data):
+    """The Hessian and the gradient of the mean loss over the rows of all batches."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    flat = torch.cat([dict(model.named_parameters())[name].detach().reshape(-1) for name in names])
+    total = sum(len(y) for _, y in data)
+
+    def value(flat):
+        parts = dict(zip(names, flat.split([shapes[name].numel() for name in names]), strict=True))
+        parts = {name: part.reshape(shapes[name]) for name, part in parts.items()}
+        return sum(len(y) / total * loss(torch.func.functional_call(model, parts, (x,)), y) for x, y in data)
+
+    return torch.func.hessian(value)(flat), torch.func.grad(value)(flat), value
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+def test_numbers_are_those_of_the_dense_hessian(dtype):
+    model, data, held_out = network(dtype=dtype, width=5), batches(2, dtype=dtype), batches(1, seed=5, dtype=dtype)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=held_out, starts=10)
+    H, g, value = dense(model, nn.CrossEntropyLoss(), data)
+    eigenvalues = torch.linalg.eigvalsh(H.double())
+    low, high = float(eigenvalues[0]), float(eigenvalues[-1])
+    slack = report.rounding + 1e-5 * high * (dtype == torch.float32)
+    assert report.lambda_min_bound - slack <= low <= report.lambda_min + slack
+    assert report.lambda_max - slack <= high <= report.lambda_max_bound + slack
+    assert abs(report.lambda_max - high) <= 0.02 * high and abs(report.lambda_min - low) <= 0.02 * high
+    assert report.complete and report.products < 10 * 8 + len(H)
+    assert report.grad_norm == pytest.approx(float(g.norm()), rel=1e-4)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    assert report.value == pytest.approx(float(value(flat)), rel=1e-5)
+    participation = float(eigenvalues.abs().sum() ** 2 / (eigenvalues**2).sum())
+    assert report.effective_dimension == pytest.approx(participation, rel=0.3)
+    assert report.epsilon == pytest.approx(max(report.grad_norm, -report.lambda_min_bound))
+    assert report.max_lr == pytest.approx(2 / report.lambda_max) and report.safe_lr <= report.max_lr
+    *_, held_out_value = dense(model, nn.CrossEntropyLoss(), held_out)
+    before = float(held_out_value(flat))
+    norm = max(report.lambda_max, -report.lambda_min)
+    assert report.held_out_value == pytest.approx(before, rel=1e-5)
+    assert report.gradient_decrease == pytest.approx(before - float(held_out_value(flat - g / norm)), rel=1e-3)
+
+
+def test_a_saddle_is_found_and_left():
+    """A product of two layers with weights of zero is at a saddle: the gradient vanishes, and H has both signs."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)).to(D)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=D)
+    data = [(part, part @ torch.ones(3, 1, dtype=D)) for part in x.split(15)]
+    report = sanc.diagnose(model, nn.MSELoss(), data)
+    assert report.saddle and report.grad_norm == 0.0 and report.lambda_min == pytest.approx(-report.lambda_max)
+    assert report.curvature_decrease > 0.1 * report.held_out_value and report.curvature_length > 0
+    assert "At a saddle" in report.verdict and "escape step" in str(report)
+
+
+def test_a_trained_network_is_at_a_minimum():
+    model = nn.Linear(4, 1).to(D)
+    x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0), dtype=D)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(80, 1, generator=torch.Generator().manual_seed(1), dtype=D)
+    design = torch.cat([x, torch.ones(80, 1, dtype=D)], 1)
+    solution = torch.linalg.lstsq(design, y).solution
+    with torch.no_grad():
+        model.weight.copy_(solution[:4].T)
+        model.bias.copy_(solution[4])
+    data = list(zip(x.split(20), y.split(20), strict=True))
+    report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data)
+    assert not report.saddle and report.epsilon < 1e-12 and report.noise_share == pytest.approx(1.0)
+    assert "curves up in all directions" in report.verdict and math.isnan(report.curvature_decrease)
+
+
+def test_the_noise_is_that_of_independent_rows():
+    """Gradients of batches of b rows vary as those of rows do, divided by b: the noise scale is a property of rows."""
+    model = nn.Linear(2, 1, bias=False).to(D)
+    nn.init.zeros_(model.weight)
+    x = torch.randn(1500, 2, generator=torch.Generator().manual_seed(0), dtype=D)
+    y = x @ torch.tensor([[1.0], [0.0]], dtype=D) + torch.randn(
+        1500, 1, generator=torch.Generator().manual_seed(1), dtype=D
+    )
+    per_row = -2 * x * y
+    mean = per_row.mean(0)
+    truth = float(((per_row - mean) ** 2).sum(1).mean() / mean.square().sum())
+    for rows in (50, 75):
+        data = list(zip(x.split(rows), y.split(rows), strict=True))
+        report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data[:1], starts=1, max_products=2)
+        assert report.noise_scale == pytest.approx(truth, rel=0.5)
+        assert report.noise_share == pytest.approx(truth / 1500, rel=0.5)
+
+
+def test_nothing_changes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
+    model[0].bias.requires_grad_(False)
+    model[4].weight.grad = torch.ones_like(model[4].weight)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    data = batches(dtype=torch.float32)
+    first, second = (sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=2, max_products=5) for _ in range(2))
+    assert {k: v for k, v in first.as_dict().items() if v == v} == {k: v for k, v in second.as_dict().items() if v == v}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model[4].weight.grad, torch.ones_like(model[4].weight)) and model[0].weight.grad is None
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert first.parameters == sum(p.numel() for p in model.parameters() if p.requires_grad) and model.training
+
+
+def test_a_function_of_model_and_batch():
+    model, data = network(), batches()
+    as_criterion = sanc.diagnose(model, nn.CrossEntropyLoss(), data, seed=3, starts=2)
+    named = [{"inputs": x, "labels": y} for x, y in data]
+    as_function = sanc.diagnose(
+        model,
+        lambda model, batch: nn.functional.cross_entropy(model(batch["inputs"]), batch["labels"]),
+        named,
+        seed=3,
+        starts=2,
+    )
+    assert as_function.as_dict() == pytest.approx(as_criterion.as_dict(), nan_ok=True)
+    assert as_criterion.batches == 3 and as_criterion.rows == 63  # the fourth batch is held out
+
+
+@pytest.mark.slow
+def test_autocast_of_the_caller():
+    model, data = network(dtype=torch.float32), batches(dtype=torch.float32)
+    exact = sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=1)
+    assert low.value != exact.value and low.lambda_max == pytest.approx(exact.lambda_max, rel=0.1)
+
+
+def test_limits():
+    model, data = network(width=30), batches()
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, starts=1)
+    assert report.products == 3 and not report.complete and "bounds limited by" in str(report)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_time=1e-9)
+    assert report.products == 1 and not report.complete
+    assert sanc.diagnose(model, nn.CrossEntropyLoss(), iter(data * 3), batches=2, max_products=2).batches == 1
+
+
+def test_verdicts():
+    """The words follow from the decreases of the held-out loss, for the same curvature."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)).to(D)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=D)
+    data = [(part, part.sum(1, keepdim=True)) for part in x.split(10)]
+    saddle = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
+    words = {
+        (0.0, 0.0): "Negative curvature exists",
+        (0.0, 1.0): "At a saddle",
+        (0.5, 1.0): "too, more than the gradient step",
+        (1.0, 0.5): "too, less than the gradient step",
+    }
+    for (gradient, curvature), text in words.items():
+        report = replace(saddle, noise_share=0.1, gradient_decrease=gradient, curvature_decrease=curvature)
+        assert text in report.verdict
+        assert ("Not trained to the end" in report.verdict) == (gradient > 0)
+    assert "Batch noise dominates" in replace(saddle, noise_share=0.9).verdict
+    up = replace(saddle, lambda_min=1.0, lambda_min_bound=0.9, noise_share=0.0)
+    assert "curves up" in up.verdict and "No negative" in replace(up, lambda_min_bound=-1.0).verdict
+
+
+def test_the_report(capsys):
+    report = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), progress=True, starts=2)
+    assert "Hessian products" in capsys.readouterr().err
+    lines = str(report).splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    for word in ("loss:", "gradient:", "λ_max:", "λ_min:", "second order: to ε", "dimension:", "confidence 0.99"):
+        assert word in str(report) or word == "confidence 0.99"
+    numbers = report.as_dict()
+    assert all(isinstance(value, float) for value in numbers.values()) and numbers["safe_lr"] == report.safe_lr
+    values, weights = report.density
+    assert len(values) == len(weights) and weights.sum() == pytest.approx(1.0)
+    _, losses = report.profiles["lambda_max"]
+    assert losses[len(losses) // 2] == pytest.approx(report.value) and losses[-1] > report.value
+
+
+@pytest.mark.slow
+def test_the_picture():
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    figure = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), starts=2).plot()
+    assert len(figure.axes) == 2 and len(figure.axes[1].lines) == 2
+
+
+class Fused(torch.autograd.Function):
+    """A sum of squares without a second derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x**2).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, u):
+        (x,) = ctx.saved_tensors
+        return 2 * u * x
+
+
+def test_a_loss_without_second_derivatives_uses_differences():
+    model, data = network(), batches()
+    with pytest.warns(RuntimeWarning, match="differences of gradients"):
+        report = sanc.diagnose(
+            model, lambda model, batch: Fused.apply(model(batch[0])) / len(batch[0]), data[:2], starts=1
+        )
+    exact = sanc.diagnose(model, lambda model, batch: (model(batch[0]) ** 2).sum() / len(batch[0]), data[:2], starts=1)
+    assert report.hvp == "finite-difference" and report.lambda_max == pytest.approx(exact.lambda_max, rel=1e-4)
+    assert "finite-difference" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": 3}, sanc.ArgumentTypeError, "model = 3 is no nn.Module"),
+        ({"model": nn.Tanh()}, sanc.ArgumentError, "no parameter that requires a gradient"),
+        ({"model": nn.Linear(4, 3).half()}, sanc.ArgumentTypeError, "parameters of torch.float16"),
+        ({"loss": 3}, sanc.ArgumentTypeError, "loss = 3 cannot be called"),
+        (
+            {"loss": lambda model, batch: torch.ones(())},
+            sanc.ArgumentError,
+            "loss returned a loss that does not depend",
+        ),
+        ({"loss": lambda model, batch: model(batch[0])}, sanc.ArgumentError, "loss returned a tensor of shape"),
+        ({"data": []}, sanc.ArgumentError, "data has no batch"),
+        ({"data": iter(())}, sanc.ArgumentError, "data has no batch"),
+        ({"data": torch.ones(3)}, sanc.ArgumentTypeError, "no iterable of batches"),
+        ({"data": [torch.ones(3, 4, dtype=D)]}, sanc.ArgumentTypeError, r"pass batches \(inputs, targets\)"),
+        ({"held_out": []}, sanc.ArgumentError, "held_out has no batch"),
+        (
+            {"data": [(torch.full((2, 4), math.nan, dtype=D), torch.zeros(2).long())]},
+            sanc.NonFiniteError,
+            "loss is nan",
+        ),
+        ({"confidence": 2}, sanc.ArgumentError, "confidence = 2"),
+        ({"relative_error": 0.0}, sanc.ArgumentError, r"relative_error = 0\.0"),
+        ({"starts": 0}, sanc.ArgumentError, "starts = 0"),
+        ({"max_products": 0}, sanc.ArgumentError, "max_products = 0"),
+        ({"batches": 0}, sanc.ArgumentError, "batches = 0"),
+        ({"hvp": "exact"}, sanc.ArgumentError, "hvp = 'exact' is not known"),
+    ],
+)
+def test_mistakes(arguments, error, message):
+    given = {"model": network(), "loss": nn.CrossEntropyLoss(), "data": batches()} | arguments
+    with pytest.raises(error, match=message):
+        sanc.diagnose(given.pop("model"), given.pop("loss"), given.pop("data"), **given)
+
+
+# ---------------------------------------------------------------------------------------------- the bounds
+
+
+def diagonal_oracle(values):
+    weights = torch.as_tensor(values, dtype=D)
+    oracle, x, _ = build_oracle(
+        lambda x: 0.5 * (weights * x * x).sum(), torch.zeros(len(values), dtype=D),
+        jac=None, hess=None, hessp=None, args=(),
+    )  # fmt: skip
+    return oracle, x
+
+
+def spectra(rng, count):
+    """Spectra of the kinds that Lanczos finds easy and hard."""
+    for number in range(count):
+        n = int(rng.integers(20, 400))
+        bulk = {
+            0: rng.standard_normal(n),
+            1: rng.exponential(1.0, n),
+            2: np.concatenate([np.full(n - 2, 1.0), [-0.5, 3.0]]),
+            3: np.linspace(-1, 1, n) ** 3,
+            4: np.concatenate([1e-3 * rng.standard_normal(n - 5), 10.0 ** np.arange(5)]),
+        }[number % 5]
+        yield bulk
+
+
+def count_failures(count, confidence, products):
+    rng, failures = np.random.default_rng(0), 0
+    for number, values in enumerate(spectra(rng, count)):
+        oracle, x = diagonal_oracle(values)
+        found = find_extremes(oracle, x, relative_error=0.02, confidence=confidence, max_products=products, seed=number)
+        slack = found.rounding
+        assert found.lambda_min >= values.min() - slack and found.lambda_max <= values.max() + slack
+        failures += found.lower_bound > values.min() + slack or found.upper_bound < values.max() - slack
+    return failures
+
+
+def test_bounds_hold_with_the_stated_confidence():
+    assert count_failures(25, 0.8, 12) <= 0.2 * 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("confidence", "products"), [(0.8, 8), (0.8, None), (0.99, 15)])
+def test_bounds_hold_on_a_thousand_operators(confidence, products):
+    allowed = (1 - confidence) * 1000
+    assert count_failures(1000, confidence, products) <= allowed + 3 * math.sqrt(allowed)
+
+
+def test_the_bounds_are_tight():
+    oracle, x = diagonal_oracle(np.linspace(-1.0, 4.0, 500))
+    found = find_extremes(oracle, x, relative_error=0.02)
+    assert found.lambda_max - found.upper_bound >= -0.08 and found.lambda_min - found.lower_bound <= 0.08
+    assert abs(found.lambda_max - 4.0) <= 0.08 and abs(found.lambda_min + 1.0) <= 0.08 and found.products < 120
+
+
+@pytest.mark.slow
+def test_roundoff_limits_the_bounds_but_not_the_values():
+    """In float32 and 200,000 dimensions no useful bound holds with 99.99 %, yet the Ritz values converge."""
+    values = torch.linspace(-1.0, 2.0, 200_000)
+    values[-1] = 5.0
+    oracle, x, _ = build_oracle(
+        lambda x: 0.5 * (values * x * x).sum(), torch.zeros(200_000), jac=None, hess=None, hessp=None, args=()
+    )
+    found = find_extremes(oracle, x, relative_error=0.02, confidence=0.9999)
+    assert found.limited_by_roundoff and found.upper_bound > 5.5
+    assert found.lambda_max == pytest.approx(5.0, rel=1e-3) and abs(found.lambda_min + 1.0) <= 0.1
+
+
+def test_quadrature_integrates_the_spectrum():
+    values = np.linspace(-1.0, 4.0, 500)
+    oracle, x = diagonal_oracle(values)
+    sums = []
+    for seed in range(10):
+        nodes, weights = quadrature(oracle, x, 8, seed)
+        assert weights.sum() == pytest.approx(1.0) and len(nodes) == 8
+        sums.append(500 * weights @ nodes**2)
+    assert np.mean(sums) == pytest.approx((values**2).sum(), rel=0.1)
