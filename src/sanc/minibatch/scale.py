@@ -8,7 +8,8 @@ and any weights λ_i,
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
 With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most `_MAX_STRETCH`,
-unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is little noise.
+unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is little noise. Without
+losses the limit holds always, because a rise of the loss would not be noticed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def step_size(state: State, step: StepScale) -> float:
     """
     steps = state.steps - state.last_extension
     aligned = steps > 2 * step.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
-    limit = math.inf if aligned else _MAX_STRETCH * step.scale
+    limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), limit)
     ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
     decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down else 1.0
