@@ -55,17 +55,17 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.escape._FALLBACK_LIPSCHITZ": (0.1, 1e3),
     "core.units.X_FRACTION, core.model.X_FRACTION": (0.01, 1.0),
     "core.units.FIRST_SIGMA": (1e-6, 1e-2),
-    "core.run._STALL_LIMIT": (3, 40),
+    "core.stall.STALL_LIMIT, core.convergence.STALL_LIMIT": (3, 40),
 }
 """Constants of runs on an exact objective, and two other values of each."""
 
 DIAGNOSIS: Mapping[str, Sequence[float]] = {
-    "core.run._COMPARED_ITERATIONS": (1, 20),
-    "core.run._ALLOWED_MISMATCHES": (0, 5),
-    "core.run._MISMATCH_TOLERANCE": (0.03, 0.6),
-    "core.run._SYMMETRY_ITERATION": (5, 10**6),
-    "core.run._REPORTED_DIFFERENCE_ERROR": (1.0, 1e8),
-    "core.run._PROBE_PRODUCTS": (2, 100),
+    "core.step_checks._COMPARED_ITERATIONS": (1, 20),
+    "core.step_checks._ALLOWED_MISMATCHES": (0, 5),
+    "core.step_checks._MISMATCH_TOLERANCE": (0.03, 0.6),
+    "core.step_checks._SYMMETRY_ITERATION": (5, 10**6),
+    "core.convergence._REPORTED_DIFFERENCE_ERROR": (1.0, 1e8),
+    "core.convergence._PROBE_PRODUCTS": (2, 100),
     "core.consistency._RELATIVE_ERROR": (0.02, 0.5),
     "core.consistency._RELIABLE_ERRORS": (1.0, 20.0),
     "core.consistency._REPORTED_NOISE": (3.0, 1e4),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from sanc.core.krylov import ColumnSource, Lanczos
@@ -145,6 +146,15 @@ class Oracle(ABC):
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """∇²f(x) on the Hessian sample."""
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Evaluate without counting: restore the counters at the end of the block."""
+        meter = replace(self.meter)
+        try:
+            yield
+        finally:
+            self.meter = meter
 
     def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
         """Return the columns of a Lanczos process that starts at `start`."""

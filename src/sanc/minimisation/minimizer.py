@@ -15,10 +15,14 @@ from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.iteration import Iteration
+from sanc.core.loop import run_to_end
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
+from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch
-from sanc.core.run import Limits, Run, Status
+from sanc.core.resume import resume_run, save_run
+from sanc.core.run import Limits, Run
+from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
@@ -169,33 +173,14 @@ def minimize(
 
     _reject_binding(bounds, constraints)
     composed = _compose_method(method, preset, settings)
-    one_of("hvp", hvp, HVP_MODES)
-    for name, flag in (("certify", certify), ("disp", disp), ("grow_samples", grow_samples)):
-        require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
-    require_integer("seed", seed, 0, none=False)
+    _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
     fun, ranks = _objective_on_ranks(fun, process_group)
-    disp = disp and (ranks is None or ranks.rank == 0)
     sizes = _sample_sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
-    if on_samples and objective_batch_size is not None:
-        raise ArgumentError(
-            f"objective_batch_size = {objective_batch_size!r} cannot be used: the ratio test is on the gradient "
-            'sample. Leave it out, or pass preset="paper".'
-        )
-    oracle, x, unflatten = build_oracle(
-        fun,
-        x0,
-        jac=jac,
-        hess=hess,
-        hessp=hessp,
-        args=args,
-        hvp=hvp,
-        sizes=sizes,
-        seed=seed,
-        sampling=composed.sampling,
-        grow=grow_samples,
-    )
-    require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
+    _reject_objective_sample(objective_batch_size if on_samples else None)
+    derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
+    samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
+    oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
     limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,
         default_tol=tol is None,
@@ -207,23 +192,51 @@ def minimize(
         max_time=max_time,
         max_nfev=max_nfev,
     )
-    iteration = (
-        MinibatchIteration(composed, seed) if on_samples else Iteration(composed, seed, limits.tol, ahead=oracle.exact)
-    )
-    run = Run(oracle, iteration, limits, x, seed)
     if ranks is not None:
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
+    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed)
     if resume is not None:
-        run.resume(resume)
-    report, clock = _reporter(callback, unflatten, disp), time.perf_counter
-    if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
-        report, clock = ranks.any_of(report) if callback else report, ranks.clock
-    with torch_modes(oracle):
-        status = run.run_to_end(report, clock)
+        resume_run(run, resume)
+    disp = disp and (ranks is None or ranks.rank == 0)
+    status = _run_on_ranks(run, ranks, callback, unflatten, disp)
     result = _result(run, status, unflatten, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
     return result
+
+
+def _check_choices(hvp: Any, seed: Any, resume: Any, flags: Mapping[str, Any]) -> None:
+    """Raise an error for arguments of a wrong type, or that are none of their choices."""
+    one_of("hvp", hvp, HVP_MODES)
+    for name, flag in flags.items():
+        require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
+    require_integer("seed", seed, 0, none=False)
+    require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
+
+
+def _reject_objective_sample(objective_batch_size: int | None) -> None:
+    """Raise an error for the size of an objective sample where the ratio test has none."""
+    if objective_batch_size is not None:
+        raise ArgumentError(
+            f"objective_batch_size = {objective_batch_size!r} cannot be used: the ratio test is on the gradient "
+            'sample. Leave it out, or pass preset="paper".'
+        )
+
+
+def _build_iteration(method: Method, oracle: Oracle, seed: int, tol: float, on_samples: bool) -> IterationProtocol:
+    """Return the iteration on samples, or that on whole objectives and on samples of the paper."""
+    return MinibatchIteration(method, seed) if on_samples else Iteration(method, seed, tol, ahead=oracle.exact)
+
+
+def _run_on_ranks(
+    run: Run, ranks: Ranks | None, callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool
+) -> Status:
+    """Iterate until the run ends, and return how; all ranks make the same decisions."""
+    report, clock = _reporter(callback, unflatten, disp), time.perf_counter
+    if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
+        report, clock = ranks.any_of(report) if callback else report, ranks.clock
+    with torch_modes(run.objective):
+        return run_to_end(run, report, clock)
 
 
 def _objective_on_ranks(fun: Any, process_group: Any) -> tuple[Any, Ranks | None]:
@@ -377,7 +390,7 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
-                result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=run.state())
+                result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=save_run(run))
                 with callers_precision():
                     return _is_true(callback(intermediate_result=result))
             with callers_precision():

@@ -28,8 +28,8 @@ from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
+from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
-from sanc.core.run import IterationProtocol
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration

@@ -15,8 +15,8 @@ from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
 from sanc.core.model import SAMPLED_KRYLOV_DIM
+from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
-from sanc.core.run import IterationProtocol
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
 from sanc.optim.checkpoints import (

@@ -1,0 +1,164 @@
+"""Tests whether a run on an exact objective has converged, stalled or diverged at its current point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import takewhile
+
+import numpy as np
+
+from sanc.core import consistency
+from sanc.core.curvature import Certificate
+from sanc.core.krylov import NonFiniteProductError
+from sanc.core.record import Branch, Note
+from sanc.core.run import Run
+from sanc.core.saddle import leave_saddle
+from sanc.core.stall import STALL_LIMIT
+from sanc.core.status import CONTINUE, Ending, Status
+from sanc.core.units import Units, measure_units
+
+_REPORTED_DIFFERENCE_ERROR = 1e4
+"""Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
+
+_PROBE_PRODUCTS = 10
+"""Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
+
+
+def check_point(run: Run, value: float, grad_norm: float) -> Ending:
+    """Test the current point of an exact objective: finite, bounded, and second-order if it is stationary."""
+    if not (math.isfinite(value) and math.isfinite(grad_norm)):
+        return Ending(Status.NO_GRADIENT if run.iterations else Status.NOT_FINITE)
+    run.first_value = value if math.isnan(run.first_value) else run.first_value
+    if run.first_value - value > (abs(run.first_value) + run.units.value) / run.oracle.space.eps**2:
+        return Ending(Status.UNBOUNDED)
+    return _check_curvature(run) if grad_norm <= run.tol else CONTINUE
+
+
+def _check_curvature(run: Run) -> Ending:
+    """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
+    max_products = run.limits.max_products
+    measures_units = not run.iterations and max_products is None
+    if measures_units:
+        run.initial_units = _measure_first_units(run)
+        if run.oracle.gradient_of_caller:
+            cause = consistency.check_small_gradient(run.oracle, run.x, run.initial_units.length)
+            if cause:
+                return Ending(Status.INCONSISTENT, cause)
+    if run.iterations and not run.limits.certify:
+        affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // 10)
+        max_products = affordable if max_products is None else min(max_products, affordable)
+    cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
+    run.certificate = cert = replace(cert, products=cert.products + measures_units)
+    if not cert.saddle:
+        return _ending_without_saddle(run, cert)
+    if cert.inconsistent:
+        return _asymmetry_ending(cert)
+    if not run.needs_products:
+        return Ending(Status.FIRST_ORDER)
+    if run.stall.has_stalled:
+        return CONTINUE if leave_saddle(run) else Ending(Status.FIRST_ORDER)
+    return Ending(direction=v)
+
+
+def _measure_first_units(run: Run) -> Units:
+    """Measure the units with one product, before the first iteration."""
+    oracle, space = run.oracle, run.oracle.space
+    with oracle.uncounted():
+        operator = oracle.hessian(run.x)
+        v = space.normal(np.random.default_rng(run.seed))
+        try:
+            product_norm = space.norm(operator(v)) / space.norm(v)
+        except NonFiniteProductError:
+            product_norm = math.nan
+        finally:
+            operator.release()
+    return measure_units(oracle.gradient(run.x)[0], 0.0, product_norm, space.norm(run.x))
+
+
+def _ending_without_saddle(run: Run, cert: Certificate) -> Ending:
+    """Return the ending at a stationary point at which no negative curvature was found."""
+    if not cert.inconsistent:
+        if cause := _missed_curvature_cause(run, cert):
+            return Ending(Status.INCONSISTENT, cause)
+        if cause := _difference_limit_cause(run, cert):
+            return Ending(Status.STALLED, cause)
+    if cert.second_order:
+        return Ending(Status.SECOND_ORDER)
+    if cert.inconsistent:
+        return _asymmetry_ending(cert)
+    if cause := _difference_error_cause(run):
+        return Ending(Status.STALLED, cause)
+    return Ending(Status.TIME_LIMIT if run.time_is_up() else Status.UNCERTIFIED)
+
+
+def _asymmetry_ending(cert: Certificate) -> Ending:
+    """Return the ending of a run whose Hessian products are asymmetric."""
+    cause = f"The Hessian product is not symmetric, by {cert.asymmetry:.2g}: check hess or hessp."
+    return Ending(Status.INCONSISTENT, cause)
+
+
+def stall_ending(run: Run) -> Ending:
+    """Return the ending of a stalled run, with its cause."""
+    stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
+    if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
+        return Ending(Status.NO_GRADIENT)
+    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.length)
+    return Ending(Status.STALLED, cause) if cause else _roundoff_ending(run)
+
+
+def _roundoff_ending(run: Run) -> Ending:
+    """Return the ending of a stalled run whose gradient may be within its rounding error.
+
+    The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
+    an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
+    must therefore predict no decrease beyond the roundoff of f.
+    """
+    oracle = run.oracle
+    roundoff = 10.0 * oracle.space.eps
+    if not all(record.model_decrease <= roundoff * abs(record.value) for record in run.history[-STALL_LIMIT:]):
+        return Ending(Status.STALLED)
+    with oracle.uncounted():
+        error = consistency.estimate_gradient_rounding(oracle, run.x, run.length)
+    if not oracle.space.norm(oracle.gradient(run.x)[1]) <= error:
+        return Ending(Status.STALLED)
+    if not run.limits.default_tol:
+        cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
+        return Ending(Status.STALLED, cause)
+    run.gradient_rounding = error
+    ending = _check_curvature(run)
+    return Ending(Status.STALLED) if ending.status is None else ending
+
+
+def _difference_error_cause(run: Run) -> str:
+    """Return a cause if no gradient of this run exceeded the error of differences, where that error is reported."""
+    norms = [record.grad_norm * run.factor for record in run.history]
+    largest_norm = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
+    largest_norm = max(largest_norm, run.iteration.grad_norm, _REPORTED_DIFFERENCE_ERROR * run.limits.tol)
+    return consistency.check_gradient_norms(run.oracle, run.x, largest_norm)
+
+
+def _difference_limit_cause(run: Run, cert: Certificate) -> str:
+    """Return a cause if the error of differenced gradients exceeds the tolerances of the certificate.
+
+    If the caller passed the tolerance on the gradient norm, the error is compared with that. The default is raised to
+    the error, so that the gradient norm shows little. Then the curvature has to be certified, or at least positive
+    beyond the error of one product.
+    """
+    error = run.oracle.gradient_error(run.x)
+    cause = consistency.check_difference_error(run.oracle, run.x, run.tol)
+    product_error = cert.rounding / math.sqrt(max(cert.products, 1))  # `rounding` is a sum over all products
+    undecided = not cert.second_order and cert.rounding > cert.eps_curvature
+    if not cause and error > run.limits.tol and undecided and not cert.lambda_min > product_error:
+        return consistency.difference_error_message(error, cert.rounding)
+    return cause
+
+
+def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
+    """Return a cause if values contradict products that are differences of the caller's gradient."""
+    oracle = run.oracle
+    if not (oracle.gradient_of_caller and oracle.differenced_products):
+        return ""
+    length = max(run.units.length, oracle.space.norm(run.x)) or 1.0
+    with oracle.uncounted():
+        return consistency.check_curvature(oracle, run.x, length, cert.eps_curvature)

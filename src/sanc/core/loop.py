@@ -1,0 +1,81 @@
+"""The loop of a minimisation: test the point, test the limits, make an iteration."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from sanc.core.convergence import check_point, stall_ending
+from sanc.core.record import Record
+from sanc.core.run import Run
+from sanc.core.saddle import leave_saddle
+from sanc.core.scaled import scaling_exponent
+from sanc.core.space import Vector
+from sanc.core.status import CONTINUE, Ending, Status
+from sanc.core.step_checks import Step
+from sanc.errors import NonFiniteStartError
+
+
+def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
+    """Iterate until the run ends, and return how. `report` is called after each iteration, and may ask to stop."""
+    if run.limits.max_time < math.inf:
+        deadline = clock() + run.limits.max_time
+        run.time_is_up = lambda: clock() >= deadline
+    if run.oracle.exact and not run.iterations and run.iteration.method.sigma.judge(0.0).measures_sigma0:
+        run.scale_objective(scaling_exponent(run.oracle, run.x))
+    while True:
+        ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
+        if ending.status is not None:
+            run.cause = ending.cause
+            return ending.status
+
+
+def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
+    """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
+    value, g = run.oracle.gradient(run.x)
+    ending = check_point(run, value, run.oracle.space.norm(g))
+    if ending.status is not None:
+        return ending
+    if run.stall.has_stalled:
+        return CONTINUE if leave_saddle(run) else stall_ending(run)
+    before = run.x
+    outcome = _advance(run, report, ending.direction)
+    if isinstance(outcome, Status):
+        return Ending(outcome)
+    return run.steps.check(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
+
+
+def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:
+    """Make one iteration on samples, unless the run ends before it; return the ending, if it is reached."""
+    outcome = _advance(run, report)
+    if isinstance(outcome, Status):
+        return Ending(outcome)
+    return Ending(Status.AT_REST) if run.iteration.at_rest else CONTINUE
+
+
+def _advance(run: Run, report: Callable[[Run], bool], direction: Vector | None = None) -> Record | Status:
+    """Make an iteration and return its record, in the units of the run; or return the status if the run ends."""
+    limit = _reached_limit(run)
+    if limit is not None:
+        return limit
+    run.certificate = None
+    try:
+        run.x, record = run.iteration.iterate(run.x, run.oracle, direction)
+    except NonFiniteStartError:
+        return Status.NOT_FINITE
+    run.history.append(run.unscaled_record(record))
+    if run.oracle.exact:
+        run.stall.update(record, run.iteration, run.oracle.space.eps)
+    run.oracle.end(record.step_norm)
+    return Status.CALLBACK if report(run) else record
+
+
+def _reached_limit(run: Run) -> Status | None:
+    """Return the status of a limit that the run has reached."""
+    if run.iterations >= run.limits.max_iter:
+        return Status.ITERATION_LIMIT
+    meter = run.oracle.meter
+    if meter.paper_calls >= run.limits.max_calls or meter.nfev >= run.limits.max_nfev:
+        return Status.CALL_LIMIT
+    return Status.TIME_LIMIT if run.time_is_up() else None

@@ -1,0 +1,66 @@
+"""Recovery of a run that stalled at a saddle or maximum."""
+
+from __future__ import annotations
+
+import math
+
+from sanc.core.curvature import Certificate
+from sanc.core.run import Run
+from sanc.core.space import Vector
+from sanc.core.stall import StallMonitor
+
+
+def leave_saddle(run: Run) -> bool:
+    """Move the run along negative curvature, if a probe finds it and f decreases there; return whether it moved.
+
+    σ, the units and the gradient norms of the run so far were measured below roundoff, so they are reset.
+    """
+    if not run.needs_products or run.limits.max_iter <= run.iterations:
+        return False
+    run.certificate, v = run.compute_certificate(run.oracle, run.limits.max_products, run.seed + run.iterations)
+    lower_point = _lower_point(run, run.certificate, v) if run.certificate.saddle else None
+    if lower_point is None:
+        return False
+    run.x, run.certificate, run.stall = lower_point, None, StallMonitor()
+    iteration = run.iteration
+    initial = {"sigma": iteration.method.sigma.judge(0.0).sigma0}
+    initial |= dict.fromkeys(("last_step_norm", "last_grad_norm", "unit_length", "unit_cubic"), 0.0)
+    iteration.restore(iteration.numbers() | initial, iteration.vectors(), iteration.tensors())
+    return True
+
+
+def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:
+    """Return a point along ±v, the direction of negative curvature, at which f is lower by more than its roundoff.
+
+    Near a strong saddle or maximum the steps of the model may change f by less than its roundoff, so that the ratio
+    test cannot detect that they are too short. Along v with vᵀHv = λ < 0 the predicted decrease ½|λ|t² exceeds the
+    roundoff of f from t = √(2 eps|f|/|λ|) on. Longer steps are tried from there, each twice the last, up to √(|f|/|λ|),
+    ‖x‖ or the unit of length.
+    """
+    space, (value, g) = run.oracle.space, run.oracle.gradient(run.x)
+    f_length = math.sqrt(abs(value) / -cert.lambda_min)
+    max_step = max(f_length, space.norm(run.x), run.units.length)
+    first_step = max(math.sqrt(2.0 * space.eps) * f_length, math.sqrt(space.eps) * max_step)
+    sign = -math.copysign(1.0, space.dot(g, v))
+    for direction in (v * sign, v * -sign):
+        lower_point = _search_along(run, direction, first_step, max_step, value - space.eps * abs(value))
+        if lower_point is not None:
+            return lower_point
+    return None
+
+
+def _search_along(run: Run, direction: Vector, step: float, max_step: float, below: float) -> Vector | None:
+    """Return the first minimum of f over x + t·direction, t = step, 2·step, … ≤ `max_step`, with f < `below`.
+
+    Points with a gradient that is not finite are skipped. None if there is no such minimum.
+    """
+    oracle, lowest = run.oracle, None
+    while step <= max_step:
+        trial = run.x + direction * step
+        value = oracle.value(trial)
+        if -math.inf < value < below and math.isfinite(oracle.space.norm(oracle.gradient(trial)[1])):
+            lowest, below = trial, value
+        elif lowest is not None:
+            break
+        step *= 2.0
+    return lowest

@@ -1,0 +1,51 @@
+"""Detection of a run that makes no more progress beyond roundoff."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sanc.core.protocol import IterationProtocol
+from sanc.core.record import Branch, Note, Record
+
+STALL_LIMIT = 10
+"""Consecutive iterations without progress beyond roundoff after which the run has stalled."""
+
+_GRADIENT_PROGRESS = 0.99
+"""A gradient norm below this fraction of the smallest one so far is progress. One per cent exceeds its roundoff."""
+
+
+@dataclass
+class StallMonitor:
+    """Counts iterations of an exact objective that decrease neither the gradient norm nor, beyond roundoff, f.
+
+    Attributes
+    ----------
+    iterations : int
+        Consecutive iterations without progress.
+    best_grad_norm : float
+        Smallest gradient norm so far.
+    """
+
+    iterations: int = 0
+    best_grad_norm: float = math.inf
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the run has stalled."""
+        return self.iterations >= STALL_LIMIT
+
+    def update(self, record: Record, iteration: IterationProtocol, eps: float) -> None:
+        """Count an iteration, given its record and the machine epsilon of f."""
+        gradient_decreased = record.grad_norm < _GRADIENT_PROGRESS * self.best_grad_norm
+        self.best_grad_norm = min(self.best_grad_norm, record.grad_norm)
+        moved = record.branch is not Branch.STAYED
+        roundoff = eps * abs(record.value)
+        value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
+        # With the paper's rule a rejection is not a stall, because σ grows in the next iteration. With interpolation σ
+        # was already raised to its bound in this iteration.
+        rejection_stalls = iteration.method.sigma.judge(0.0).interpolates
+        if gradient_decreased or (moved and value_decreased):
+            self.iterations = 0
+        elif moved or iteration.at_rest or rejection_stalls:
+            self.iterations += 1

@@ -1,0 +1,65 @@
+"""How a minimisation ends: its status, and the result of a test whether it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sanc.core.space import Vector
+
+
+class Status(IntEnum):
+    """The ending of a minimisation; `sentence` describes it."""
+
+    sentence: str
+
+    def __new__(cls, number: int, sentence: str) -> Status:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.sentence = sentence
+        return member
+
+    SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
+    UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but it could not be certified."
+    FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
+    AT_REST = 3, "Stagnated: the escape step is zero, and the norm of the cubic step is at most epsilon_s."
+    STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
+    ITERATION_LIMIT = 5, "The limit on iterations was reached."
+    CALL_LIMIT = 6, "The limit on oracle calls was reached."
+    TIME_LIMIT = 7, "The limit on time was reached."
+    CALLBACK = 8, "The callback asked to stop."
+    NOT_FINITE = 9, "The objective, its gradient or a Hessian product is not finite at the starting point."
+    UNBOUNDED = 10, "The objective seems to be unbounded below."
+    NO_GRADIENT = (
+        11,
+        "The gradient is not finite at points with lower values; the last point with a finite gradient is returned.",
+    )
+    INCONSISTENT = 12, "The objective, its gradient and its Hessian products are inconsistent."
+
+    @property
+    def success(self) -> bool:
+        """Whether the point is stationary to tolerance, without known negative curvature."""
+        return self in (Status.SECOND_ORDER, Status.UNCERTIFIED)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The result of a test whether the run ends.
+
+    Attributes
+    ----------
+    status : Status or None
+        How the run ends; None if it continues.
+    cause : str
+        A sentence about the ending, in addition to that of its status.
+    direction : vector or None
+        A direction of negative curvature, along which the next iteration leaves a stationary point.
+    """
+
+    status: Status | None = None
+    cause: str = ""
+    direction: Vector | None = None
+
+
+CONTINUE = Ending()
+"""The run continues."""

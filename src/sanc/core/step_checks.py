@@ -1,0 +1,106 @@
+"""Comparison of the steps of a run with its values, gradients and Hessian products.
+
+The tests of `consistency.py` cost evaluations. The numbers of the first steps decide whether they are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sanc.core import consistency
+from sanc.core.oracle import Oracle
+from sanc.core.record import Note, Record
+from sanc.core.space import Vector
+from sanc.core.status import CONTINUE, Ending, Status
+
+_COMPARED_ITERATIONS = 5
+"""Number of first iterations in which changes of f are compared with its gradients."""
+
+_ALLOWED_MISMATCHES = 2
+"""Mismatches allowed in these iterations. After one more, differences of values decide."""
+
+_MISMATCH_TOLERANCE = 0.15
+"""A step is a mismatch if the change of f differs by more than this, relatively, from the change that the gradients
+predict."""
+
+_SYMMETRY_ITERATION = 50
+"""The iteration after which the symmetry of the Hessian products is checked."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An iteration that was made: the points before and after it, the gradient before it, and its record."""
+
+    before: Vector
+    after: Vector
+    g: Vector
+    record: Record
+
+    @property
+    def stays(self) -> bool:
+        """Whether all trial points were rejected."""
+        return self.after is self.before and self.record.trials > 0
+
+
+@dataclass
+class StepMonitor:
+    """Ends a run whose values, gradients and products contradict each other.
+
+    Between two points f changes by about the mean of its directional derivatives there, and a step reaches at least
+    half of the predicted decrease. If three of the first steps contradict that, or one stays, differences of values
+    decide. An iteration that stays has tried every step, so a few evaluations to find the cause are cheap. After
+    iteration `_SYMMETRY_ITERATION` the symmetry of the products is checked once.
+
+    Attributes
+    ----------
+    mismatches : int
+        Steps along which values and gradients disagree.
+    gradient_verified : bool
+        Whether differences of values confirmed the gradient.
+    noise_checked : bool
+        Whether the values were checked for noise.
+    """
+
+    mismatches: int = 0
+    gradient_verified: bool = False
+    noise_checked: bool = False
+
+    def check(self, oracle: Oracle, step: Step, length: float, needs_products: bool) -> Ending:
+        """Return the ending that a step of an exact objective causes; `length` is the unit of length."""
+        if step.record.note == Note.GRADIENT_NOT_FINITE:
+            return CONTINUE
+        cause = self._gradient_cause(oracle, step, length)
+        checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
+        if checks_symmetry and not cause:
+            cause = consistency.check_symmetry(oracle, step.after)
+        if cause:
+            return Ending(Status.INCONSISTENT, cause)
+        if step.stays and not self.noise_checked:
+            self.noise_checked = True
+            cause = consistency.check_noise(oracle, step.after, length, consistency.ENDING_NOISE)
+        return Ending(Status.STALLED, cause) if cause else CONTINUE
+
+    def _gradient_cause(self, oracle: Oracle, step: Step, length: float) -> str:
+        """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
+        if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
+            return ""
+        if not (step.stays or _is_mismatch(oracle, step)):
+            return ""
+        self.mismatches += 1
+        if not step.stays and self.mismatches <= _ALLOWED_MISMATCHES:
+            return ""
+        cause = consistency.check_gradient(oracle, step.after, length)
+        self.gradient_verified = not cause
+        return cause
+
+
+def _is_mismatch(oracle: Oracle, step: Step) -> bool:
+    """Whether the change of f differs from the mean of its directional derivatives at both ends of the step."""
+    if step.after is step.before:
+        return False
+    space, record = oracle.space, step.record
+    s = step.after - step.before
+    first, last = space.dot(step.g, s), space.dot(oracle.gradient(step.after)[1], s)
+    difference = abs(record.trial_value - record.value - 0.5 * (first + last))
+    is_large = difference > _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
+    return is_large or record.rho < 0.5
