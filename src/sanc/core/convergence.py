@@ -64,6 +64,8 @@ def _check_curvature(run: Run) -> Ending:
 def _measure_first_units(run: Run) -> Units:
     """Measure the units with one product, before the first iteration."""
     oracle, space = run.oracle, run.oracle.space
+    if space.dim == 0:  # with bounds, if no variable is free
+        return Units()
     with oracle.uncounted():
         operator = oracle.hessian(run.x)
         v = space.normal(np.random.default_rng(run.seed))

@@ -214,6 +214,12 @@ class Krylov:
         return c
 
     @property
+    def basis(self) -> Any:
+        """Q as a block of rows, if the source keeps it."""
+        source: Any = self._source
+        return source.basis(self.dim)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the space is invariant or has its largest dimension, so that it cannot be extended."""
         return self.is_invariant or self.dim >= self._source.max_dim

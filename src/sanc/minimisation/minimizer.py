@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeResult
+from scipy.optimize import HessianUpdateStrategy, OptimizeResult
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -25,6 +25,7 @@ from sanc.core.run import Limits, Run
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_integer, require_number, shown
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
 from sanc.presets import compose, with_options
@@ -171,7 +172,7 @@ def minimize(
     if options is not None or _SCIPY_NAMES.keys() & settings.keys():
         return minimize(fun, x0, **_merge_options({} if options is None else options, locals()))
 
-    _reject_binding(bounds, constraints)
+    _reject_constraints(constraints)
     composed = _compose_method(method, preset, settings)
     _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
     fun, ranks = _objective_on_ranks(fun, process_group)
@@ -181,6 +182,7 @@ def minimize(
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
     samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
+    box, x, composed = apply_bounds(bounds, x0, oracle, x, composed)
     limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,
         default_tol=tol is None,
@@ -193,8 +195,8 @@ def minimize(
         max_nfev=max_nfev,
     )
     if ranks is not None:
-        compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
-    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed)
+        compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.numbers()}, x)
+    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
     if resume is not None:
         resume_run(run, resume)
     disp = disp and (ranks is None or ranks.rank == 0)
@@ -324,22 +326,10 @@ def _merge_options(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _reject_binding(bounds: Any, constraints: Any) -> None:
-    """Raise an error for bounds or constraints that bind."""
-    if bounds is not None and not (isinstance(bounds, Sequence) and len(bounds) == 0):
-        try:
-            lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, Bounds) else zip(*bounds, strict=True)
-            low = [-math.inf if bound is None else float(bound) for bound in np.atleast_1d(lower)]
-            high = [math.inf if bound is None else float(bound) for bound in np.atleast_1d(upper)]
-        except (TypeError, ValueError):
-            raise ArgumentTypeError(f"bounds = {shown(bounds)} are not pairs of numbers: leave bounds out.") from None
-        if set(low) != {-math.inf} or set(high) != {math.inf}:
-            raise ArgumentError(
-                f"bounds = {shown(bounds)} cannot be used: sanc minimises without constraints; leave bounds out, or "
-                "substitute variables."
-            )
+def _reject_constraints(constraints: Any) -> None:
+    """Raise an error for constraints other than bounds."""
     if constraints is not None and np.size(constraints) > 0:
-        raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
+        raise ArgumentError("constraints cannot be used: sanc minimises with bounds at most; leave them out.")
 
 
 def _sample_sizes(
@@ -390,11 +380,13 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
-                result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=save_run(run))
+                result = Result(
+                    x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run)
+                )
                 with callers_precision():
                     return _is_true(callback(intermediate_result=result))
             with callers_precision():
-                return _is_true(callback(unflatten(run.x)))
+                return _is_true(callback(unflatten(run.point)))
         except StopIteration:
             return True
 
@@ -413,22 +405,23 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Optimiz
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
-    value, g = exact_oracle.gradient(run.x)
+    value, g = exact_oracle.gradient(run.point)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.compute_certificate(
             run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
         )
     return Result(
-        x=unflatten(run.x),
+        x=unflatten(run.point),
         fun=value,
         jac=unflatten(g),
         success=status.success,
         status=status,
-        message=f"{status.sentence} {run.message}".rstrip(),
+        message=f"{bounded_sentence(run, status)} {run.message}".rstrip(),
         nit=run.iterations,
         history=run.history,
         certificate=run.unscaled_certificate,
         hvp=oracle.hvp,
+        **bounded_entries(run, unflatten),
         **counts,
     )
 
@@ -463,5 +456,5 @@ def scipy_method(
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # products replace the quasi-Newton update
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
         jac = "3-point"
-    not_binding = {"bounds": bounds, "constraints": constraints}
-    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **not_binding, **options)
+    limits = {"bounds": bounds, "constraints": constraints}
+    return minimize(fun, x0, args, jac=jac, hess=hess, hessp=hessp, callback=callback, **limits, **options)
