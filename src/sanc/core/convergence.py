@@ -38,7 +38,7 @@ def check_point(run: Run, value: float, grad_norm: float) -> Ending:
 def _check_curvature(run: Run) -> Ending:
     """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
     max_products = run.limits.max_products
-    measures_units = not run.iterations and max_products is None
+    measures_units = not run.iterations and max_products is None and run.oracle.space.dim > 0
     if measures_units:
         run.initial_units = _measure_first_units(run)
         if run.oracle.gradient_of_caller:
@@ -64,8 +64,6 @@ def _check_curvature(run: Run) -> Ending:
 def _measure_first_units(run: Run) -> Units:
     """Measure the units with one product, before the first iteration."""
     oracle, space = run.oracle, run.oracle.space
-    if space.dim == 0:  # with bounds, if no variable is free
-        return Units()
     with oracle.uncounted():
         operator = oracle.hessian(run.x)
         v = space.normal(np.random.default_rng(run.seed))
