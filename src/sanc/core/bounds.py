@@ -166,17 +166,17 @@ class FaceOracle(Oracle):
         """Return the projection of x + d on the box."""
         return self.space.vector(self.box.project(self.space.tensor(x + d)))
 
-    def _is_inside(self, x: Vector) -> bool:
+    def is_inside(self, x: Vector) -> bool:
         return self.box.contains(self.space.tensor(x))
 
     def value(self, x: Vector) -> float:
-        return self.inner.value(self.full(x)) if self._is_inside(x) else math.nan
+        return self.inner.value(self.full(x)) if self.is_inside(x) else math.nan
 
     def gradient_sample_value(self, x: Vector) -> float:
-        return self.inner.gradient_sample_value(self.full(x)) if self._is_inside(x) else math.nan
+        return self.inner.gradient_sample_value(self.full(x)) if self.is_inside(x) else math.nan
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
-        if not self._is_inside(x):
+        if not self.is_inside(x):
             return math.nan, x * math.nan
         value, g = self.inner.gradient(self.full(x))
         return value, self._gradients.get(x, lambda _: self.compress(g))

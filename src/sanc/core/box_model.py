@@ -2,12 +2,13 @@
 
 Lanczos gives B on its space, Q and T. If x + Qu lies in the box, that is the step. Otherwise
 
-    m(s) = gᵀs + ½ sᵀB̂s + (σ/3)‖s‖³,   B̂ = QTQᵀ + τ(I − QQᵀ),   lower ≤ x + s ≤ upper
+    m(s) = gᵀs + ½ sᵀB̂s + (σ/3)‖s‖³,   lower ≤ x + s ≤ upper,
 
-is minimised by projected Newton steps, which add and release many bounds at once. B̂ = B if the space is the whole face;
-otherwise τ, the mean Ritz value, stands for the curvature outside the space, where only truncated steps lead. No
-Hessian product is needed, also not after a rejection. The predicted decrease is that of the truncated step, m(0) − m(s),
-and grows to gᵀs as σ does, so that the ratio test is as without bounds.
+is minimised by projected Newton steps, which add and release many bounds at once. B̂ is the symmetric matrix with the
+products of Lanczos, B̂Q = BQ = QT + β q eᵀ, where q is the next vector, and with the curvature τ outside the space, where
+only truncated steps lead; τ is the mean Ritz value. If the space is the whole face, B̂ = B. So a truncated step needs no
+further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
+bounds.
 """
 
 from __future__ import annotations
@@ -212,23 +213,23 @@ def _as_box_step(step: CubicStep, point: Vector, norm: float, decrease: float) -
     return BoxStep(**known | {"norm": norm, "decrease": decrease, "multiplier": step.sigma * norm}, point=point)
 
 
-def _host(tensor: Any) -> Floats:
-    """Return a tensor as a float64 array on the host."""
-    return np.asarray(tensor.detach().cpu().numpy(), np.float64)
+def _host(array: Any) -> Floats:
+    """Return a tensor or array as a float64 array on the host."""
+    return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Quadratic:
-    """gᵀs + ½ sᵀB̂s with B̂ = QTQᵀ + τ(I − QQᵀ).
+    """gᵀs + ½ sᵀB̂s with B̂ = τI + QᵀCQ.
 
     Attributes
     ----------
     g : ndarray
         The gradient.
     basis : ndarray
-        Q, as rows.
+        Q and the next Lanczos vector, as rows.
     inner : ndarray
-        T − τI.
+        C: T − τI, bordered by β.
     shift : float
         τ, the curvature outside the space.
     """
@@ -243,12 +244,17 @@ class _Quadratic:
         """Return the quadratic model of a Krylov space."""
         space, krylov, spectrum = here.space, subspace.krylov, subspace.spectrum
         assert spectrum is not None
-        basis = krylov.basis
         diagonal, off_diagonal = krylov.tridiagonal()
         shift = float(np.mean(np.abs(spectrum.values))) if krylov.dim < space.dim else 0.0
+        rows = _host(krylov.basis)
+        if krylov.last_beta > 0.0:
+            # B is known on Q alone. As the curvature of the next vector, β²/pivot is the least with which T, if it is
+            # positive definite, stays semidefinite.
+            rows = np.vstack([rows, _host(krylov.next_vector)])
+            diagonal = np.append(diagonal, max(krylov.schur_complement, shift))
+            off_diagonal = np.append(off_diagonal, krylov.last_beta)
         inner = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        rows = basis if isinstance(basis, np.ndarray) else _host(basis)
-        return cls(_host(space.tensor(here.g)), np.asarray(rows, np.float64), inner, shift)
+        return cls(_host(space.tensor(here.g)), rows, inner, shift)
 
     def multiply(self, v: Floats) -> Floats:
         """Return B̂v."""
