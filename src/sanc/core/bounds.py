@@ -52,6 +52,31 @@ class Box:
         """Return the nearest point of the box; x itself if that is in the box."""
         return x if self.contains(x) else x.clamp(self.lower, self.upper)
 
+    def difference_points(self, x: Tensor, d: Tensor) -> list[tuple[float, Tensor]]:
+        """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
+
+        They are x ± d if both are in the box. Otherwise the entries of d are divided between x + d and x − d by the
+        side on which they have more room, and each part is a one-sided difference, −3/2 g(x) + 2 g(x + d) − ½ g(x + 2d).
+        d is shortened if there is too little room, and entries of fixed variables are left out.
+        """
+        ahead, behind = x + d, x - d
+        if self.contains(ahead) and self.contains(behind):
+            return [(0.5, ahead), (-0.5, behind)]
+        room_ahead = torch.where(d > 0.0, self.upper - x, x - self.lower)
+        room_behind = torch.where(d > 0.0, x - self.lower, self.upper - x)
+        room = torch.maximum(room_ahead, room_behind)
+        movable = (d != 0.0) & (room > 0.0)
+        fractions = torch.where(movable, room / (2.0 * d.abs()).clamp(min=torch.finfo(d.dtype).tiny), math.inf)
+        shrink = min(1.0, float(fractions.min()))
+        points: list[tuple[float, Tensor]] = []
+        for sign, side in ((1.0, room_ahead >= room_behind), (-1.0, room_ahead < room_behind)):
+            part = torch.where(side & movable, d * (sign * shrink), 0.0)
+            if bool((part != 0.0).any()):
+                weight = sign / shrink
+                once, twice = self.project(x + part), self.project(x + 2.0 * part)
+                points += [(-1.5 * weight, x), (2.0 * weight, once), (-0.5 * weight, twice)]
+        return points
+
     def restricted(self, places: Tensor | None) -> Box:
         """Return the box of some of the variables; None: all."""
         return self if places is None else Box(self.lower[places], self.upper[places])
@@ -201,17 +226,22 @@ class _FaceOperator(Operator):
     def __init__(self, face: FaceOracle, inner: Operator) -> None:
         self.face, self.inner = face, inner
         self._zeros = face.inner.space.zeros()
+        self._full_products: RecentCache[Vector] = RecentCache(2)
 
     def __call__(self, v: Vector) -> Vector:
-        return self.face.compress(self.inner(self.face.extend(v, self._zeros)))
+        return self.face.compress(self._full_products.put(v, self._multiply(v)))
+
+    def _multiply(self, v: Vector) -> Vector:
+        """Return the product in the whole space."""
+        return self.inner(self.face.extend(v, self._zeros))
 
     def gradient(self) -> Vector:
         return self.face.compress(self.inner.gradient())
 
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error of the product; that of the whole space bounds it."""
-        extended = self.face.extend(v, self._zeros)
-        return self.inner.error(extended, self.face.extend(product, self.inner(extended)))
+        full = self._full_products.get(v, self._multiply)
+        return self.inner.error(self.face.extend(v, self._zeros), full)
 
     def release(self) -> None:
         self.inner.release()
