@@ -288,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"--problems {' '.join(unknown)}: not in benchmarks/bounded_problems.py")
-    chosen = [known[name] for name in names if options.half in (None, "unseen" if known[name].unseen else "development")]
+    halves = {"development": False, "unseen": True}
+    chosen = [known[name] for name in names if known[name].unseen is halves.get(options.half, known[name].unseen)]
     torch.set_num_threads(1)
     runs: list[dict[str, Any]] = []
     for count, problem in enumerate(chosen, 1):

@@ -163,7 +163,8 @@ def _small(add: Callable[..., None]) -> None:
         a, b, c, d = x
         sine, other = torch.sin(c) ** 2, torch.sin(d) ** 2
         quartic = (c**2 + (d + a) ** 2) ** 2 + (a - 4.0 + other + b**2 * c**2) ** 2 + other**2
-        return c - 1.0 + a**2 + b**2 + (c + d) ** 2 + 2.0 * sine + a**2 * b**2 + d - 3.0 + (d - 1.0) ** 2 + b**4 + quartic
+        squares = a**2 + b**2 + (c + d) ** 2 + 2.0 * sine + a**2 * b**2 + (d - 1.0) ** 2 + b**4
+        return c + d - 4.0 + squares + quartic
 
     def eg1(x: Tensor) -> Tensor:
         return x[0] ** 2 + (x[1] * x[2]) ** 4 + x[0] * x[2] + x[1] * torch.sin(x[0] + x[2]) + x[1]
@@ -450,7 +451,8 @@ def _statistics(add: Callable[..., None]) -> None:
 
     def entropy(x: Tensor) -> Tensor:
         x = _inside(x, 1e-12, 1.0)
-        return (x * torch.log(x)).sum() + 50.0 * (x.sum() - 1.0) ** 2 - (x * torch.linspace(0, 3, len(x), dtype=_D)).sum()
+        rewards = torch.linspace(0.0, 3.0, len(x), dtype=_D)
+        return (x * torch.log(x)).sum() + 50.0 * (x.sum() - 1.0) ** 2 - rewards @ x
 
     add("NONNEGATIVE-50", least_squares(80, 50), np.ones(50), 0.0, _INF, "nonnegative least squares")
     add("NONNEGATIVE-300", least_squares(200, 300), np.ones(300), 0.0, _INF, "singular nonnegative least squares")
@@ -458,6 +460,6 @@ def _statistics(add: Callable[..., None]) -> None:
     add("FACTORISATION-12", factorisation(12, 10, 3), rng.random(66), 0.0, _INF, "nonnegative matrix factorisation")
     add("FACTORISATION-30", factorisation(30, 25, 4), rng.random(220), 0.0, 1.5, "nonnegative matrix factorisation")
     add("GAMMA-LIKELIHOOD", gamma_likelihood, [3.0, 3.0], 1e-8, [_INF, 0.4], "likelihood of a gamma distribution")
-    add("EXPONENTIALS", exponentials, [1.0, 1.0, 1.0, 4.0], 0.0, [_INF, _INF, _INF, 2.0], "two decays, one rate bounded")
+    add("EXPONENTIALS", exponentials, [1.0, 1.0, 1.0, 4.0], 0.0, [_INF, _INF, _INF, 2.0], "two decays, a bounded rate")
     add("POISSON-TOMOGRAPHY", poisson, np.ones(30), 0.0, _INF, "likelihood of Poisson counts")
     add("ENTROPY", entropy, np.full(40, 0.5), 1e-12, 1.0, "entropy with a penalty, logarithms inside the bounds")

@@ -56,7 +56,7 @@ class Box:
         """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
 
         They are x ± d if both are in the box. Otherwise the entries of d are divided between x + d and x − d by the
-        side on which they have more room, and each part is a one-sided difference, −3/2 g(x) + 2 g(x + d) − ½ g(x + 2d).
+        side on which they have more room. Each part is a one-sided difference, −1.5 g(x) + 2 g(x + d) − 0.5 g(x + 2d).
         d is shortened if there is too little room, and entries of fixed variables are left out.
         """
         ahead, behind = x + d, x - d
@@ -91,8 +91,10 @@ class Box:
         return (at_upper & ~at_lower).to(torch.int8) - at_lower.to(torch.int8)
 
     def free(self, x: Tensor, g: Tensor, *, released: bool) -> Tensor:
-        """Return the mask of the free variables: those between their bounds and, if `released`, those at a bound from
-        which f decreases into the box."""
+        """Return the mask of the free variables, which lie between their bounds.
+
+        If `released`, those at a bound from which f decreases into the box are free, too.
+        """
         can_fall, can_rise = x > self.lower, x < self.upper
         if not released:
             return can_fall & can_rise
@@ -192,7 +194,7 @@ class FaceOracle(Oracle):
         return self.space.vector(self.box.project(self.space.tensor(x + d)))
 
     def is_inside(self, x: Vector) -> bool:
-        return self.box.contains(self.space.tensor(x))
+        return bool(self.box.contains(self.space.tensor(x)))
 
     def value(self, x: Vector) -> float:
         return self.inner.value(self.full(x)) if self.is_inside(x) else math.nan

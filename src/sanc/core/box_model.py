@@ -5,8 +5,8 @@ Lanczos gives B on its space, Q and T. If x + Qu lies in the box, that is the st
     m(s) = gᵀs + ½ sᵀB̂s + (σ/3)‖s‖³,   lower ≤ x + s ≤ upper,
 
 is minimised by projected Newton steps, which add and release many bounds at once. B̂ is the symmetric matrix with the
-products of Lanczos, B̂Q = BQ = QT + β q eᵀ, where q is the next vector, and with the curvature τ outside the space, where
-only truncated steps lead; τ is the mean Ritz value. If the space is the whole face, B̂ = B. So a truncated step needs no
+products of Lanczos, B̂Q = BQ = QT + β q eᵀ, where q is the next vector. Outside that space, where only truncated steps
+lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole face, B̂ = B. So a truncated step needs no
 further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
 bounds.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -266,7 +266,7 @@ class _BoxModel:
     """The cubic model in a box: m(s) = q(s) + (σ/3)‖s‖³ with lower ≤ s ≤ upper, where 0 is in the box."""
 
     def __init__(self, quadratic: _Quadratic, sigma: float, lower: Floats, upper: Floats) -> None:
-        self.q, self.sigma, self.lower, self.upper = quadratic, sigma, lower, upper
+        self.q, self.cubic, self.lower, self.upper = quadratic, sigma, lower, upper
 
     def minimise(self, start: Floats) -> tuple[Floats, float]:
         """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
@@ -289,14 +289,14 @@ class _BoxModel:
     def evaluate(self, s: Floats) -> tuple[float, Floats]:
         """Return m(s) and its gradient."""
         norm, product = float(np.linalg.norm(s)), self.q.multiply(s)
-        value = float(self.q.g @ s) + 0.5 * float(s @ product) + self.sigma / 3.0 * norm * norm * norm
-        return value, self.q.g + product + (self.sigma * norm) * s
+        value = float(self.q.g @ s) + 0.5 * float(s @ product) + self.cubic / 3.0 * norm * norm * norm
+        return value, self.q.g + product + (self.cubic * norm) * s
 
     def _cauchy_length(self) -> float:
         """Return t of the minimiser of m along −t·g, without bounds."""
         g = self.q.g
         square = float(g @ g)
-        curvature, cubic = float(g @ self.q.multiply(g)), self.sigma * square * math.sqrt(square)
+        curvature, cubic = float(g @ self.q.multiply(g)), self.cubic * square * math.sqrt(square)
         return _positive_root(square, curvature, cubic)
 
     def _newton_direction(self, s: Floats, r: Floats, free: Any) -> Floats:
@@ -308,11 +308,11 @@ class _BoxModel:
         unit = s / norm if norm > 0.0 else s
 
         def multiply(v: Floats) -> Floats:
-            product: Floats = self.q.multiply(v) + self.sigma * norm * (v + (unit @ v) * unit)
+            product: Floats = self.q.multiply(v) + self.cubic * norm * (v + (unit @ v) * unit)
             return np.where(free, product, 0.0)
 
         residual = np.where(free, -r, 0.0)
-        return _conjugate_gradients(multiply, residual, lambda p, c, s: _positive_root(c, s, self.sigma * p**3))
+        return _conjugate_gradients(multiply, residual, lambda p, c, s: _positive_root(c, s, self.cubic * p * p * p))
 
     def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""

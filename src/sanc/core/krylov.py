@@ -232,8 +232,10 @@ class Krylov:
 
     @property
     def schur_complement(self) -> float:
-        """β_j² over the last pivot of T: the least curvature of the next vector that leaves T semidefinite; 0 if T is
-        not definite."""
+        """β_j² over the last pivot of T, the least curvature of the next vector that keeps it semidefinite.
+
+        0 if T is not positive definite.
+        """
         return self.last_beta * (self.last_beta / self._pivot) if self.is_definite else 0.0
 
     @property

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
+from sanc.core.convergence import check_point, measure_first_units, stall_ending
 from sanc.core.faces import enter_face, release_weak_bounds
-from sanc.core.convergence import check_point, stall_ending
 from sanc.core.record import Record
 from sanc.core.run import Run
 from sanc.core.saddle import leave_saddle
@@ -58,6 +58,8 @@ def _leave_weak_bounds(run: Run) -> bool:
     certificate = run.certificate
     if not (run.needs_products and release_weak_bounds(run)):
         return False
+    if not run.units.length:  # the start had no free variable
+        run.initial_units = measure_first_units(run)
     moved = leave_saddle(run)
     if not moved:
         enter_face(run)

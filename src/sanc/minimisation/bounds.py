@@ -16,8 +16,10 @@ from sanc.core.box_model import BoundedModel
 from sanc.core.faces import weakly_active
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
+from sanc.core.record import Note
 from sanc.core.run import Run
 from sanc.core.space import Vector
+from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.minimisation.trees import Tree, is_tree
@@ -113,10 +115,26 @@ def bounded_sentence(run: Run, status: Status) -> str:
             "Converged to a second-order point of the bound-constrained problem: the projected gradient is small, the "
             "multipliers have the right sign, and the curvature of the free variables is certified."
         )
+    if _is_infinite_at_bounds(run, status):
+        sentence += (
+            " f or its gradient is not finite at a bound: start between the bounds, and pass bounds at which both are "
+            "finite, such as 1e-8 instead of 0."
+        )
     weak = weakly_active(run) if status.success else torch.zeros(1)
     if bool(weak.any()):
         sentence += f" Weakly active, with a multiplier of zero: {_listed(weak)}."
     return sentence
+
+
+def _is_infinite_at_bounds(run: Run, status: Status) -> bool:
+    """Whether a run failed because f or its gradient is not finite where a variable is at a bound."""
+    if status is Status.NOT_FINITE:
+        assert run.box is not None
+        x = run.full_oracle.space.tensor(run.point)
+        return bool(((x <= run.box.lower) | (x >= run.box.upper)).any())
+    notes = (Note.TRIAL_NOT_FINITE, Note.GRADIENT_NOT_FINITE)
+    failed = status in (Status.NO_GRADIENT, Status.STALLED)
+    return failed and any(record.note in notes for record in run.history[-STALL_LIMIT:])
 
 
 def _converted(form: Any, kind: Any) -> Any:
@@ -155,7 +173,7 @@ def _is_pair_of_sides(bounds: Any, x0: Any) -> bool:
     """Whether bounds are one lower and one upper side, and not a sequence of pairs."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         return False
-    if is_tree(x0) or any(isinstance(side, Tensor | Mapping) and np.ndim(side) != 0 for side in bounds):
+    if is_tree(x0) or any(isinstance(side, Tensor) and side.ndim > 0 for side in bounds):
         return True
     shape = np.shape(x0)
     return any(isinstance(side, np.ndarray) and side.shape == shape != (2,) for side in bounds)
