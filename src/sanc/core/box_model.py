@@ -28,15 +28,15 @@ from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.units import Units
 
-_NEWTON_STEPS = 40
+_MODEL_NEWTON_STEPS = 40
 """Largest number of projected Newton steps; each costs at most n products with B̂ and no evaluation of f."""
-_RESIDUAL = 1e-3
+_MODEL_RESIDUAL = 1e-3
 """The model is minimised until its projected gradient is below this fraction of ‖g‖."""
-_ARMIJO = 1e-4
+_ARMIJO_SHARE = 1e-4
 """Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
-_HALVINGS = 30
+_MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
-_SHORTER = 0.7
+_SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
 
 
@@ -178,7 +178,7 @@ class BoundedSubspace:
             if step is None or not step.decrease > 0.0:
                 return step
             fitted = self._fit(here, step)
-            is_repeated = last is not None and sigma > last.sigma and fitted.norm > _SHORTER * last.norm
+            is_repeated = last is not None and sigma > last.sigma and fitted.norm > _SHORTER_STEP * last.norm
             if not is_repeated or sigma >= here.judge.ceiling:
                 self._last = fitted if isinstance(fitted, BoxStep) else None
                 return fitted
@@ -273,8 +273,8 @@ class _BoxModel:
         cauchy = self._search(np.zeros_like(start), -self.q.g * self._cauchy_length())
         s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
         value, r = self.evaluate(s)
-        tolerance = _RESIDUAL * float(np.linalg.norm(self.q.g))
-        for _ in range(_NEWTON_STEPS):
+        tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.q.g))
+        for _ in range(_MODEL_NEWTON_STEPS):
             free = ((s > self.lower) | (r < 0.0)) & ((s < self.upper) | (r > 0.0))
             if float(np.linalg.norm(r[free])) <= tolerance:
                 break
@@ -317,9 +317,9 @@ class _BoxModel:
     def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
         value, r = self.evaluate(s) if r is None else (self.evaluate(s)[0], r)
-        for _ in range(_HALVINGS):
+        for _ in range(_MODEL_HALVINGS):
             trial = np.clip(s + direction, self.lower, self.upper)
-            if self.evaluate(trial)[0] <= value + _ARMIJO * min(float(r @ (trial - s)), 0.0):
+            if self.evaluate(trial)[0] <= value + _ARMIJO_SHARE * min(float(r @ (trial - s)), 0.0):
                 return trial
             direction = 0.5 * direction
         return s

@@ -100,8 +100,13 @@ def minimize(
         are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex step) compute the gradient from
         n, 2n and n values, for functions that torch cannot differentiate. The steps of the first two are relative to
         max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
-    bounds, constraints : optional
-        Accepted only if they do not bind: infinite bounds, and no constraints. Others are an error.
+    bounds : optional
+        A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
+        `x0`; None and infinite numbers are no bound, and equal ones fix a variable. Nothing is evaluated outside, also
+        not by differences. An `x0` outside is projected with a warning. The run ends at a second-order point of the
+        bound-constrained problem: `tol` and the certificate are those of the free variables.
+    constraints : optional
+        Constraints other than bounds are an error.
     tol : float, optional
         Stop if ‖∇f‖₂ ≤ tol and λ_min ≥ −`curvature_tol`. By default 1e-8 in float64 and 1e-4 in float32. With `jac`
         "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this. A run
@@ -160,7 +165,9 @@ def minimize(
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
         products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
-        ended before the test for negative curvature. The counts do not include those of the certificate.
+        ended before the test for negative curvature. The counts do not include those of the certificate. With bounds
+        it also has active (−1 at the lower bound, 1 at the upper one, otherwise 0), multipliers (the gradient at active
+        bounds, otherwise 0) and weakly_active (whether a variable at a bound has a multiplier of 0 up to `tol`).
 
     Examples
     --------
@@ -168,6 +175,9 @@ def minimize(
     >>> res = sanc.minimize(lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2, torch.zeros(2, dtype=torch.float64))
     >>> res.success, round(abs(float(res.x[0])), 6)
     (True, 1.0)
+    >>> bounded = sanc.minimize(lambda x: ((x - 2) ** 2).sum(), torch.zeros(2), bounds=[(0, 1), (None, 3)])
+    >>> bounded.x.tolist(), bounded.active.tolist(), bounded.multipliers.tolist()
+    ([1.0, 2.0], [1, 0], [-2.0, 0.0])
     """
     if options is not None or _SCIPY_NAMES.keys() & settings.keys():
         return minimize(fun, x0, **_merge_options({} if options is None else options, locals()))
