@@ -16,7 +16,7 @@ most 100 gtol, and the dense Hessian of the variables between their bounds has Î
 last test, *wrong* the runs that report success at a point that is not a solution, and *outside* the runs that evaluated
 f outside the bounds. Work is f + 2g + 4Hv. The certificate of `sanc`, which the others lack, is not counted.
 
---out writes bounded.json, table.md and the performance profiles bounded.png.
+--out writes bounded.json, bounded.csv, table.md and the performance profiles bounded.png.
 """
 
 from __future__ import annotations
@@ -253,6 +253,22 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return markdown_table(list(HEAD.values()), [[row.get(key, math.nan) for key in HEAD] for row in rows], form)
 
 
+COLUMNS = (
+    "problem", "n", "half", "method", "solved", "saddle", "wrong", "outside", "nfev", "njev", "products", "value",
+    "projected_gradient", "lambda_min",
+)  # fmt: skip
+
+
+def rows_of(runs: Sequence[dict[str, Any]]) -> str:
+    """Return one line of comma-separated values for each run."""
+
+    def form(cell: Any) -> str:
+        return format(cell, ".9g") if isinstance(cell, float) else str(cell)
+
+    lines = [",".join(COLUMNS), *(",".join(form(run[name]) for name in COLUMNS) for run in runs)]
+    return "\n".join(lines)
+
+
 def draw(runs: Sequence[dict[str, Any]]) -> Any:
     """Draw the performance profiles of evaluations and work."""
     from matplotlib.figure import Figure
@@ -278,7 +294,9 @@ def draw(runs: Sequence[dict[str, Any]]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command(__doc__, quick="ten small problems, seconds", out="bounded.json, table.md and bounded.png")
+    parser = command(
+        __doc__, quick="ten small problems, seconds", out="bounded.json, bounded.csv, table.md and bounded.png"
+    )
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="by default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="by default all")
     parser.add_argument("--half", choices=("development", "unseen"), help="by default both")
@@ -314,7 +332,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     text = "\n\n".join(texts)
     print(f"\n{text}\n", flush=True)
-    write_results(options.out, {"table.md": text, "bounded.json": document, "bounded.png": lambda: draw(runs)})
+    files = {
+        "table.md": text,
+        "bounded.csv": rows_of(runs),
+        "bounded.json": document,
+        "bounded.png": lambda: draw(runs),
+    }
+    write_results(options.out, files)
     return 0
 
 
