@@ -52,6 +52,10 @@ class Box:
         """Return the nearest point of the box; x itself if that is in the box."""
         return x if self.contains(x) else x.clamp(self.lower, self.upper)
 
+    def is_interior(self, x: Tensor) -> bool:
+        """Whether every variable of x lies between its bounds."""
+        return bool(((x > self.lower) & (x < self.upper)).all())
+
     def difference_points(self, x: Tensor, d: Tensor) -> list[tuple[float, Tensor]]:
         """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
 
@@ -131,6 +135,7 @@ class FaceOracle(Oracle):
         self._full_points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
         self._gradients: RecentCache[Vector] = RecentCache(2)
+        self._last_inside: Vector | None = None
 
     @property
     def meter(self) -> Meter:
@@ -194,7 +199,13 @@ class FaceOracle(Oracle):
         return self.space.vector(self.box.project(self.space.tensor(x + d)))
 
     def is_inside(self, x: Vector) -> bool:
-        return bool(self.box.contains(self.space.tensor(x)))
+        """Whether x is in the box; the last such point is remembered."""
+        if x is self._last_inside:
+            return True
+        is_inside: bool = self.box.contains(self.space.tensor(x))
+        if is_inside:
+            self._last_inside = x
+        return is_inside
 
     def value(self, x: Vector) -> float:
         return self.inner.value(self.full(x)) if self.is_inside(x) else math.nan
@@ -206,7 +217,7 @@ class FaceOracle(Oracle):
         if not self.is_inside(x):
             return math.nan, x * math.nan
         value, g = self.inner.gradient(self.full(x))
-        return value, self._gradients.get(x, lambda _: self.compress(g))
+        return value, g if self.places is None else self._gradients.get(x, lambda _: self.compress(g))
 
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(self.full(x))

@@ -103,6 +103,7 @@ class BoundedSubspace:
         self.model, self.inner = model, inner
         self._last: BoxStep | None = None
         self._quadratic: _Quadratic | None = None
+        self._inside: tuple[CubicStep, Vector] | None = None  # the last step that ends in the box, and its trial point
 
     @property
     def sigma(self) -> float:
@@ -159,6 +160,8 @@ class BoundedSubspace:
             self.release()
             point: Vector = step.point
             return point
+        if self._inside is not None and self._inside[0] is step:
+            return self._inside[1]
         trial: Vector = self.inner.trial_point(x, step)
         return trial
 
@@ -188,12 +191,13 @@ class BoundedSubspace:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
         oracle, space, subspace = here.oracle, here.space, self.inner
         assert isinstance(oracle, FaceOracle)
-        trial = space.tensor(subspace.trial_point(here.x, step))
-        if oracle.box.contains(trial):
+        trial = subspace.trial_point(here.x, step)
+        if oracle.is_inside(trial):
+            self._inside = step, trial
             return step
         x = space.tensor(here.x)
         box = oracle.box
-        projected = trial.clamp(box.lower, box.upper)
+        projected = space.tensor(trial).clamp(box.lower, box.upper)
         if not isinstance(subspace, KrylovSubspace) or subspace.spectrum is None:
             return _as_box_step(step, space.vector(projected), float((projected - x).norm()), step.decrease)
         if self._quadratic is None:

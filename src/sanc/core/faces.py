@@ -23,18 +23,22 @@ def enter_face(run: Run, *, released: bool | None = None) -> None:
         return
     oracle, point = run.full_oracle, run.point
     space = oracle.space
-    x, g = space.tensor(point), space.tensor(oracle.gradient(point)[1])
+    x = space.tensor(point)
+    if run.box.is_interior(x):
+        _change_face(run, None)
+        return
+    g = space.tensor(oracle.gradient(point)[1])
     free = run.box.free(x, g, released=released is not False)
     if released is None and oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.tol:
         free = run.box.free(x, g, released=False)
     _change_face(run, free)
 
 
-def _change_face(run: Run, free: Tensor) -> None:
-    """Continue with these free variables; vectors in the memory of the acceptance rule follow."""
+def _change_face(run: Run, free: Tensor | None) -> None:
+    """Continue with these free variables, None: all; vectors in the memory of the acceptance rule follow."""
     assert run.box is not None
     old, point = run.oracle, run.point
-    places = None if bool(free.all()) else torch.nonzero(free).reshape(-1)
+    places = None if free is None or bool(free.all()) else torch.nonzero(free).reshape(-1)
     if isinstance(old, FaceOracle) and _is_same(old.places, places):
         old.keep(run.x, point)
         return

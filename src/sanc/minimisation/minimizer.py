@@ -103,8 +103,9 @@ def minimize(
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. Nothing is evaluated outside, also
-        not by differences. An `x0` outside is projected with a warning. The run ends at a second-order point of the
-        bound-constrained problem: `tol` and the certificate are those of the free variables.
+        not by differences. An `x0` outside is projected with a warning, but a fixed variable has to start at its value.
+        The run ends at a second-order point of the bound-constrained problem: `tol` and the certificate are those of
+        the free variables.
     constraints : optional
         Constraints other than bounds are an error.
     tol : float, optional
