@@ -86,7 +86,7 @@ def test_repr_shows_the_preset_and_what_was_changed():
     params = list(torch.nn.Linear(2, 2).parameters())
     assert "    preset: robust\n" in repr(sanc.SANC(params))
     changed = sanc.SANC(params, metric="diagonal", sigma0=2.0)
-    assert "    preset: robust with sigma0=2.0, metric=Diagonal\n" in repr(changed)
+    assert "    preset: robust with sigma0=2.0, metric=Diagonal, refresh=50\n" in repr(changed)
     assert repr(pickle.loads(pickle.dumps(changed))) == repr(changed)
     paper = repr(sanc.ARC(params, preset="paper", eta1=0.3, escape=sanc.PaperEscape(L1=3.0)))
     assert "preset: paper with eta1=0.3, escape=PaperEscape, L1=3.0" in paper

@@ -33,6 +33,7 @@ class GradientOracle(Protocol):
     leaves: Leaves
     space: Space
     meter: Meter
+    box: Any
 
     def load(self, x: Any) -> None: ...
     def restored_buffers(self) -> RestoredBuffers: ...
@@ -158,13 +159,21 @@ class FiniteDifference(Hessian):
             return total
         # h is a power of two: scaling by 1/h is exact, so equal gradients on both sides cancel exactly.
         h = 2.0 ** round(math.log2(factor * difference_step(oracle.space, self.x) / norm))
-        for side in (h, -h):
-            oracle.load(self.x + v * side)
+        for share, point in self._points(v * h):
+            oracle.load(point)
             with oracle.restored_buffers():
                 for weight, _, grads in oracle.passes(self.sample):
-                    total.add_(oracle.leaves.flatten(grads), alpha=0.5 * weight / side)
+                    total.add_(oracle.leaves.flatten(grads), alpha=share * weight / h)
         oracle.load(self.x)
         return total
+
+    def _points(self, d: Tensor) -> Iterator[tuple[float, Tensor]]:
+        """Yield the weights and points of a central difference along `d`, or of one within the bounds."""
+        if self.oracle.box is not None:
+            yield from self.oracle.box.difference_points(self.x, d)
+            return
+        yield 0.5, self.x + d
+        yield -0.5, self.x - d
 
 
 class Automatic(DoubleBackward):

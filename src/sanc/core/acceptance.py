@@ -190,7 +190,7 @@ class Momentum(AcceptAll):
         beta = min(self.momentum, here.space.norm(g), step.norm)
         if not (math.isfinite(beta) and beta > 0.0):
             return decision
-        extrapolated = trial + (trial - previous_cubic_point) * beta
+        extrapolated = here.oracle.move(trial, (trial - previous_cubic_point) * beta)
         value = here.evaluate(extrapolated)
         decision = replace(decision, trials=2)
         if not -math.inf < value < decision.trial_value:

@@ -39,9 +39,9 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
 def _stationary_ending(run: Run) -> Ending:
     """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
     max_products = run.limits.max_products
-    measures_units = not run.iterations and max_products is None
+    measures_units = not run.iterations and max_products is None and run.oracle.space.dim > 0
     if measures_units:
-        run.initial_units = _measure_first_units(run)
+        run.initial_units = measure_first_units(run)
         if run.oracle.gradient_of_caller:
             cause = consistency.check_small_gradient(run.oracle, run.x, run.initial_units.length)
             if cause:
@@ -62,7 +62,7 @@ def _stationary_ending(run: Run) -> Ending:
     return Ending(direction=v)
 
 
-def _measure_first_units(run: Run) -> Units:
+def measure_first_units(run: Run) -> Units:
     """Measure the units with one product, before the first iteration."""
     oracle, space = run.oracle, run.oracle.space
     with oracle.uncounted():

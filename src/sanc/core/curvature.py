@@ -212,6 +212,8 @@ def explore(
     """
     space = oracle.space
     _, g = oracle.gradient(x)
+    if space.dim == 0:  # with bounds, if no variable is free
+        return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps, eps_curvature, 0), x)
     common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
     start = space.normal(np.random.default_rng((seed, space.dim)))
     needed = relative_error if thorough else None

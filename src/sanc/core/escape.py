@@ -170,7 +170,7 @@ def accept_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, wi
     norm = here.space.norm(d)
     if norm == 0.0:
         return stay(sigma)
-    trial = here.x + d
+    trial = here.oracle.move(here.x, d)
     value = here.evaluate(trial)
     if not math.isfinite(value):
         return Decision(
@@ -188,7 +188,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
     value_at_x, note = here.objective, f"the {branch} step does not lower the loss"
     trials = 0
     for _ in range(_HALVINGS):
-        trial = here.x + d
+        trial = here.oracle.move(here.x, d)
         value = here.evaluate(trial)
         trials += 1
         if -math.inf < value < value_at_x:

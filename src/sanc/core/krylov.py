@@ -130,6 +130,11 @@ class Lanczos:
         self.space.divide(v, norm, out=self._basis[j])
         return self._basis[j], self._basis[j - 1] if j else None
 
+    @property
+    def residual(self) -> Any:
+        """β_j q_{j+1}, after iteration j."""
+        return self._residual
+
     def basis(self, dim: int) -> Any:
         """Return the first `dim` vectors of Q as a block of rows."""
         return self._basis[:dim]
@@ -212,6 +217,26 @@ class Krylov:
         c = np.zeros(self.dim)
         c[0] = self.start_norm
         return c
+
+    @property
+    def basis(self) -> Any:
+        """Q as a block of rows, if the source keeps it."""
+        source: Any = self._source
+        return source.basis(self.dim)
+
+    @property
+    def next_vector(self) -> Any:
+        """The next Lanczos vector q, for which B Q = Q T + β q eᵀ; the space must not be invariant."""
+        source: Any = self._source
+        return source.residual / self.last_beta
+
+    @property
+    def schur_complement(self) -> float:
+        """β_j² over the last pivot of T, the least curvature of the next vector that keeps it semidefinite.
+
+        0 if T is not positive definite.
+        """
+        return self.last_beta * (self.last_beta / self._pivot) if self.is_definite else 0.0
 
     @property
     def is_complete(self) -> bool:

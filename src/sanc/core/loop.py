@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.convergence import point_ending, stall_ending
+from sanc.core.convergence import measure_first_units, point_ending, stall_ending
+from sanc.core.faces import enter_face, release_weak_bounds
 from sanc.core.record import Record
 from sanc.core.run import Run
 from sanc.core.saddle import leave_saddle
@@ -28,15 +29,17 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
         if ending.status is not None:
             run.cause = ending.cause
+            enter_face(run)
             return ending.status
 
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
+    enter_face(run)
     value, g = run.oracle.gradient(run.x)
     ending = point_ending(run, value, run.oracle.space.norm(g))
     if ending.status is not None:
-        return ending
+        return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall.has_stalled:
         return CONTINUE if leave_saddle(run) else stall_ending(run)
     before = run.x
@@ -44,6 +47,24 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     if isinstance(outcome, Status):
         return Ending(outcome)
     return run.steps.ending_after(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
+
+
+def _leave_weak_bounds(run: Run) -> bool:
+    """Move x from a second-order point of its face into the box, if f decreases there along negative curvature.
+
+    Only variables with a zero multiplier can be released at a stationary point. Whether f is lower in some combination
+    of them cannot be decided with few products, so that the direction of the left-most Ritz value alone is tried.
+    """
+    certificate = run.certificate
+    if not (run.needs_products and release_weak_bounds(run)):
+        return False
+    if not run.units.length:  # the start had no free variable
+        run.initial_units = measure_first_units(run)
+    moved = leave_saddle(run)
+    if not moved:
+        enter_face(run)
+        run.certificate = certificate
+    return moved
 
 
 def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:

@@ -86,6 +86,8 @@ class Oracle(ABC):
         Whether its gradient is a function of the caller, which may be inconsistent with f.
     differenced_products : bool
         Whether its Hessian products are differences of gradients.
+    box : Box or None
+        Bounds (`sanc.core.bounds`) that no evaluation may leave, also none of a difference; None: there are none.
     """
 
     space: Space
@@ -95,6 +97,7 @@ class Oracle(ABC):
     has_values: bool = True
     gradient_of_caller: bool = False
     differenced_products: bool = False
+    box: Any = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -142,6 +145,10 @@ class Oracle(ABC):
     def norm(self, v: Vector) -> float:
         """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
         return self.space.norm(v)
+
+    def move(self, x: Vector, d: Vector) -> Vector:
+        """Return x + d; with bounds, its projection on them."""
+        return x + d
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:

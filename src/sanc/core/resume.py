@@ -22,9 +22,9 @@ def save_run(run: Run) -> dict[str, Any]:
     """Return the state from which `resume_run` continues bit for bit: plain numbers, vectors and tensors."""
     return {
         "method": run.iteration.method.name,
-        "x": run.x * 1.0,  # copies, so that a caller cannot change the run through them
+        "x": run.point * 1.0,  # copies, so that a caller cannot change the run through them
         "numbers": run.iteration.numbers(),
-        "vectors": {name: vector * 1.0 for name, vector in run.iteration.vectors().items()},
+        "vectors": {name: vector * 1.0 for name, vector in run.full_vectors().items()},
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],
         "meter": asdict(run.oracle.meter),
         "cached": run.oracle.is_cached(run.x),

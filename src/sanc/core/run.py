@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sanc.core.bounds import Box, FaceOracle
 from sanc.core.curvature import Certificate, probe
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
@@ -60,7 +61,9 @@ class Run:
     ----------
     oracle, iteration, limits, x, seed
         The objective, possibly scaled; the iteration with its state; the limits, scaled alike; the current point; and
-        the seed of probes.
+        the seed of probes. With bounds, objective and point are those of the free variables.
+    box : Box or None
+        The bounds; None: there are none.
     history : list of Record
         The records of all iterations, in the units of f.
     certificate : Certificate or None
@@ -86,6 +89,7 @@ class Run:
     limits: Limits
     x: Vector
     seed: int
+    box: Box | None = None
     history: list[Record] = field(default_factory=list)
     certificate: Certificate | None = None
     stall: StallMonitor = field(default_factory=StallMonitor)
@@ -140,17 +144,38 @@ class Run:
             time_is_up=self.time_is_up,
         )
 
+    # A run with bounds, on the free variables.
+
+    @property
+    def full_oracle(self) -> Oracle:
+        """The oracle of all variables, possibly scaled."""
+        return self.oracle.inner if isinstance(self.oracle, FaceOracle) else self.oracle
+
+    @property
+    def point(self) -> Vector:
+        """The current point with all its variables."""
+        return self.oracle.full(self.x) if isinstance(self.oracle, FaceOracle) else self.x
+
+    def full_vectors(self) -> dict[str, Any]:
+        """Return the vectors in the state of the iteration with all variables; those held have the values of x."""
+        vectors, oracle = self.iteration.vectors(), self.oracle
+        if not isinstance(oracle, FaceOracle) or oracle.places is None:
+            return vectors
+        return {name: oracle.extend(vector, oracle.point) for name, vector in vectors.items()}
+
     # A run on f times a power of two.
 
     @property
     def objective(self) -> Oracle:
-        """The oracle of f; the run may use one of f times a power of two."""
-        return self.oracle.inner if isinstance(self.oracle, ScaledOracle) else self.oracle
+        """The oracle of f; the run may use one of f times a power of two, and of the free variables alone."""
+        oracle = self.full_oracle
+        return oracle.inner if isinstance(oracle, ScaledOracle) else oracle
 
     @property
     def factor(self) -> float:
         """The power of two by which f is scaled."""
-        return self.oracle.factor if isinstance(self.oracle, ScaledOracle) else 1.0
+        oracle = self.full_oracle
+        return oracle.factor if isinstance(oracle, ScaledOracle) else 1.0
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f and tolerances scaled alike, unless the one on the gradient would overflow."""
@@ -181,6 +206,7 @@ class Run:
     @property
     def message(self) -> str:
         """The cause of the ending, with a remark if f was scaled."""
-        if not self.cause or not isinstance(self.oracle, ScaledOracle):
+        oracle = self.full_oracle
+        if not self.cause or not isinstance(oracle, ScaledOracle):
             return self.cause
-        return f"{self.cause} Numbers in this message are of f times 2^{self.oracle.exponent}."
+        return f"{self.cause} Numbers in this message are of f times 2^{oracle.exponent}."

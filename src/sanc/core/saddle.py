@@ -56,7 +56,7 @@ def _search_along(run: Run, direction: Vector, step: float, max_step: float, bel
     """
     oracle, lowest = run.oracle, None
     while step <= max_step:
-        trial = run.x + direction * step
+        trial = oracle.move(run.x, direction * step)
         value = oracle.value(trial)
         if -math.inf < value < below and math.isfinite(oracle.space.norm(oracle.gradient(trial)[1])):
             lowest, below = trial, value

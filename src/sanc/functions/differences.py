@@ -67,11 +67,28 @@ class DifferenceOracle(CallableOracle):
                 )
             return float(np.imag(returned).reshape(())) / (_COMPLEX_STEP * size)
         h = self.space.eps ** _POWERS[self.scheme] * size
+        if self.box is not None and not (self.box.lower[k] <= x[k] - h and x[k] + h <= self.box.upper[k]):
+            return self._one_sided_derivative(x, k, h)
         above = self._moved(x, k, h)
         if self.scheme == "2-point":
             return (self._evaluate(above) - self.value(x)) / float(above[k] - x[k])
         below = self._moved(x, k, -h)
         return (self._evaluate(above) - self._evaluate(below)) / float(above[k] - below[k])
+
+    def _one_sided_derivative(self, x: Any, k: int, h: float) -> float:
+        """Return ∂f/∂x_k from values on the side of x_k that has more room within the bounds; 0 if it is fixed."""
+        below, above = float(x[k] - self.box.lower[k]), float(self.box.upper[k] - x[k])
+        room = max(below, above)
+        if room <= 0.0:
+            return 0.0
+        h = math.copysign(min(h, 0.5 * room), above - below or 1.0)
+        once = self._moved(x, k, h)
+        step = float(once[k] - x[k])
+        if self.scheme == "2-point":
+            return (self._evaluate(once) - self.value(x)) / step
+        twice = self._moved(x, k, 2.0 * step)
+        twice[k] = min(max(twice[k], self.box.lower[k]), self.box.upper[k])  # beyond them by roundoff
+        return (4.0 * self._evaluate(once) - self._evaluate(twice) - 3.0 * self.value(x)) / (2.0 * step)
 
     def gradient_error(self, x: Any) -> float:
         if self.scheme == "cs":

@@ -170,7 +170,18 @@ class _CallableOperator(Operator):
         if norm == 0.0:
             return o.space.zeros()
         h = factor * self._step() / norm
+        if o.box is not None:
+            return self._difference_in_box(v, h)
         return (o.evaluate_gradient(self.x + h * v) - o.evaluate_gradient(self.x - h * v)) * (0.5 / h)
+
+    def _difference_in_box(self, v: Vector, h: float) -> Vector:
+        """Return the difference of gradients at points within the bounds."""
+        o, total = self.oracle, self.oracle.space.zeros()
+        x = o.space.tensor(self.x)
+        for weight, point in o.box.difference_points(x, o.space.tensor(h * v)):
+            g = o.gradient(self.x)[1] if point is x else o.evaluate_gradient(o.space.vector(point))
+            total = total + g * (weight / h)
+        return total
 
     def _step(self) -> float:
         return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)

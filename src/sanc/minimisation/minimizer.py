@@ -6,12 +6,12 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Unpack
 
 import numpy as np
-from scipy.optimize import Bounds, HessianUpdateStrategy, OptimizeWarning
+from scipy.optimize import HessianUpdateStrategy, OptimizeWarning
 
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -35,6 +35,7 @@ from sanc.errors import (
     shown,
 )
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
@@ -119,8 +120,14 @@ def minimize(
         a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
         step) compute the gradient from n, 2n and n values, for functions that torch cannot differentiate. The steps of
         the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
-    bounds, constraints : optional
-        Accepted only if they do not bind: infinite bounds, and no constraints. Others are an error.
+    bounds : optional
+        A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
+        `x0`; None and infinite numbers are no bound, and equal ones fix a variable. Nothing is evaluated outside, also
+        not by differences. An `x0` outside is projected with a warning, but a fixed variable has to start at its value.
+        The run ends at a second-order point of the bound-constrained problem: `tol` and the certificate are those of
+        the free variables.
+    constraints : optional
+        Constraints other than bounds are an error.
     tol : float, optional
         Stop if ‖∇f‖₂ ≤ tol and λ_min ≥ −`curvature_tol`. By default 1e-8 in float64 and 1e-4 in float32. With `jac`
         "2-point" the default is 1e-5, with "3-point" 1e-6, and more if f is so large that rounding exceeds this. A run
@@ -180,7 +187,9 @@ def minimize(
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
         products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
-        ended before the test for negative curvature. The counts do not include those of the certificate.
+        ended before the test for negative curvature. The counts do not include those of the certificate. With bounds
+        it also has active (−1 at the lower bound, 1 at the upper one, otherwise 0), multipliers (the gradient at active
+        bounds, otherwise 0) and weakly_active (whether a variable at a bound has a multiplier of 0 up to `tol`).
 
     Examples
     --------
@@ -188,11 +197,14 @@ def minimize(
     >>> res = sanc.minimize(lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2, torch.zeros(2, dtype=torch.float64))
     >>> res.success, round(abs(float(res.x[0])), 6)
     (True, 1.0)
+    >>> bounded = sanc.minimize(lambda x: ((x - 2) ** 2).sum(), torch.zeros(2), bounds=[(0, 1), (None, 3)])
+    >>> bounded.x.tolist(), bounded.active.tolist(), bounded.multipliers.tolist()
+    ([1.0, 2.0], [1, 0], [-2.0, 0.0])
     """
     if options is not None or _SCIPY_NAMES.keys() & settings.keys():
         return minimize(fun, x0, **_merge_options({} if options is None else options, locals()))
 
-    _reject_binding(bounds, constraints)
+    _reject_constraints(constraints)
     composed = _compose_method(method, preset, settings)
     _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
     fun, ranks = _objective_on_ranks(fun, process_group)
@@ -202,6 +214,7 @@ def minimize(
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
     samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
+    box, x, composed = apply_bounds(bounds, x0, oracle, x, composed)
     limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,
         default_tol=tol is None,
@@ -214,8 +227,8 @@ def minimize(
         max_nfev=max_nfev,
     )
     if ranks is not None:
-        compare_call(ranks, {"arguments": (composed, sizes, seed, limits)}, x)
-    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed)
+        compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.numbers()}, x)
+    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
     if resume is not None:
         resume_run(run, resume)
     disp = disp and (ranks is None or ranks.rank == 0)
@@ -350,22 +363,10 @@ def _merge_options(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _reject_binding(bounds: Any, constraints: Any) -> None:
-    """Raise an error for bounds or constraints that bind."""
-    if bounds is not None and not (isinstance(bounds, Sequence) and len(bounds) == 0):
-        try:
-            lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, Bounds) else zip(*bounds, strict=True)
-            low = [-math.inf if bound is None else float(bound) for bound in np.atleast_1d(lower)]
-            high = [math.inf if bound is None else float(bound) for bound in np.atleast_1d(upper)]
-        except (TypeError, ValueError):
-            raise ArgumentTypeError(f"bounds = {shown(bounds)} are not pairs of numbers: leave bounds out.") from None
-        if set(low) != {-math.inf} or set(high) != {math.inf}:
-            raise ArgumentError(
-                f"bounds = {shown(bounds)} cannot be used: sanc minimises without constraints; leave bounds out, or "
-                "substitute variables."
-            )
+def _reject_constraints(constraints: Any) -> None:
+    """Raise an error for constraints other than bounds."""
     if constraints is not None and np.size(constraints) > 0:
-        raise ArgumentError("constraints cannot be used: sanc minimises without constraints; leave them out.")
+        raise ArgumentError("constraints cannot be used: sanc minimises with bounds at most; leave them out.")
 
 
 def _sample_sizes(
@@ -419,11 +420,13 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
                 value = record.trial_value if record.branch is not Branch.STAYED else record.value
                 if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
                     value = math.nan  # the objective sample was not evaluated
-                result = Result(x=unflatten(run.x), fun=value, nit=run.iterations, record=record, state=save_run(run))
+                result = Result(
+                    x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run)
+                )
                 with callers_precision():
                     return _is_true(callback(result.x, result) if with_state else callback(intermediate_result=result))
             with callers_precision():
-                return _is_true(callback(unflatten(run.x)))
+                return _is_true(callback(unflatten(run.point)))
         except StopIteration:
             return True
 
@@ -442,22 +445,23 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result:
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
-    value, g = exact_oracle.gradient(run.x)
+    value, g = exact_oracle.gradient(run.point)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.compute_certificate(
             run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
         )
     return Result(
-        x=unflatten(run.x),
+        x=unflatten(run.point),
         fun=value,
         jac=unflatten(g),
         success=status.success,
         status=status,
-        message=f"{status.sentence} {run.message}".rstrip(),
+        message=f"{bounded_sentence(run, status)} {run.message}".rstrip(),
         nit=run.iterations,
         history=run.history,
         certificate=run.unscaled_certificate,
         hvp=oracle.hvp,
+        **bounded_entries(run, unflatten),
         **counts,
     )
 
@@ -505,5 +509,5 @@ def scipy_method(
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
         jac = one_of("scheme", scheme, SCHEMES)
     derivatives = {"jac": jac, "hess": hess, "hessp": hessp}
-    not_binding = {"bounds": bounds, "constraints": constraints}
-    return minimize(fun, x0, args, callback=callback, **derivatives, **not_binding, options=options)
+    limits = {"bounds": bounds, "constraints": constraints}
+    return minimize(fun, x0, args, callback=callback, **derivatives, **limits, options=options)

@@ -1,0 +1,274 @@
+"""Bounds on the variables: the box, its faces, and the objective on a face.
+
+A run with bounds minimises on one face of the box in each iteration. Variables at a bound are held there if the
+gradient points out of the box; the others are free, and all those that were held with the wrong sign are released
+together. A `FaceOracle` evaluates f as a function of the free variables alone, so that the iteration, the certificate
+and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors are the
+same objects, and the steps are those without bounds bit for bit.
+
+`sanc.core.faces` changes the face of a run, and `sanc.core.box_model` has the step: a minimiser of the cubic model in
+the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.space import NumpySpace, Space, Vector
+
+_REMEMBERED_POINTS = 4
+"""Points of a face whose full vectors are remembered: x, the trial point, and one more of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The set lower ≤ x ≤ upper.
+
+    Attributes
+    ----------
+    lower, upper : Tensor
+        The bounds, of the type and on the device of x; infinite where there is none.
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+    def contains(self, x: Tensor) -> bool:
+        """Whether x is in the box; a point that is not finite is not."""
+        return bool(((x >= self.lower) & (x <= self.upper)).all())
+
+    def numbers(self) -> tuple[list[float], list[float]]:
+        """Return lower and upper bounds as numbers."""
+        return self.lower.tolist(), self.upper.tolist()
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return the nearest point of the box; x itself if that is in the box."""
+        return x if self.contains(x) else x.clamp(self.lower, self.upper)
+
+    def is_interior(self, x: Tensor) -> bool:
+        """Whether every variable of x lies between its bounds."""
+        return bool(((x > self.lower) & (x < self.upper)).all())
+
+    def difference_points(self, x: Tensor, d: Tensor) -> list[tuple[float, Tensor]]:
+        """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
+
+        They are x ± d if both are in the box. Otherwise the entries of d are divided between x + d and x − d by the
+        side on which they have more room. Each part is a one-sided difference, −1.5 g(x) + 2 g(x + d) − 0.5 g(x + 2d).
+        d is shortened if there is too little room, and entries of fixed variables are left out.
+        """
+        ahead, behind = x + d, x - d
+        if self.contains(ahead) and self.contains(behind):
+            return [(0.5, ahead), (-0.5, behind)]
+        room_ahead = torch.where(d > 0.0, self.upper - x, x - self.lower)
+        room_behind = torch.where(d > 0.0, x - self.lower, self.upper - x)
+        room = torch.maximum(room_ahead, room_behind)
+        movable = (d != 0.0) & (room > 0.0)
+        fractions = torch.where(movable, room / (2.0 * d.abs()).clamp(min=torch.finfo(d.dtype).tiny), math.inf)
+        shrink = min(1.0, float(fractions.min()))
+        points: list[tuple[float, Tensor]] = []
+        for sign, side in ((1.0, room_ahead >= room_behind), (-1.0, room_ahead < room_behind)):
+            part = torch.where(side & movable, d * (sign * shrink), 0.0)
+            if bool((part != 0.0).any()):
+                weight = sign / shrink
+                once, twice = self.project(x + part), self.project(x + 2.0 * part)
+                points += [(-1.5 * weight, x), (2.0 * weight, once), (-0.5 * weight, twice)]
+        return points
+
+    def restricted(self, places: Tensor | None) -> Box:
+        """Return the box of some of the variables; None: all."""
+        return self if places is None else Box(self.lower[places], self.upper[places])
+
+    def active(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return −1 for variables at their lower bound, 1 at the upper one, and 0 between them.
+
+        A fixed variable is at the bound out of which the negative gradient points.
+        """
+        at_lower, at_upper = x <= self.lower, x >= self.upper
+        at_lower = at_lower & ~(at_upper & (g < 0.0))
+        return (at_upper & ~at_lower).to(torch.int8) - at_lower.to(torch.int8)
+
+    def free(self, x: Tensor, g: Tensor, *, released: bool) -> Tensor:
+        """Return the mask of the free variables, which lie between their bounds.
+
+        If `released`, those at a bound from which f decreases into the box are free, too.
+        """
+        can_fall, can_rise = x > self.lower, x < self.upper
+        if not released:
+            return can_fall & can_rise
+        # Not "held": a gradient that is not finite releases its variable, so that the run detects it.
+        return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
+
+
+class FaceOracle(Oracle):
+    """Evaluates f as a function of the free variables; the others keep their values.
+
+    Parameters
+    ----------
+    inner : Oracle
+        The oracle of f, which counts the evaluations.
+    box : Box
+        The bounds of all variables.
+    point : vector
+        All variables.
+    places : Tensor or None
+        Indices of the free variables; None: all are free, and vectors are those of `inner`.
+
+    Attributes
+    ----------
+    box : Box
+        The bounds of the free variables.
+    """
+
+    def __init__(self, inner: Oracle, box: Box, point: Vector, places: Tensor | None) -> None:
+        self.inner, self.point, self.places = inner, point, places
+        self.box = box.restricted(places)
+        self.space = inner.space if places is None else _smaller_space(inner.space, len(places))
+        self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
+        self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
+        self._full_points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
+        self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
+        self._gradients: RecentCache[Vector] = RecentCache(2)
+        self._last_inside: Vector | None = None
+
+    @property
+    def meter(self) -> Meter:
+        """The counters of `inner`."""
+        return self.inner.meter
+
+    @meter.setter
+    def meter(self, meter: Meter) -> None:
+        self.inner.meter = meter
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.inner.sizes
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self.inner.begin(iteration, products=products)
+
+    def end(self, step_norm: float) -> None:
+        self.inner.end(step_norm)
+        self.hvp = self.inner.hvp
+
+    def numbers(self) -> dict[str, Any]:
+        return self.inner.numbers()
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.inner.restore(numbers)
+
+    # Vectors of the face and of the whole space.
+
+    def compress(self, full: Vector) -> Vector:
+        """Return the entries of the free variables."""
+        if self.places is None:
+            return full
+        return self.space.vector(self.inner.space.tensor(full)[self.places])
+
+    def full(self, x: Vector) -> Vector:
+        """Return the point of the whole space, the same object for the same x."""
+        if self.places is None:
+            return x
+        if self._current is not None and self._current[0] is x:
+            return self._current[1]
+        return self._full_points.get(x, self._extend)
+
+    def _extend(self, x: Vector) -> Vector:
+        return self.extend(x, self.point)
+
+    def extend(self, v: Vector, base: Vector) -> Vector:
+        """Return a new vector with the entries of v, and those of `base` where variables are held."""
+        tensor = self.inner.space.tensor(base).clone()
+        tensor[self.places] = self.space.tensor(v)
+        return self.inner.space.vector(tensor)
+
+    def keep(self, x: Vector, full: Vector) -> None:
+        """Remember the point of the whole space for x, the current point of the run, however many follow."""
+        self._current = x, full
+
+    # Evaluations.
+
+    def move(self, x: Vector, d: Vector) -> Vector:
+        """Return the projection of x + d on the box."""
+        return self.space.vector(self.box.project(self.space.tensor(x + d)))
+
+    def is_inside(self, x: Vector) -> bool:
+        """Whether x is in the box; the last such point is remembered."""
+        if x is self._last_inside:
+            return True
+        is_inside: bool = self.box.contains(self.space.tensor(x))
+        if is_inside:
+            self._last_inside = x
+        return is_inside
+
+    def value(self, x: Vector) -> float:
+        return self.inner.value(self.full(x)) if self.is_inside(x) else math.nan
+
+    def gradient_sample_value(self, x: Vector) -> float:
+        return self.inner.gradient_sample_value(self.full(x)) if self.is_inside(x) else math.nan
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        if not self.is_inside(x):
+            return math.nan, x * math.nan
+        value, g = self.inner.gradient(self.full(x))
+        return value, g if self.places is None else self._gradients.get(x, lambda _: self.compress(g))
+
+    def gradient_error(self, x: Vector) -> float:
+        return self.inner.gradient_error(self.full(x))
+
+    def norm(self, v: Vector) -> float:
+        return self.inner.norm(v) if self.places is None else self.space.norm(v)
+
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
+        return self.inner.is_cached(self.full(x))
+
+    def hessian(self, x: Vector) -> Operator:
+        operator = self.inner.hessian(self.full(x))
+        return operator if self.places is None else _FaceOperator(self, operator)
+
+
+class _FaceOperator(Operator):
+    """The rows and columns of the Hessian `inner` that belong to free variables."""
+
+    def __init__(self, face: FaceOracle, inner: Operator) -> None:
+        self.face, self.inner = face, inner
+        self._zeros = face.inner.space.zeros()
+        self._full_products: RecentCache[Vector] = RecentCache(2)
+
+    def __call__(self, v: Vector) -> Vector:
+        return self.face.compress(self._full_products.put(v, self._multiply(v)))
+
+    def _multiply(self, v: Vector) -> Vector:
+        """Return the product in the whole space."""
+        return self.inner(self.face.extend(v, self._zeros))
+
+    def gradient(self) -> Vector:
+        return self.face.compress(self.inner.gradient())
+
+    def error(self, v: Vector, product: Vector) -> float:
+        """Estimate the error of the product; that of the whole space bounds it."""
+        full = self._full_products.get(v, self._multiply)
+        return self.inner.error(self.face.extend(v, self._zeros), full)
+
+    def release(self) -> None:
+        self.inner.release()
+
+
+class _PointSpace(NumpySpace):
+    """The space of a face without free variables, whose vectors BLAS rejects."""
+
+    def unread_norm(self, v: Any) -> float:
+        return 0.0
+
+
+def _smaller_space(space: Space, dim: int) -> Space:
+    """Return the space of fewer variables."""
+    if isinstance(space, NumpySpace):
+        return NumpySpace(dim, space.dtype) if dim else _PointSpace(dim, space.dtype)
+    return Space(dim, space.dtype, space.device)

@@ -1,0 +1,358 @@
+"""The cubic step with bounds: a minimiser of the model in the box, from the Krylov space of the step without bounds.
+
+Lanczos gives B on its space, Q and T. If x + Qu lies in the box, that is the step. Otherwise
+
+    m(s) = gᵀs + ½ sᵀB̂s + (σ/3)‖s‖³,   lower ≤ x + s ≤ upper,
+
+is minimised by projected Newton steps, which add and release many bounds at once. B̂ is the symmetric matrix with the
+products of Lanczos, B̂Q = BQ = QT + β q eᵀ, where q is the next vector. Outside that space, where only truncated steps
+lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole face, B̂ = B. So a truncated step needs no
+further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
+bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from sanc.core.bounds import FaceOracle
+from sanc.core.cubic import CubicStep
+from sanc.core.model import KrylovSubspace
+from sanc.core.pieces import Model, Subspace
+from sanc.core.point import Point
+from sanc.core.space import Floats, Vector
+from sanc.core.units import Units
+
+_MODEL_NEWTON_STEPS = 40
+"""Largest number of projected Newton steps; each costs at most n products with B̂ and no evaluation of f."""
+_MODEL_RESIDUAL = 1e-3
+"""The model is minimised until its projected gradient is below this fraction of ‖g‖."""
+_ARMIJO_SHARE = 1e-4
+"""Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
+_MODEL_HALVINGS = 30
+"""Largest number of halvings in the projected search on the model."""
+_SHORTER_STEP = 0.7
+"""After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxStep(CubicStep):
+    """A truncated step: norm and decrease are its own, and `point` is its trial point in the box."""
+
+    point: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedModel:
+    """Keeps the steps of another model in the box of a `FaceOracle`.
+
+    Attributes
+    ----------
+    inner : Model
+        The model without bounds.
+    """
+
+    inner: Any
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the inner model proposes steps."""
+        return bool(self.inner.proposes)
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether the inner model needs Hessian products."""
+        return bool(self.inner.needs_products)
+
+    @property
+    def resolves(self) -> int:
+        """How many further steps may be proposed after a rejection."""
+        return int(self.inner.resolves)
+
+    def build(self, here: Point) -> Subspace | None:
+        """Return the subspace of the inner model, with steps in the box."""
+        subspace = self.inner.build(here)
+        return None if subspace is None else BoundedSubspace(self.inner, subspace)
+
+    def propose(self, here: Point, subspace: BoundedSubspace, sigma: float) -> CubicStep | None:
+        """Return the step of `sigma` in the box."""
+        return subspace.propose(here, sigma)
+
+    def charge(self, here: Point, dim: int) -> int:
+        """Return the products to count in `paper_calls`."""
+        return int(self.inner.charge(here, dim))
+
+
+class BoundedSubspace:
+    """The subspace of a model, and the steps in it that the box truncates.
+
+    Attributes
+    ----------
+    model : Model
+        The model without bounds, which built the subspace.
+    inner : Subspace
+        The subspace of that model.
+    """
+
+    def __init__(self, model: Model, inner: Any) -> None:
+        self.model, self.inner = model, inner
+        self._last: BoxStep | None = None
+        self._quadratic: _Quadratic | None = None
+        self._inside: tuple[CubicStep, Vector] | None = None  # the last step that ends in the box, and its trial point
+
+    @property
+    def sigma(self) -> float:
+        """σ of the first step."""
+        return float(self.inner.sigma)
+
+    @property
+    def sigma_untested(self) -> bool:
+        """Whether no value of f has confirmed σ."""
+        return bool(self.inner.sigma_untested)
+
+    @property
+    def units(self) -> Units:
+        """Units of the first point."""
+        units: Units = self.inner.units
+        return units
+
+    @property
+    def ritz_value(self) -> float:
+        """The left-most Ritz value."""
+        return float(self.inner.ritz_value)
+
+    @property
+    def curvature(self) -> float:
+        """An estimate of ‖B‖."""
+        return float(self.inner.curvature)
+
+    @property
+    def dim(self) -> int:
+        """Hessian products computed."""
+        return int(self.inner.dim)
+
+    @property
+    def problem(self) -> str:
+        """Why no step can be made."""
+        return str(self.inner.problem)
+
+    def ritz_vector(self) -> Vector:
+        """Return the vector of the left-most Ritz pair."""
+        vector: Vector = self.inner.ritz_vector()
+        return vector
+
+    def failed(self, problem: str) -> BoundedSubspace:
+        """Return the subspace after a product that was not finite."""
+        return BoundedSubspace(self.model, self.inner.failed(problem))
+
+    def release(self) -> None:
+        """Release the memory of the products."""
+        self.inner.release()
+
+    def trial_point(self, x: Vector, step: CubicStep) -> Vector:
+        """Return x + s."""
+        if isinstance(step, BoxStep):
+            self.release()
+            point: Vector = step.point
+            return point
+        if self._inside is not None and self._inside[0] is step:
+            return self._inside[1]
+        trial: Vector = self.inner.trial_point(x, step)
+        return trial
+
+    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
+        """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
+        return self.propose(here, sigma) if trials <= self.model.resolves else None
+
+    def propose(self, here: Point, sigma: float) -> CubicStep | None:
+        """Return the step of `sigma` in the box.
+
+        If bounds and not σ determine a rejected step, a larger σ may leave it as it is. σ is then raised until the step
+        is shorter, since f is known there.
+        """
+        last = self._last
+        while True:
+            step: CubicStep | None = self.model.propose(here, self.inner, sigma)
+            if step is None or not step.decrease > 0.0:
+                return step
+            fitted = self._fit(here, step)
+            is_repeated = last is not None and sigma > last.sigma and fitted.norm > _SHORTER_STEP * last.norm
+            if not is_repeated or sigma >= here.judge.ceiling:
+                self._last = fitted if isinstance(fitted, BoxStep) else None
+                return fitted
+            sigma = here.judge.bounded(4.0 * sigma)
+
+    def _fit(self, here: Point, step: CubicStep) -> CubicStep:
+        """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
+        oracle, space, subspace = here.oracle, here.space, self.inner
+        assert isinstance(oracle, FaceOracle)
+        trial = subspace.trial_point(here.x, step)
+        if oracle.is_inside(trial):
+            self._inside = step, trial
+            return step
+        x = space.tensor(here.x)
+        box = oracle.box
+        projected = space.tensor(trial).clamp(box.lower, box.upper)
+        if not isinstance(subspace, KrylovSubspace) or subspace.spectrum is None:
+            return _as_box_step(step, space.vector(projected), float((projected - x).norm()), step.decrease)
+        if self._quadratic is None:
+            self._quadratic = _Quadratic.from_krylov(here, subspace)
+        lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
+        model = _BoxModel(self._quadratic, step.sigma, lower, upper)
+        s, decrease = model.minimise(_host(projected - x))
+        # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
+        point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
+        point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
+        return _as_box_step(step, space.vector(point), float(np.linalg.norm(s)), decrease)
+
+
+def _as_box_step(step: CubicStep, point: Vector, norm: float, decrease: float) -> BoxStep:
+    """Return the truncated step with its norm, predicted decrease and trial point."""
+    known = {item.name: getattr(step, item.name) for item in fields(CubicStep)}
+    return BoxStep(**known | {"norm": norm, "decrease": decrease, "multiplier": step.sigma * norm}, point=point)
+
+
+def _host(array: Any) -> Floats:
+    """Return a tensor or array as a float64 array on the host."""
+    return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quadratic:
+    """gᵀs + ½ sᵀB̂s with B̂ = τI + QᵀCQ.
+
+    Attributes
+    ----------
+    g : ndarray
+        The gradient.
+    basis : ndarray
+        Q and the next Lanczos vector, as rows.
+    inner : ndarray
+        C: T − τI, bordered by β.
+    shift : float
+        τ, the curvature outside the space.
+    """
+
+    g: Floats
+    basis: Floats
+    inner: Floats
+    shift: float
+
+    @classmethod
+    def from_krylov(cls, here: Point, subspace: KrylovSubspace) -> _Quadratic:
+        """Return the quadratic model of a Krylov space."""
+        space, krylov, spectrum = here.space, subspace.krylov, subspace.spectrum
+        assert spectrum is not None
+        diagonal, off_diagonal = krylov.tridiagonal()
+        shift = float(np.mean(np.abs(spectrum.values))) if krylov.dim < space.dim else 0.0
+        rows = _host(krylov.basis)
+        if krylov.last_beta > 0.0:
+            # B is known on Q alone. As the curvature of the next vector, β²/pivot is the least with which T, if it is
+            # positive definite, stays semidefinite.
+            rows = np.vstack([rows, _host(krylov.next_vector)])
+            diagonal = np.append(diagonal, max(krylov.schur_complement, shift))
+            off_diagonal = np.append(off_diagonal, krylov.last_beta)
+        inner = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+        return cls(_host(space.tensor(here.g)), rows, inner, shift)
+
+    def multiply(self, v: Floats) -> Floats:
+        """Return B̂v."""
+        product: Floats = self.basis.T @ (self.inner @ (self.basis @ v)) + self.shift * v
+        return product
+
+
+class _BoxModel:
+    """The cubic model in a box: m(s) = q(s) + (σ/3)‖s‖³ with lower ≤ s ≤ upper, where 0 is in the box."""
+
+    def __init__(self, quadratic: _Quadratic, sigma: float, lower: Floats, upper: Floats) -> None:
+        self.q, self.cubic, self.lower, self.upper = quadratic, sigma, lower, upper
+
+    def minimise(self, start: Floats) -> tuple[Floats, float]:
+        """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
+        cauchy = self._search(np.zeros_like(start), -self.q.g * self._cauchy_length())
+        s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
+        value, r = self.evaluate(s)
+        tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.q.g))
+        for _ in range(_MODEL_NEWTON_STEPS):
+            free = ((s > self.lower) | (r < 0.0)) & ((s < self.upper) | (r > 0.0))
+            if float(np.linalg.norm(r[free])) <= tolerance:
+                break
+            direction = self._newton_direction(s, r, free)
+            trial = self._search(s, direction, r)
+            trial_value, trial_r = self.evaluate(trial)
+            if not trial_value < value:
+                break
+            s, value, r = trial, trial_value, trial_r
+        return s, -value
+
+    def evaluate(self, s: Floats) -> tuple[float, Floats]:
+        """Return m(s) and its gradient."""
+        norm, product = float(np.linalg.norm(s)), self.q.multiply(s)
+        value = float(self.q.g @ s) + 0.5 * float(s @ product) + self.cubic / 3.0 * norm * norm * norm
+        return value, self.q.g + product + (self.cubic * norm) * s
+
+    def _cauchy_length(self) -> float:
+        """Return t of the minimiser of m along −t·g, without bounds."""
+        g = self.q.g
+        square = float(g @ g)
+        curvature, cubic = float(g @ self.q.multiply(g)), self.cubic * square * math.sqrt(square)
+        return _positive_root(square, curvature, cubic)
+
+    def _newton_direction(self, s: Floats, r: Floats, free: Any) -> Floats:
+        """Return a descent direction of the free variables: truncated conjugate gradients on m'' d = −r.
+
+        Along negative curvature the direction has the length of the minimiser of m along it.
+        """
+        norm = float(np.linalg.norm(s))
+        unit = s / norm if norm > 0.0 else s
+
+        def multiply(v: Floats) -> Floats:
+            product: Floats = self.q.multiply(v) + self.cubic * norm * (v + (unit @ v) * unit)
+            return np.where(free, product, 0.0)
+
+        residual = np.where(free, -r, 0.0)
+        return _conjugate_gradients(multiply, residual, lambda p, c, s: _positive_root(c, s, self.cubic * p * p * p))
+
+    def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
+        """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
+        value, r = self.evaluate(s) if r is None else (self.evaluate(s)[0], r)
+        for _ in range(_MODEL_HALVINGS):
+            trial = np.clip(s + direction, self.lower, self.upper)
+            if self.evaluate(trial)[0] <= value + _ARMIJO_SHARE * min(float(r @ (trial - s)), 0.0):
+                return trial
+            direction = 0.5 * direction
+        return s
+
+
+def _positive_root(slope: float, curvature: float, cubic: float) -> float:
+    """Return t > 0 with −slope + curvature·t + cubic·t² = 0: the minimiser of the model along a descent direction."""
+    root = math.sqrt(curvature * curvature + 4.0 * cubic * slope)
+    denominator = curvature + root
+    return 2.0 * slope / denominator if denominator > 0.0 else (-curvature / cubic if cubic > 0.0 else 1.0)
+
+
+def _conjugate_gradients(
+    multiply: Callable[[Floats], Floats], residual: Floats, length: Callable[[float, float, float], float]
+) -> Floats:
+    """Return the solution of A d = residual to one per cent, or d up to the first direction of negative curvature."""
+    d, p, square = np.zeros_like(residual), residual, float(residual @ residual)
+    tolerance = 1e-4 * square
+    for _ in range(len(residual)):
+        if square <= tolerance:
+            break
+        product = multiply(p)
+        curvature = float(p @ product)
+        if curvature <= 0.0:
+            slope = float(residual @ p)
+            return d + length(math.sqrt(float(p @ p)), max(slope, square), curvature) * p
+        step = square / curvature
+        d = d + step * p
+        residual = residual - step * product
+        last, square = square, float(residual @ residual)
+        p = residual + (square / last) * p
+    return d
