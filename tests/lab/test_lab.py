@@ -213,7 +213,7 @@ def test_the_options_determine_whether_a_run_has_an_objective_sample():
     """The mini-batch iteration computes ρ on the gradient sample, with every way of choosing it."""
     for preset, options, on_samples in (
         ("paper", {}, False),
-        ("paper", {"scale": 0.01}, True),
+        ("paper", {"minibatch": sanc.Minibatch()}, True),
         ("robust", {}, True),
         ("robust", {"minibatch": None}, False),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -106,3 +107,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing_if_it_is_read_late():
     p.grad = p.detach().clone()
     opt.step()
     assert opt.record.branch == "averaged" and not torch.allclose(p, before, rtol=1e-6)
+
+
+def test_a_full_batch_without_losses_is_minimised_steadily():
+    """Steps are aligned there, and a bound of the distance far above the scale must not lengthen them without limit."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 16)
+    y = (x[:, :4].sin() @ torch.randn(4, 5)).argmax(1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 5))
+    opt, losses = sanc.SANC(model.parameters(), seed=0), []
+    for _ in range(200):
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < 1e-3 and all(b < 1.05 * a for a, b in pairwise(losses[20:]))
