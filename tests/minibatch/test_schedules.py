@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.minibatch.iteration import MinibatchIteration, _parts_to_refresh
+from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.metrics.base import due_parts
 from sanc.minibatch.scale import rate_factor
 
 
@@ -64,14 +65,14 @@ def test_the_factor_of_a_rate_follows_a_warm_up_and_the_end_of_a_decay():
 
 
 def test_each_part_is_refreshed_once_in_an_interval():
-    assert [k for k in range(1, 10) if _parts_to_refresh(k, 10, 3)] == [1, 2, 4, 8]
-    assert _parts_to_refresh(4, 10, 3) == [0, 1, 2]
+    assert [k for k in range(1, 10) if due_parts(k, 10, 3)] == [1, 2, 4, 8]
+    assert due_parts(4, 10, 3) == [0, 1, 2]
     for begin, interval in ((10, 10), (990, 10), (1000, 20), (2000, 40), (4000, 80)):
         steps = range(begin, begin + interval)
-        refreshed = [part for k in steps for part in _parts_to_refresh(k, 10, 3)]
+        refreshed = [part for k in steps for part in due_parts(k, 10, 3)]
         assert sorted(refreshed) == [0, 1, 2]
-        assert max(len(_parts_to_refresh(k, 10, 3)) for k in steps) == 1
-    assert sorted(part for k in range(20, 30) for part in _parts_to_refresh(k, 10, 25)) == list(range(25))
+        assert max(len(due_parts(k, 10, 3)) for k in steps) == 1
+    assert sorted(part for k in range(20, 30) for part in due_parts(k, 10, 25)) == list(range(25))
 
 
 @pytest.mark.parametrize("changes", [False, True])

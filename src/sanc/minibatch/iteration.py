@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,47 +28,23 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
-from sanc.core.saved import numbers_of, require_fields, require_vector_names, state_error, vectors_of
+from sanc.core.saved import numbers_of, vectors_of
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
-from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
-from sanc.minibatch import scale, watch
+from sanc.minibatch import saving, scale, updates, watch
 from sanc.minibatch.averaging import AveragedStep, HostCopy, StepResults, StepScalars, advance, on_device
-from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
+from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved, due_parts, refresh_parts
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
-_REFRESHES_TO_DOUBLE = 50
-"""The interval between refreshes of the metric is doubled after twice as many of them: in a long run the eigenbases
-change more slowly, and refreshes should not cost a constant share of the time."""
-_DISTANCE_INTERVAL = 5
-"""Steps between two updates of the distance bound, after the first steps."""
 _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
-_OUTLIER = 5.0
-"""A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
-norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
-gradients."""
-_FULL_WEIGHT_NORM = 0.05
-"""Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
-ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
 _FIRST_GRADIENT_OUTLIER = 100.0
 """If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted."""
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
 outlier, and the losses at both points are compared on the same batch."""
-_NONFINITE_START_LIMIT = 10
-"""Number of first batches of which at least one must be finite. At a finite point, so many bad batches in a row are
-unlikely."""
-_SAME_NORM = 1e-5
-"""Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
-NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
-"""Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
-exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
-_AGE_LOSS = 0.5
-"""When parameters join, the age of the others in the average is limited to 1 minus this share of all steps, because
-their best values change."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -80,27 +55,6 @@ CreatePreconditioner = Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Pre
 def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
     """Return a preconditioner whose tensors are all on this process."""
     return metric.create(shapes, like)
-
-
-def _parts_to_refresh(steps: int, interval: int, parts: int) -> list[int]:
-    """Return the parts of the metric that are refreshed after so many steps since parameters last joined.
-
-    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed. In
-    a long run the interval is doubled whenever it is below 1 % of the steps.
-    """
-    if steps < interval:
-        return list(range(parts)) if steps & (steps - 1) == 0 else []
-    interval <<= max(0, (steps // (_REFRESHES_TO_DOUBLE * interval)).bit_length() - 1)
-    return [part for part in range(parts) if steps % interval == part * interval // parts]
-
-
-def _refresh_parts(preconditioner: Preconditioner, parts: Iterable[int]) -> None:
-    """Refresh these parts; a preconditioner of one part may have a `refresh` without an argument."""
-    for part in parts:
-        if preconditioner.parts > 1:
-            preconditioner.refresh(part)
-        else:
-            preconditioner.refresh()
 
 
 class _UnreadStep(NamedTuple):
@@ -184,7 +138,7 @@ class MinibatchIteration:
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
-            self.state, self.second_order.state = saved_state, saved_second_order
+            self.state, self.second_order.state, self._unread = saved_state, saved_second_order, None
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
         self._update_state(iteration=saved_state.iteration + 1, seconds=seconds)
@@ -349,7 +303,7 @@ class MinibatchIteration:
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
             preconditioner.update(space.tensor(g) / unit, 1.0)
-            _refresh_parts(preconditioner, range(preconditioner.parts))
+            refresh_parts(preconditioner, range(preconditioner.parts))
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
                 preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
@@ -384,10 +338,11 @@ class MinibatchIteration:
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
-        scalars = self._step_scalars(rate)
+        scalars = updates.step_scalars(self._state, self.settings, rate)
         offset, caller_change = self._adapted_offset(x_tensor, space)
-        averaging_start = state.averaging_start if self._updates_distance else None
-        direction_sum = state.direction_sum if self._updates_distance else None
+        updates_distance = updates.updates_distance(state)
+        averaging_start = state.averaging_start if updates_distance else None
+        direction_sum = state.direction_sum if updates_distance else None
         numbers, new_x, new_offset, *new_sum = advance(
             oracle,
             self._step_for(space),
@@ -398,7 +353,7 @@ class MinibatchIteration:
             None if averaging_start is None else space.tensor(averaging_start),
             None if direction_sum is None else space.tensor(direction_sum),
             caller_change,
-            self._average_weights(scalars.average_weight, space),
+            updates.average_weights(state, self.settings.average, scalars.average_weight, space),
         )
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
@@ -416,9 +371,9 @@ class MinibatchIteration:
         if state.steps in (1, 2) and _FIRST_GRADIENT_OUTLIER * results.grad_norm < state.gradient_unit:
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
-        losses = self._changes_by_loss(x, results.value) if oracle.has_values else {}
+        losses = updates.changes_by_loss(state, x, results.value) if oracle.has_values else {}
         self._update_state(**losses, **vectors)
-        self._update_after_step(scalars, results)
+        self._update_state(**updates.changes_by_results(self._state, self.settings, scalars, results))
         self._expect_projections()
         if self.state.projection_countdown or self.state.last_written_x is not None:
             self._update_state(last_written_x=point if self.state.projection_countdown else None)
@@ -446,107 +401,24 @@ class MinibatchIteration:
         state, results = self._state, StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             self._late_record = self._averaged_record(record, scalars, results, eps)
-            self._update_after_step(scalars, results)
+            self._update_state(**updates.changes_by_results(self._state, self.settings, scalars, results))
             return
         note = "the gradient of the gradient sample is not finite"
         self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
         count = state.nonfinite_batches + 1
         self._update_state(nonfinite_batches=count, eta_reduction=(1.0 if count < 2 else 0.5) * state.eta_reduction)
-        self._report_nonfinite(note, math.nan, results.grad_norm)
+        watch.report_nonfinite(self._state, note, math.nan, results.grad_norm)
 
     def _expect_projections(self) -> None:
         """If the last step found a change of x by the caller, expect more of them in the next steps."""
         if self._state.caller_changed:
             self._update_state(caller_changed=False, projection_countdown=_PROJECTION_STEPS)
 
-    @property
-    def _updates_distance(self) -> bool:
-        """Whether the next step updates the distance bound."""
-        return self.state.steps < watch.WARM_STEPS or self.state.steps % _DISTANCE_INTERVAL == 0
-
-    def _step_scalars(self, rate: float) -> StepScalars:
-        """Return the scalars of the next step, with `rate` as a factor of η."""
-        state, memory, average = self.state, self.settings.metric.memory, self.settings.average
-        is_warm = state.steps > watch.WARM_STEPS
-        typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
-        point_weight = self._point_weight
-        return StepScalars(
-            clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
-            full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
-            gradient_factor=1.0 / state.gradient_unit,
-            gradient_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
-            eta=rate * scale.step_size(state, self.settings.step),
-            average_weight=point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0,
-            distance_weight=scale.distance_weight(state),
-        )
-
-    @property
-    def _point_weight(self) -> float:
-        """The weight of the next iterate in the average, k^p."""
-        weight: float = (self._state.steps + 1.0) ** self.settings.average.weighting
-        return weight
-
-    def _average_weights(self, average_weight: float, space: Space) -> Tensor | None:
-        """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
-
-        The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
-        """
-        state, p = self.state, self.settings.average.weighting
-        if state.joined_at is None or not self.settings.average.averaging:
-            return None
-        joined_at = space.tensor(state.joined_at)
-        return torch.where(joined_at > 0.0, (p + 1.0) / (state.steps - joined_at + (p + 1.0)), average_weight)
-
-    def _changes_by_loss(self, x: Vector, value: float) -> dict[str, Any]:
-        """Return the fields of the state that follow from the loss at x."""
-        state = self._state
-        loss_mean = watch.updated_loss_mean(state, value)
-        is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
-        return loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
-
-    def _update_after_step(self, scalars: StepScalars, results: StepResults) -> None:
-        """Update the numbers of the state with the results of a step."""
-        state = self._state
-        changes: dict[str, Any] = {"nonfinite_batches": 0}
-        norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
-        mean_square = state.grad_norm_mean_square
-        changes["grad_norm_mean_square"] = mean_square + scalars.gradient_weight * (norm**2 - mean_square)
-        if state.steps <= watch.WARM_STEPS:
-            changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
-        changes |= self._detect_caller_change(results) | self._changes_of_distance_bound(scalars, results)
-        point_weight = self._point_weight * results.weight_factor
-        self._update_state(**changes, weight_sum=state.weight_sum + point_weight, steps=state.steps + 1)
-
     def _refresh(self, steps: int) -> None:
         """Refresh the parts of the metric that are due after so many steps since parameters last joined."""
         assert self._preconditioner is not None
-        due = _parts_to_refresh(steps, self.settings.metric.refresh, self._preconditioner.parts)
-        _refresh_parts(self._preconditioner, due)
-
-    def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
-        """Return the fields of the state that follow from ‖x‖², which shows whether the caller has changed x."""
-        state = self._state
-        changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
-        by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
-        countdown = max(0, state.projection_countdown - 1)
-        changes: dict[str, Any] = {"x_norm_square": results.x_norm_square, "projection_countdown": countdown}
-        changes["caller_changed"] = by_caller
-        if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
-            changes |= {"loss_mean": math.nan, "safe_point": None}
-        return changes
-
-    def _changes_of_distance_bound(self, scalars: StepScalars, results: StepResults) -> dict[str, float]:
-        """Return the changes of the state by the distance bound; none if the step did not update it."""
-        if results.unit_step_norm is None:
-            return {}
-        state = self._state
-        remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _DISTANCE_INTERVAL
-        new_norms = remaining * steps * scalars.eta * results.unit_step_norm
-        step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
-        bound = scale.updated_distance_bound(
-            state, step_norm_sum, results.offset_norm, results.inner_product, results.direction_sum_norm
-        )
-        return bound._asdict()
+        due = due_parts(steps, self.settings.metric.refresh, self._preconditioner.parts)
+        refresh_parts(self._preconditioner, due)
 
     def _averaged_record(self, record: Record, scalars: StepScalars, results: StepResults, eps: float) -> Record:
         """Return the record with the results of an averaged step."""
@@ -628,7 +500,7 @@ class MinibatchIteration:
         quantity = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
         note = f"the {quantity} of the gradient sample is not finite"
         state = self._update_state(nonfinite_batches=self.state.nonfinite_batches + 1)
-        self._report_nonfinite(note, value, grad_norm)
+        watch.report_nonfinite(self._state, note, value, grad_norm)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if state.nonfinite_batches < 2:
             return x, record
@@ -638,25 +510,6 @@ class MinibatchIteration:
                 return x, record
         self._update_state(eta_reduction=0.5 * state.eta_reduction)
         return self._return_to_safe_point(x, oracle, record)
-
-    def _report_nonfinite(self, note: str, value: float, grad_norm: float) -> None:
-        """Warn after a few consecutive batches that were skipped, and raise after many."""
-        state, count = self.state, self.state.nonfinite_batches
-        if count == state.iteration + 1 == _NONFINITE_START_LIMIT:  # no batch was finite so far
-            raise NonFiniteStartError(
-                f"{note} at the starting point, on each of {count} batches (loss {value!r}, gradient norm "
-                f"{grad_norm!r}). Start where the loss is finite, and check the data and the initial weights."
-            )
-        if count < NONFINITE_WARNING:
-            return
-        text = (
-            f"{note} for {count} consecutive batches, and no step was made on them (loss {value!r}, gradient "
-            f"norm {grad_norm!r}): check the data and the model, or lower lr or the loss scale"
-        )
-        if count >= NONFINITE_LIMIT:
-            raise NonFiniteError(f"{text}. Restore a checkpoint from before these batches.")
-        if count == NONFINITE_WARNING:
-            warnings.warn(f"{text}. After {NONFINITE_LIMIT} of them this is an error.", RuntimeWarning, stacklevel=2)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
@@ -705,17 +558,8 @@ class MinibatchIteration:
 
         `shapes` are those of the parameters; without them the metric is not checked.
         """
-        require_fields(where, numbers, State, ("second_order",))
+        saving.check_state(where, numbers, vectors, has_metric=any(tensors))
         self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())
-        require_vector_names(where, vectors, State)
-        if numbers["steps"] and not any(tensors):
-            raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
-        in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
-        for_distance = ("averaging_start", "direction_sum")
-        uses_distance = numbers["distance"] > State(0).distance or any(name in vectors for name in for_distance)
-        for name in (*(("safe_point",) if in_second_order_phase else ()), *(for_distance if uses_distance else ())):
-            if name not in vectors:
-                raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
         if shapes is not None:
             check_saved(f"{where}, the metric", self.settings.metric, shapes, tensors if any(tensors) else ())
 
@@ -737,40 +581,28 @@ class MinibatchIteration:
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
+        self._unread = None
         self.state, self.second_order.state, self._preconditioner, self._saved_tensors, self._cached_steps = snapshot
 
     def rearrange(
         self,
         places: Sequence[int | None],
-        fitted: Callable[[Tensor | None, Tensor], Tensor],
+        fitted: saving.Fit,
         x: Tensor,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
         """Continue with other parameters, of these shapes and with the values x.
 
         `places` has for each of them its index among the earlier parameters, or None if it was not one of them.
-        `fitted` returns a vector of these parameters: the entries of its first argument, a vector of the earlier
-        parameters (None: zero), for those that stay, and the entries of its second argument for the others.
         """
-        state, zeros = self.state, torch.zeros_like(x)
-        fills = {
-            "offset": zeros,
-            "last_written_x": x,
-            "safe_point": x,
-            "averaging_start": x,
-            "direction_sum": zeros,
-            "joined_at": zeros + state.steps,
-        }
-        changes: dict[str, Any] = {name: fitted(vector, fills[name]) for name, vector in self.vectors().items()}
-        saved = list(self.tensors()) if state.steps else []
-        if saved and None in places:
-            joined_at = fitted(self.vectors().get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
-            changes |= {"joined_at": joined_at, "last_extension": state.steps}
+        saved = list(self.tensors()) if self.state.steps else []
+        joins = bool(saved) and None in places
+        self._update_state(**saving.rearranged_vectors(self.state, fitted, x, joins=joins), x_norm_square=math.nan)
+        if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [new if place is None else saved[place] for place, new in zip(places, initial, strict=True)]
         elif saved:
             saved = [saved[place] for place in places if place is not None]
-        self._update_state(**changes, x_norm_square=math.nan)
         self.second_order.reset()
         self._preconditioner, self._saved_tensors, self._cached_steps = None, saved, {}
 

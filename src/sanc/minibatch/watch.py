@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import NamedTuple
 
+from sanc.errors import NonFiniteError, NonFiniteStartError
 from sanc.minibatch.state import State
 
 _REQUIRED_REDUCTION = 0.5
@@ -22,6 +24,12 @@ _RISE_DEVIATIONS = 2.0
 """The mean loss has risen if it exceeds its lowest value by this many standard deviations of a batch."""
 _FALL_DEVIATIONS = 0.5
 """The mean loss has stagnated unless it has fallen by this many standard deviations since the last test."""
+_NONFINITE_START_LIMIT = 10
+"""Number of first batches of which at least one must be finite. At a finite point, so many bad batches in a row are
+unlikely."""
+NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
+"""Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
+exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
 WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
@@ -87,3 +95,23 @@ def has_risen(state: State) -> bool:
 def has_stagnated(state: State) -> bool:
     """Whether the mean loss has not fallen since the last test."""
     return state.loss_mean > state.probed_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)
+
+
+def report_nonfinite(state: State, note: str, value: float, grad_norm: float) -> None:
+    """Warn after a few consecutive batches that were skipped, and raise after many."""
+    count = state.nonfinite_batches
+    if count == state.iteration + 1 == _NONFINITE_START_LIMIT:  # no batch was finite so far
+        raise NonFiniteStartError(
+            f"{note} at the starting point, on each of {count} batches (loss {value!r}, gradient norm "
+            f"{grad_norm!r}). Start where the loss is finite, and check the data and the initial weights."
+        )
+    if count < NONFINITE_WARNING:
+        return
+    text = (
+        f"{note} for {count} consecutive batches, and no step was made on them (loss {value!r}, gradient "
+        f"norm {grad_norm!r}): check the data and the model, or lower lr or the loss scale"
+    )
+    if count >= NONFINITE_LIMIT:
+        raise NonFiniteError(f"{text}. Restore a checkpoint from before these batches.")
+    if count == NONFINITE_WARNING:
+        warnings.warn(f"{text}. After {NONFINITE_LIMIT} of them this is an error.", RuntimeWarning, stacklevel=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -20,6 +20,9 @@ from sanc.core.saved import require_mapping, require_vector, state_error
 
 Shape = tuple[int, ...]
 
+_REFRESHES_TO_DOUBLE = 50
+"""The interval between refreshes of the metric is doubled after twice as many of them: in a long run the eigenbases
+change more slowly, and refreshes should not cost a constant share of the time."""
 _EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
 
@@ -125,3 +128,24 @@ def epsilon_for(largest: Tensor) -> Tensor:
 def sizes_of(shapes: Sequence[Shape]) -> list[int]:
     """Return the number of entries of each shape."""
     return [math.prod(shape) for shape in shapes]
+
+
+def due_parts(steps: int, interval: int, parts: int) -> list[int]:
+    """Return the parts of the metric that are refreshed after so many steps since parameters last joined.
+
+    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed. In
+    a long run the interval is doubled whenever it is below 1 % of the steps.
+    """
+    if steps < interval:
+        return list(range(parts)) if steps & (steps - 1) == 0 else []
+    interval <<= max(0, (steps // (_REFRESHES_TO_DOUBLE * interval)).bit_length() - 1)
+    return [part for part in range(parts) if steps % interval == part * interval // parts]
+
+
+def refresh_parts(preconditioner: Preconditioner, parts: Iterable[int]) -> None:
+    """Refresh these parts; a preconditioner of one part may have a `refresh` without an argument."""
+    for part in parts:
+        if preconditioner.parts > 1:
+            preconditioner.refresh(part)
+        else:
+            preconditioner.refresh()

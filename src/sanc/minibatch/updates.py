@@ -1,0 +1,114 @@
+"""The numbers of an averaged step: those that it needs from the state, and the fields that its results change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.core.space import Space, Vector
+from sanc.minibatch import scale, watch
+from sanc.minibatch.averaging import StepResults, StepScalars
+from sanc.minibatch.settings import Average, Minibatch
+from sanc.minibatch.state import State
+
+_OUTLIER = 5.0
+"""A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
+norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
+gradients."""
+_FULL_WEIGHT_NORM = 0.05
+"""Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
+ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
+_SAME_NORM = 1e-5
+"""Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
+_DISTANCE_INTERVAL = 5
+"""Steps between two updates of the distance bound, after the first steps."""
+
+
+def updates_distance(state: State) -> bool:
+    """Whether the next step updates the distance bound."""
+    return state.steps < watch.WARM_STEPS or state.steps % _DISTANCE_INTERVAL == 0
+
+
+def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
+    """Return the scalars of the next step, with `rate` as a factor of η."""
+    is_warm = state.steps > watch.WARM_STEPS
+    typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
+    weight = _iterate_weight(state, settings.average)
+    return StepScalars(
+        clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
+        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
+        gradient_factor=1.0 / state.gradient_unit,
+        gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
+        eta=rate * scale.step_size(state, settings.step),
+        average_weight=weight / (state.weight_sum + weight) if settings.average.averaging else 1.0,
+        distance_weight=scale.distance_weight(state),
+    )
+
+
+def average_weights(state: State, average: Average, average_weight: float, space: Space) -> Tensor | None:
+    """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
+
+    The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
+    """
+    if state.joined_at is None or not average.averaging:
+        return None
+    p, joined_at = average.weighting, space.tensor(state.joined_at)
+    return torch.where(joined_at > 0.0, (p + 1.0) / (state.steps - joined_at + (p + 1.0)), average_weight)
+
+
+def changes_by_loss(state: State, x: Vector, value: float) -> dict[str, Any]:
+    """Return the fields of the state that follow from the loss at x."""
+    loss_mean = watch.updated_loss_mean(state, value)
+    is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
+    return loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
+
+
+def changes_by_results(state: State, settings: Minibatch, scalars: StepScalars, results: StepResults) -> dict[str, Any]:
+    """Return the numbers of the state that follow from the results of a step."""
+    norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
+    mean_square = state.grad_norm_mean_square
+    changes: dict[str, Any] = {
+        "nonfinite_batches": 0,
+        "grad_norm_mean_square": mean_square + scalars.gradient_weight * (norm**2 - mean_square),
+        "weight_sum": state.weight_sum + _iterate_weight(state, settings.average) * results.weight_factor,
+        "steps": state.steps + 1,
+    }
+    if state.steps <= watch.WARM_STEPS:
+        changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
+    return changes | _changes_by_norms(state, results) | _changes_of_distance_bound(state, scalars, results)
+
+
+def _iterate_weight(state: State, average: Average) -> float:
+    """Return the weight of the next iterate in the average, k^p."""
+    weight: float = (state.steps + 1.0) ** average.weighting
+    return weight
+
+
+def _changes_by_norms(state: State, results: StepResults) -> dict[str, Any]:
+    """Return the fields that follow from ‖x‖², which shows whether the caller has changed x."""
+    changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
+    by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
+    changes: dict[str, Any] = {
+        "x_norm_square": results.x_norm_square,
+        "projection_countdown": max(0, state.projection_countdown - 1),
+        "caller_changed": by_caller,
+    }
+    if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
+        changes |= {"loss_mean": math.nan, "safe_point": None}
+    return changes
+
+
+def _changes_of_distance_bound(state: State, scalars: StepScalars, results: StepResults) -> dict[str, float]:
+    """Return the changes by the distance bound; none if the step did not update it."""
+    if results.unit_step_norm is None:
+        return {}
+    remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _DISTANCE_INTERVAL
+    new_norms = remaining * steps * scalars.eta * results.unit_step_norm
+    step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
+    bound = scale.updated_distance_bound(
+        state, step_norm_sum, results.offset_norm, results.inner_product, results.direction_sum_norm
+    )
+    return bound._asdict()
