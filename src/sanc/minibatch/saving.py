@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sanc.core.saved import require_fields, require_vector_names, state_error, vectors_of
 from sanc.errors import ArgumentError
-from sanc.minibatch.state import State
+from sanc.minibatch.state import INITIAL_DISTANCE, State
 
 _AGE_LOSS = 0.5
 """When parameters join, the age of the others in the average is limited to 1 minus this share of all steps, because
@@ -32,7 +32,7 @@ def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metri
     if numbers["steps"] and not has_metric:
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
-    uses_distance = numbers["distance"] > State(0).distance or any(name in vectors for name in _FOR_DISTANCE)
+    uses_distance = numbers["distance"] > INITIAL_DISTANCE or any(name in vectors for name in _FOR_DISTANCE)
     required = (*(("safe_point",) if in_second_order_phase else ()), *(_FOR_DISTANCE if uses_distance else ()))
     for name in required:
         if name not in vectors:

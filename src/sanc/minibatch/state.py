@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from sanc.core.space import Vector
 
 
+INITIAL_DISTANCE = 1e-6
+"""The lower bound of the distance to a solution, in units of a typical weight, before it is estimated (Prodigy's)."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """The state of the iteration without the preconditioner: numbers and vectors.
@@ -41,7 +45,7 @@ class State:
     # The averaged phase: the step size and the distance bound.
     peak_rate: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
-    distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
+    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True})  # lower bound of the distance to a solution
     step_norm_sum: float = 0.0  # sum of the 1-norms of the steps that led to z, weighted as in z − x
     offset_norm: float = 0.0  # ‖z − x‖_1
     distance_numerator: float = field(default=0.0, metadata={"signed": True})  # numerator of the distance bound

@@ -99,10 +99,10 @@ def checked_groups(
         raise state_error("state_dict['param_groups']", saved, "a list of groups")
     groups = [{name: value for name, value in group.items() if name != "engine"} for group in saved]
     for group in groups:
-        check_group(group, defaults)
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
             raise state_error("'params' in state_dict['param_groups']", numbers, "a list of numbers")
+        check_group(group, defaults)
     sizes = [len(group["params"]) for group in groups]
     expected = [len(group["params"]) for group in current]
     if sizes != expected:
