@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from sanc.core.space import Vector
 
-
 INITIAL_DISTANCE = 1e-6
 """The lower bound of the distance to a solution, in units of a typical weight, before it is estimated (Prodigy's)."""
 
