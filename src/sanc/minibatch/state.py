@@ -44,7 +44,8 @@ class State:
     # The averaged phase: the step size and the distance bound.
     peak_rate: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
-    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True})  # lower bound of the distance to a solution
+    # A lower bound of the distance to a solution.
+    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True})
     step_norm_sum: float = 0.0  # sum of the 1-norms of the steps that led to z, weighted as in z − x
     offset_norm: float = 0.0  # ‖z − x‖_1
     distance_numerator: float = field(default=0.0, metadata={"signed": True})  # numerator of the distance bound
