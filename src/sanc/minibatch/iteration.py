@@ -132,7 +132,10 @@ class MinibatchIteration:
         return self.second_order.grad_norm
 
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
-        """Make one iteration from `x`: return the next point, which is `x` itself if it stayed, and the record."""
+        """Make one iteration from `x`: return the next point, which is `x` itself if it stayed, and the record.
+
+        `start` is not used: the iteration on samples chooses the start of Lanczos itself.
+        """
         clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.state
         self.went_back, self._late_record = False, None
         try:
@@ -313,7 +316,7 @@ class MinibatchIteration:
                 uses_distance = settings.step.distance > 0.0
                 vectors = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
                 self._update_state(gradient_unit=unit, **vectors)
-        self._preconditioner, self._cached_steps = preconditioner, {}
+        self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
         return None
 
     def _new_parameters(self, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
@@ -340,9 +343,9 @@ class MinibatchIteration:
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = updates.step_scalars(self._state, self.settings, rate)
         offset, caller_change = self._adapted_offset(x_tensor, space)
-        updates_distance = updates.updates_distance(state)
-        averaging_start = state.averaging_start if updates_distance else None
-        direction_sum = state.direction_sum if updates_distance else None
+        with_distance = updates.updates_distance(state)
+        averaging_start = state.averaging_start if with_distance else None
+        direction_sum = state.direction_sum if with_distance else None
         numbers, new_x, new_offset, *new_sum = advance(
             oracle,
             self._step_for(space),
@@ -525,12 +528,20 @@ class MinibatchIteration:
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
         offset = self._state.offset
-        return x if offset is None or self._state.projection_countdown else x + offset * (1.0 - self._averaging)
+        return (
+            x
+            if offset is None or self._state.projection_countdown
+            else x + offset * (1.0 - self.settings.average.averaging)
+        )
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
         offset = self._state.offset
-        return y if offset is None or self._state.projection_countdown else y - offset * (1.0 - self._averaging)
+        return (
+            y
+            if offset is None or self._state.projection_countdown
+            else y - offset * (1.0 - self.settings.average.averaging)
+        )
 
     # ------------------------------------------------------------------ saving and restoring
 

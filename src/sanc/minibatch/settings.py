@@ -26,7 +26,7 @@ class StepScale(Piece):
         entries at the first point, or 1/15 if they are zero.
     distance : float
         η = max(scale, distance·d), at most 2·scale unless the last steps are aligned, with d a lower bound of the
-        distance to a solution. 0: the bound is not used.
+        distance to a solution. 0: the bound is not used, and a reduced η does not grow back.
     warm_up : int
         Number of steps over which η grows to its value.
     slow_down : int

@@ -25,6 +25,8 @@ _SAME_NORM = 1e-5
 """Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
 _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
+_SMALLEST_NORM, _NO_CLIPPING = 1e-300, 1e300
+"""A lower bound of norms that are divisors, and a norm that no gradient exceeds: near the ends of float64."""
 
 
 def updates_distance(state: State) -> bool:
@@ -38,8 +40,8 @@ def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
     weight = _iterate_weight(state, settings.average)
     return StepScalars(
-        clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
-        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
+        clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, _SMALLEST_NORM) if state.steps else _NO_CLIPPING,
+        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, _SMALLEST_NORM),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * scale.step_size(state, settings.step),

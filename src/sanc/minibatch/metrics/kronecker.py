@@ -71,6 +71,8 @@ def rotated_sides(shape: Shape) -> tuple[int, int] | None:
 
 
 class _Kronecker(Preconditioner):
+    """The preconditioner: a stack for each shape of matrices, and the vectors, which are not rotated, together."""
+
     like_parameter = ("second_moment",)
 
     def __init__(self, metric: Kronecker, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None) -> None:
@@ -102,21 +104,21 @@ class _Kronecker(Preconditioner):
 
     def _preconditioned(self, g: Tensor, weight: Tensor | float | None) -> Tensor:
         """Return M⁻¹g, after an update of factors and second moments unless `weight` is None."""
-        pieces = torch.split_with_sizes(g, self._sizes)
-        parts: dict[int, Tensor] = {}
+        gradients = torch.split_with_sizes(g, self._sizes)
+        directions: dict[int, Tensor] = {}
         for stack in self._stacks:
-            matrices = stack.gather(pieces)
+            matrices = stack.gather(gradients)
             if weight is not None:
                 stack.update(matrices, weight)
-            parts |= stack.preconditioned(matrices, weight)
+            directions |= stack.preconditioned(matrices, weight)
         if self._unrotated:
-            vectors = torch.cat([pieces[index] for index in self._unrotated])
+            vectors = torch.cat([gradients[index] for index in self._unrotated])
             if weight is not None:
                 self._unrotated_moment.lerp_(vectors.square(), weight)
             scaled = vectors.div_(self._unrotated_moment.sqrt().add_(self._unrotated_epsilon))
             sizes = [self._sizes[index] for index in self._unrotated]
-            parts |= zip(self._unrotated, torch.split_with_sizes(scaled, sizes), strict=True)
-        return torch.cat([parts[index] for index in range(len(self._sizes))])
+            directions |= zip(self._unrotated, torch.split_with_sizes(scaled, sizes), strict=True)
+        return torch.cat([directions[index] for index in range(len(self._sizes))])
 
     def refresh(self, part: int = 0) -> None:
         if self._stacks:
@@ -206,9 +208,9 @@ class _Stack:
         self._second_moment = like.new_zeros(count, *self._padded)
         self._epsilon = like.new_zeros(count, 1, 1)
 
-    def gather(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return the matrices among the pieces of a gradient, one after another, padded to whole blocks."""
-        matrices = [pieces[index].view(-1, *self._sides) for index in self._indices]
+    def gather(self, gradients: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
+        """Return the matrices among the gradients of all parameters, one after another, padded to whole blocks."""
+        matrices = [gradients[index].view(-1, *self._sides) for index in self._indices]
         stacked = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
         (rows, columns), (padded_rows, padded_columns) = self._sides, self._padded
         if self._padded == self._sides:
@@ -291,8 +293,8 @@ class _Stack:
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
         """Restore what `save` returned."""
-        pieces = {index: saved[index]["second_moment"].reshape(-1) for index in self._indices}
-        self._second_moment.copy_(self.gather(pieces))  # type: ignore[arg-type]
+        moments = {index: saved[index]["second_moment"].reshape(-1) for index in self._indices}
+        self._second_moment.copy_(self.gather(moments))
         self._epsilon.copy_(torch.cat([saved[index]["epsilon"] for index in self._indices]).view(-1, 1, 1))
         for name, tensor in self._side_tensors().items():
             tensor.copy_(torch.cat([saved[index][name] for index in self._indices]).view(tensor.shape))
