@@ -5,8 +5,8 @@
 
 A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
 --parts divides the evaluations of a run with one part switched off by those of the default on the same task and seed,
-so RUNS must have both from the same version of the code. A run that misses the target counts as twice the budget. Losses
-of zero have no ratio and are left out.
+so RUNS must have both from the same version of the code. A run that misses the target counts as twice the budget.
+Losses of zero have no ratio and are left out.
 """
 
 from __future__ import annotations
