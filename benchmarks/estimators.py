@@ -127,6 +127,9 @@ def page(document: Mapping[str, Any]) -> str:
         f"{used['cores']} cores, threads: {used['threads']}; Python {used['python']}, scikit-learn "
         f"{document['scikit-learn']}, sanc {document['sanc']}. `python -m benchmarks.estimators --out docs/results` "
         "writes this page; its help describes how the tolerances are chosen.",
+        "## Caveats",
+        "Solvers that factorise the dense Hessian, scikit-learn's `newton-cholesky` and glum, are not compared. With "
+        "far more rows than columns, as in a9a and covtype, they can be faster than all three solvers of the table.",
     ]
     return "\n\n".join(parts)
 
