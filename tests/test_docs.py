@@ -135,6 +135,16 @@ def test_a_number_that_changed_on_one_side_is_found(readme, page, wrong):
     ]
 
 
+def test_every_page_of_results_names_the_commit_of_its_runs():
+    folder = ROOT / "docs" / "results"
+    overview = section((folder / "README.md").read_text(encoding="utf-8"), "runs-and-commits")
+    for page in sorted(folder.glob("*.md")):
+        if page.name != "README.md":
+            assert re.search(rf"^\|.*\]\({page.name}\).*\|.* [0-9a-f]{{7}}\b.*\|$", overview, re.MULTILINE), page.name
+            text = page.read_text(encoding="utf-8")
+            assert re.search(r"commit [0-9a-f]{7}\b|\]\(README\.md#runs-and-commits\)", text), page.name
+
+
 def test_the_tables_of_the_report_are_those_of_the_pages():
     """Every number in a table of the report is in a section that the line below the table links to."""
     text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
