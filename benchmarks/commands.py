@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from benchmarks.reporting import command, machine, markdown_table, verdict, write_results
+from benchmarks.reporting import COMMIT_NOTE, command, machine, markdown_table, verdict, write_results
 from benchmarks.timing import interleaved, medians
 
 GOAL = 0.5
@@ -60,7 +60,7 @@ def page(seconds: Mapping[str, float], cpu: Mapping[str, float], rounds: int) ->
         "## How it was measured",
         "Wall-clock and CPU seconds from the start of a command to the exit of its process: medians of "
         f"{rounds} interleaved rounds on {os.cpu_count()} cores, by `python -m benchmarks.commands --out "
-        "docs/results`.",
+        f"docs/results`. {COMMIT_NOTE}",
         "## Caveats",
         f"The load average was {os.getloadavg()[1]:.0f}, which increases wall-clock seconds; CPU seconds do not "
         "include waiting.",

@@ -34,7 +34,7 @@ from scipy.special import expit, softmax
 
 import sanc
 import sanc.sklearn
-from benchmarks.reporting import command, load_sets, machine, markdown_table, write_results
+from benchmarks.reporting import COMMIT_NOTE, command, load_sets, machine, markdown_table, write_results
 from benchmarks.timing import interleaved, median_ratio
 
 SOLVERS = ("lbfgs", "newton-cg")
@@ -126,7 +126,10 @@ def page(document: Mapping[str, Any]) -> str:
         "of the gradient of the mean loss, computed separately, is at most the goal. "
         f"{used['cores']} cores, threads: {used['threads']}; Python {used['python']}, scikit-learn "
         f"{document['scikit-learn']}, sanc {document['sanc']}. `python -m benchmarks.estimators --out docs/results` "
-        "writes this page; its help describes how the tolerances are chosen.",
+        f"writes this page; its help describes how the tolerances are chosen. {COMMIT_NOTE}",
+        "## Caveats",
+        "Solvers that factorise the dense Hessian, scikit-learn's `newton-cholesky` and glum, are not compared. With "
+        "far more rows than columns, as in a9a and covtype, they can be faster than all three solvers of the table.",
     ]
     return "\n\n".join(parts)
 

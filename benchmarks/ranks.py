@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sanc
 from benchmarks.common import zoo  # noqa: F401 - puts tests/ on the path, for the next import
-from benchmarks.reporting import command, machine, markdown_table, write_results
+from benchmarks.reporting import COMMIT_NOTE, command, machine, markdown_table, write_results
 from benchmarks.timing import interleaved, median_ratio, medians
 from together import run_on_ranks, without_errors
 
@@ -217,7 +217,7 @@ def page(document: Mapping[str, Any]) -> str:
         f"`python -m benchmarks.ranks` writes this page. {parameters:,} parameters in float32 "
         f"({4e-6 * parameters:.2f} MB), {document['rows']} rows shared by the ranks, gloo, {machine['cores']} cores, "
         f"torch {machine['torch']}; medians of {document['steps']} interleaved steps. Bytes are those of the tensors "
-        "that one rank passes to collectives.",
+        f"that one rank passes to collectives. {COMMIT_NOTE}",
         "## Caveats",
         "Ranks beyond the number of cores share them, so the times show the overhead of a step, not how it scales. The "
         f"load average before the run was {machine['load']:.1f}.",

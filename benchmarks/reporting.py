@@ -15,6 +15,9 @@ from typing import Any
 
 import sanc
 
+COMMIT_NOTE = "[The overview](README.md#runs-and-commits) names the commit of these runs."
+"""A sentence of the pages in docs/results that benchmarks write; update the table of the overview with the page."""
+
 # ---------------------------------------------------------------------- command line and data
 
 

@@ -77,7 +77,8 @@ def faults_page(rows: list[list], tests: int, *, cut: bool) -> str:
         "## How it was measured",
         "",
         "`python -m pytest -m slow tests/faults --faults-table docs/results/faults.md` writes this page; it is seeded. "
-        f"Linux, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}.",
+        f"Linux, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}. "
+        "[The overview](README.md#runs-and-commits) names the commit of these runs.",
         "",
     ])  # fmt: skip
 

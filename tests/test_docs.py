@@ -88,6 +88,93 @@ def test_the_table_of_systems_is_what_the_command_prints():
     assert "| Linux" in systems.table() and "failed" not in systems.table()
 
 
+NUMBER = r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)"
+
+
+def section(text, anchor):
+    """The part of a page under a heading with its subsections; without an anchor, what precedes the second heading."""
+    parts = re.split(r"^(#+) (.+)$", text, flags=re.MULTILINE)
+    found, depth = "", 0
+    for level, name, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        if depth and (not anchor or len(level) <= depth):
+            break
+        if depth or not anchor or anchor in anchors(f"# {name}"):
+            found, depth = found + body, depth or len(level)
+    return found
+
+
+def unfounded_numbers(page, read):
+    """The numbers in the table of results of a page that are missing in the section to which their row links."""
+    rows = re.findall(r"^\| \[([^\]]+)\]\(([\w./-]+)(?:#([\w-]+))?\) \|[^|]+\| (.+) \|$", page, re.MULTILINE)
+    wrong = [row for row in rows if not re.search(NUMBER, row[3])]
+    for name, target, anchor, result in rows:
+        known = re.findall(NUMBER, section(read(target), anchor))
+        wrong += [(name, number) for number in re.findall(NUMBER, f"{name} {result}") if number not in known]
+    return rows, wrong
+
+
+def test_the_results_in_the_readme_are_those_of_the_pages():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows, wrong = unfounded_numbers(text, lambda target: (ROOT / target).read_text(encoding="utf-8"))
+    table = text.split("## Measured")[1].split("\n![")[0]
+    assert len(rows) == len(re.findall(r"^\| \[", table, re.MULTILINE)) >= 10
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("readme", "page", "wrong"), [
+    ("0.35 × the work", "0.35 times", []), ("0.35 × the work", "0.354 times", ["0.35"]),
+    ("0.36 × the work", "0.35 times", ["0.36"]), ("12 to 79 %", "12 to 60 % (79 %)", []),
+    ("3 of 4 solved", "3 of 4\n\n## More\n\n5", []), ("5 of 4 solved", "3 of 4\n\n## More\n\n5", ["5"]),
+])  # fmt: skip
+def test_a_number_that_changed_on_one_side_is_found(readme, page, wrong):
+    found = unfounded_numbers(f"| [tasks](a.md) | b | {readme} |", lambda target: f"# Page\n\n{page}\n")[1]
+    assert [number for _, number in found] == wrong
+    found = unfounded_numbers(f"| [tasks](a.md#more) | b | {readme} |", lambda target: f"# Page\n\n{page}\n")[1]
+    assert [number for _, number in found] == [
+        number for number in re.findall(NUMBER, readme) if "## More" not in page or number != "5"
+    ]
+
+
+def test_every_page_of_results_names_the_commit_of_its_runs():
+    folder = ROOT / "docs" / "results"
+    overview = section((folder / "README.md").read_text(encoding="utf-8"), "runs-and-commits")
+    for page in sorted(folder.glob("*.md")):
+        if page.name != "README.md":
+            assert re.search(rf"^\|.*\]\({page.name}\).*\|.* [0-9a-f]{{7}}\b.*\|$", overview, re.MULTILINE), page.name
+            text = page.read_text(encoding="utf-8")
+            assert re.search(r"commit [0-9a-f]{7}\b|\]\(README\.md#runs-and-commits\)", text), page.name
+
+
+def test_the_tables_of_the_report_are_those_of_the_pages():
+    """Every number in a table of the report is in a section that the line below the table links to."""
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    tables = re.findall(r"((?:^\|.+\n)+)\n(.+)$", text, re.MULTILINE)
+    assert len(tables) >= 6 and all(source.startswith("Source: ") for _, source in tables)
+    for table, source in tables:
+        links = re.findall(r"\]\(([\w./-]+\.md)(?:#([\w-]+))?\)", source)
+        known = {
+            number
+            for page, anchor in links
+            for number in re.findall(NUMBER, section((ROOT / "docs" / page).read_text(encoding="utf-8"), anchor))
+        }
+        assert set(re.findall(NUMBER, table)) <= known, source
+
+
+def test_every_work_in_the_bibliography_has_a_year_and_a_link():
+    """Works that the documentation cites by author and year are listed."""
+    text = (ROOT / "docs" / "bibliography.md").read_text(encoding="utf-8")
+    works = re.findall(r"^- (.+)$", text, re.MULTILINE)
+    assert all(re.search(r"\((?:19|20)\d\d\)\. ", work) for work in works)
+    assert [work[:10] for work in works if "](https://" not in work] == ["D. Ruppert"]  # a report on paper
+    cited = r"([A-Z]\w+)(?: et al\.| and others|(?:,? (?:and )?[A-Z]\w+)*) \(?((?:19|20)\d\d)[)\];]"
+    names = [("method", 5), ("robust", 8), ("constants", 2), ("diagnosis", 1), ("extending", 1), ("report", 20)]
+    for name, least in names:
+        found = re.findall(cited, (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+        assert len(found) >= least, name
+        for author, year in found:
+            assert any(author in work and f"({year})" in work for work in works), f"{name}.md: {author} {year}"
+
+
 def test_every_link_between_pages_leads_somewhere():
     for page in TEXTS:
         for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]+)?\)", page.read_text()):
@@ -102,8 +189,9 @@ def test_every_link_between_pages_leads_somewhere():
 
 
 def anchors(page):
-    """The headings of a page, as Markdown makes anchors of them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    """The headings of a page or a text, as Markdown makes anchors of them."""
+    text = page if isinstance(page, str) else page.read_text()
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 

@@ -59,7 +59,8 @@ class Certificate:
     asymmetry : float
         Observed distance of the products from those of a symmetric matrix.
     confidence : float
-        The probability; 1 if the Krylov space is the whole space.
+        The probability, of this certificate alone; 1 if the Krylov space is the whole space. At least one of m
+        certificates fails with probability at most m (1 − confidence).
     eps_gradient, eps_curvature : float
         The tolerances.
     products : int

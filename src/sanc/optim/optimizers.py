@@ -372,7 +372,7 @@ def _checked_params(params: Any) -> list[Any]:
 
 
 class SANC(CubicOptimizer):
-    """Adaptive cubic regularisation that escapes along negative curvature when a step is rejected."""
+    """Adaptive cubic regularisation with escape along negative curvature (Park, Jung and Pardalos 2019)."""
 
     method = "sanc"
 

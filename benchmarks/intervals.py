@@ -1,0 +1,110 @@
+"""Ratios with intervals over tasks, from the runs of `benchmarks.networks`.
+
+    python -m benchmarks.intervals docs/results/networks/runs.jsonl     # sanc and each tuned peer
+    python -m benchmarks.intervals RUNS --parts                         # parts of the default, paired by seed
+
+A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
+--parts divides the evaluations of a run with one part switched off by those of the default on the same task and seed,
+so RUNS must have both from the same version of the code. A run that misses the target counts as twice the budget.
+Losses of zero have no ratio and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.reporting import markdown_table, number
+from benchmarks.suite import TASKS
+from benchmarks.suite_methods import Run
+from benchmarks.suite_tables import UNSOLVED, cost, summary, target_of
+
+PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-curvature",
+         "no-escape")  # fmt: skip
+"""Variants of the default with one part switched off."""
+
+KEYS = {"ratio": "evaluations", "final": "final loss", "held": "held-out loss"}
+"""Columns of `summary` that are compared, and their names."""
+
+
+def interval(logs: Sequence[float], draws: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """Return exp of the mean, and the 2.5 % and 97.5 % quantiles of exp of the means of bootstrap samples."""
+    values = np.asarray(logs, dtype=np.float64)
+    if not values.size:
+        return math.nan, math.nan, math.nan
+    means = np.random.default_rng(seed).choice(values, (draws, values.size)).mean(axis=1)
+    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    return float(np.exp(values.mean())), float(low), float(high)
+
+
+def shown(logs: Sequence[float]) -> str:
+    """Return the ratio with its interval as text."""
+    mean, low, high = interval(logs)
+    return f"{number(mean, '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
+
+
+def paired(runs: Sequence[Run], part: str, half: str | None = None) -> tuple[list[float], int, int]:
+    """Return the mean log ratio of each task, the number of pairs with equal curves, and that of all pairs."""
+    logs, equal, pairs = [], 0, 0
+    for task in [name for name in TASKS if half in (None, TASKS[name].half)]:
+        target = target_of(runs, task)
+        mine, default = ({run["seed"]: run for run in runs if (run["task"], run["method"]) == (task, name)}
+                         for name in (part, "sanc"))  # fmt: skip
+        spent = {
+            seed: [
+                min(cost(run, target) / (run["steps"] * run.get("batch", 1)), UNSOLVED)
+                for run in (mine[seed], default[seed])
+            ]
+            for seed in sorted(mine.keys() & default.keys())
+        }
+        if spent:
+            logs.append(float(np.mean([math.log(ours / theirs) for ours, theirs in spent.values()])))
+        equal += sum(mine[seed].get("curve") == default[seed].get("curve") for seed in spent)
+        pairs += len(spent)
+    return logs, equal, pairs
+
+
+def parts_table(runs: Sequence[Run]) -> str:
+    """Return the table of parts that are switched off."""
+    cells = []
+    for part in PARTS:
+        every, equal, pairs = paired(runs, part)
+        if pairs:
+            cells.append([part, shown(paired(runs, part, "unseen")[0]), shown(every), f"{equal} of {pairs}"])
+    return markdown_table(("switched off", "evaluations, unseen tasks", "all tasks", "equal curves"), cells)
+
+
+def peers_table(runs: Sequence[Run], half: str = "unseen") -> str:
+    """Return the table of the ratios of sanc to each tuned peer on the tasks of a half."""
+    rows = [row for row in summary(runs) if row["half"] == half]
+    table = {(row["task"], row["method"]): row for row in rows}
+    cells = []
+    for peer in sorted({row["method"] for row in rows if row["method"].endswith(" tuned")}):
+        tasks = [task for task, method in table if method == peer and (task, "sanc") in table]
+        line = [peer]
+        for key in KEYS:
+            limit = UNSOLVED if key == "ratio" else math.inf
+            both = [(min(table[task, "sanc"][key], limit), min(table[task, peer][key], limit)) for task in tasks]
+            proper = [pair for pair in both if all(0 < value < math.inf for value in pair)]
+            line.append(shown([math.log(ours / theirs) for ours, theirs in proper]))
+        cells.append(line)
+    return markdown_table(("sanc ÷", *KEYS.values()), cells)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="runs.jsonl of benchmarks.networks")
+    parser.add_argument("--parts", action="store_true", help="compare variants of the default, paired by seed")
+    options = parser.parse_args(arguments)
+    runs = [json.loads(line) for line in options.runs.read_text(encoding="utf-8").splitlines()]
+    print(parts_table(runs) if options.parts else peers_table(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
