@@ -140,7 +140,10 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """Time an evaluation (of one batch) of SANC and AdamW, eager and captured, one at a time on the device."""
+    """Time an evaluation (of one batch) of SANC without and with closures and AdamW, one at a time on the device.
+
+    SANC with closures and AdamW are also captured.
+    """
     set_threads(options.threads)
     device, rows = torch.device(options.device), {}
     cuda, count = device.type == "cuda", 20 if options.quick else 200
@@ -148,7 +151,7 @@ def timing(options: argparse.Namespace) -> None:
         problem = problem_of(task, options.data_dir, options.device)
         batches = [batch for batch, _ in zip(problem.batches(0), range(50), strict=False)]
         row: dict[str, Any] = {}
-        for name in ("adamw", "sanc", "adamw captured", "sanc captured") if cuda else ("adamw", "sanc"):
+        for name in ("adamw", "loop", "sanc", "adamw captured", "sanc captured") if cuda else ("adamw", "loop", "sanc"):
             try:
                 step = timed_step(name, problem, batches[0], cuda)
                 for i in range(count // 2):
@@ -170,6 +173,19 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
     """Return a function that makes a step on a batch and returns the evaluations so far; raise if capture fails."""
     model = problem.model(0)
     loss = problem.loss(model)
+    spent = 0
+    if name == "loop":
+        loop = sanc.SANC(model.parameters(), seed=0)
+
+        def loop_step(tensors: Sequence[Tensor]) -> float:
+            nonlocal spent
+            loop.zero_grad()
+            loss(*tensors).backward()
+            loop.step()
+            spent += problem.size
+            return spent
+
+        return loop_step
     if name.startswith("sanc"):
         opt = sanc.SANC(model.parameters(), seed=0, capture=name.endswith("captured"))
         for _ in range(4 if name.endswith("captured") else 0):
@@ -192,7 +208,7 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
         loss(*held).backward()
         adamw.step()
 
-    replay, spent = captured(body, problem.device) if capture else body, 0
+    replay = captured(body, problem.device) if capture else body
 
     def step(tensors: Sequence[Tensor]) -> float:
         nonlocal spent
@@ -224,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick, files = "three small tasks on the CPU, few steps and rates, seconds", "the runs, the table and the figures"
     parser = command(__doc__, quick=quick, out=files, data=True)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="by default the tasks of --half")
-    parser.add_argument("--half", choices=("chosen", "unseen", "both"), default="both")
+    parser.add_argument("--half", choices=(*HALVES, "both"), default="both", help="both: the small tasks")
     parser.add_argument("--methods", nargs="+", choices=[*PEERS, *VARIANTS], help=f"by default {' '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, help="by default 3")
     parser.add_argument("--steps-scale", type=float, help="factor on the steps of every task; by default 1")
@@ -243,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.export is not None:
         suite_data.export(options.export, options.data_dir)
         return 0
-    halves = HALVES if options.half == "both" else (options.half,)
+    halves = ("unseen", "chosen") if options.half == "both" else (options.half,)
     tasks = QUICK[0] if options.quick else [name for half in halves for name in TASKS if TASKS[name].half == half]
     options.tasks = options.tasks or list(tasks)
     options.methods = list(options.methods or (QUICK[1] if options.quick else METHODS))

@@ -1,7 +1,8 @@
 """Tasks of `benchmarks.networks`: network, loss, data, batch size, steps, penalty and precision.
 
 There are two halves, fixed before any tuning. Parameters of the optimisers may be chosen on the tasks of the first half
-("chosen"). The tasks of the second half ("unseen") are for measurements only.
+("chosen"). The tasks of the second half ("unseen") are for measurements only. Both have small tasks, and large ones
+with 5 to 50 million parameters in bfloat16 ("chosen-large", "unseen-large").
 
 A loss is a function of the network and of the tensors of a batch, and is a mean over the rows. The first half is mostly
 ordinary. The second has mixed precision, noise inside the loss, wrong labels, features of very different scales,
@@ -28,7 +29,7 @@ from benchmarks import suite_data as data
 from sanc.lab import models
 
 EVALUATION_ROWS = 4096
-"""Most rows on which training and held-out losses are evaluated."""
+"""Most rows on which losses of small tasks are evaluated."""
 
 # ---------------------------------------------------------------------- networks
 
@@ -67,16 +68,19 @@ def resnet() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Self-attention from elementary operations."""
+    """Self-attention: from elementary operations, or torch's fused one, which has no second derivative."""
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, fused: bool = False) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.fused = heads, causal, fused
         self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
         q, k, v = self.into(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            return self.out(mixed.transpose(1, 2).reshape(rows, length, width))
         scores = q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)
         if self.causal:
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
@@ -84,9 +88,9 @@ class Attention(nn.Module):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(rows, length, width))
 
 
-def _block(width: int, heads: int, causal: bool) -> list[nn.Module]:
+def _block(width: int, heads: int, causal: bool, fused: bool = False) -> list[nn.Module]:
     wide = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
-    return [Add(nn.LayerNorm(width), Attention(width, heads, causal)), Add(*wide)]
+    return [Add(nn.LayerNorm(width), Attention(width, heads, causal, fused)), Add(*wide)]
 
 
 class Positions(nn.Module):
@@ -126,12 +130,44 @@ class Patches(nn.Module):
         return x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(x), 64, 48)
 
 
-def vit() -> nn.Module:
-    """Three blocks of width 96 on patches of 4 × 4."""
-    blocks = [layer for _ in range(3) for layer in _block(96, 4, causal=False)]
+def vit(depth: int = 3, width: int = 96, heads: int = 4) -> nn.Module:
+    """Blocks on patches of 4 × 4."""
+    blocks = [layer for _ in range(depth) for layer in _block(width, heads, causal=False)]
     return nn.Sequential(
-        Patches(), nn.Linear(48, 96), Positions(64, 96), *blocks, nn.LayerNorm(96), Mean(), nn.Linear(96, 10)
+        Patches(),
+        nn.Linear(48, width),
+        Positions(64, width),
+        *blocks,
+        nn.LayerNorm(width),
+        Mean(),
+        nn.Linear(width, 10),
     )
+
+
+def gpt(depth: int, width: int, heads: int) -> nn.Module:
+    """Causal blocks on bytes, with initial weights of deviation 0.02."""
+    blocks = [layer for _ in range(depth) for layer in _block(width, heads, causal=True, fused=True)]
+    model = nn.Sequential(
+        nn.Embedding(256, width),
+        Positions(data.LONG_CONTEXT, width),
+        *blocks,
+        nn.LayerNorm(width),
+        nn.Linear(width, 256, bias=False),
+    )
+    for part in model.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=0.02)
+    return model
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 for images of 32 × 32."""
+    layers: list[nn.Module] = [*_conv(3, 64), nn.ReLU()]
+    widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+    for a, b in itertools.pairwise(widths):
+        shortcut = nn.Sequential(*_conv(a, b, 1, b // a)) if a != b else None
+        layers.append(Add(*_conv(a, b, 3, b // a), nn.ReLU(), *_conv(b, b), after=nn.ReLU(), shortcut=shortcut))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
 class Factors(nn.Module):
@@ -196,6 +232,18 @@ def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), y.reshape(-1))
 
 
+def classify_augmented(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy; in training of images that are shifted by up to four pixels, and of which half are mirrored."""
+    if model.training:
+        rows, side = len(x), x.shape[-1]
+        mirrored = torch.rand(rows, 1, 1, 1, device=x.device) < 0.5
+        x = F.pad(torch.where(mirrored, x.flip(3), x), (4, 4, 4, 4))
+        shifts = torch.randint(0, 9, (2, rows, 1), device=x.device) + torch.arange(side, device=x.device)
+        x = x[torch.arange(rows, device=x.device)[:, None, None], :, shifts[0][:, :, None], shifts[1][:, None, :]]
+        x = x.permute(0, 3, 1, 2)
+    return classify(model, x, y)
+
+
 def regress(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Half the squared error, summed over the targets of a row."""
     error = model(x).reshape(y.shape) - y
@@ -250,6 +298,10 @@ class Task:
     autocast: bool = False
     xavier: bool = False
     """Whether weights are initialised as in the paper."""
+    evaluated: int = EVALUATION_ROWS
+    """Most rows on which training and held-out losses are evaluated."""
+    warm_up: int = 0
+    """Steps over which the rate of peers with a cosine decay increases."""
 
 
 class Problem:
@@ -260,8 +312,8 @@ class Problem:
         self.task, self.device = task, torch.device(device)
         self.note = str(arrays["note"]) if "note" in arrays else ""
         x, y, held_x, held_y = (self._tensor(arrays[key]) for key in ("x", "y", "held_x", "held_y"))
-        self.train, self.held = (x, y), (held_x[:EVALUATION_ROWS], held_y[:EVALUATION_ROWS])
-        rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[:EVALUATION_ROWS]).to(self.device)
+        self.train, self.held = (x, y), (held_x[: task.evaluated], held_y[: task.evaluated])
+        rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[: task.evaluated]).to(self.device)
         self.evaluated = (x[rows], y[rows])
         self.size = min(task.batch, len(x))
 
@@ -303,7 +355,7 @@ class Problem:
         """Return the training loss with the penalty, the held-out loss without it, and the held-out accuracy."""
         model.eval()
         right = 0.0
-        classes = self.task.loss is classify
+        classes = self.task.loss in (classify, classify_augmented)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)  # the noise of a loss is the same in every evaluation
             ends = []
@@ -346,6 +398,14 @@ _TASKS = (
     Task("diabetes", "unseen", lambda folder: data.raw("diabetes", folder), lambda: stack((10, 32, 32, 1), nn.GELU),
          regress, 8, decay=1e-4),
     Task("big-batch", "unseen", data.standard("covtype"), residual, classify, 2048, 1000, decay=1e-4),
+    Task("gpt", "chosen-large", data.code, lambda: gpt(6, 384, 6), classify, 64, 1200, autocast=True, evaluated=1024,
+         warm_up=100),
+    Task("vit-large", "chosen-large", data.images("cifar10"), lambda: vit(6, 320, 8), classify_augmented, 256,
+         1200, autocast=True, warm_up=100),
+    Task("gpt-wide", "unseen-large", data.code, lambda: gpt(8, 640, 10), classify, 48, 1200, autocast=True,
+         evaluated=768, warm_up=100),
+    Task("resnet18", "unseen-large", data.images("cifar10"), resnet18, classify_augmented, 128, 1400,
+         autocast=True, warm_up=100),
 )  # fmt: skip
 TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
-HALVES = ("unseen", "chosen")
+HALVES = ("unseen", "chosen", "unseen-large", "chosen-large")

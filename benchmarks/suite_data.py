@@ -86,6 +86,7 @@ MODULES = (
     "textwrap", "threading", "tokenize", "turtle", "typing", "unittest.case", "urllib.request", "uuid", "zipfile",
 )  # fmt: skip
 CONTEXT, SYMBOLS = 64, 96
+LONG_CONTEXT = 256
 
 
 def _text(length: int = 1_000_000) -> Arrays:
@@ -103,6 +104,26 @@ def _text(length: int = 1_000_000) -> Arrays:
     rows = (len(text) - 1) // CONTEXT
     x, y = (text[i : i + rows * CONTEXT].reshape(rows, CONTEXT) for i in (0, 1))
     return _split(x, y, rows - rows // 10, min(2_000, rows // 10))
+
+
+def code(_: Path | None, length: int = 20_000_000) -> Arrays:
+    """Windows of bytes of the source files of the standard library and of torch on this machine."""
+    import sysconfig
+
+    import torch
+
+    pieces, size = [], 0
+    for folder in (sysconfig.get_paths()["stdlib"], torch.__path__[0]):
+        for path in sorted(Path(folder).rglob("*.py")):
+            if "site-packages" in path.parts[len(Path(folder).parts) :] or size > length:
+                continue
+            pieces.append(np.frombuffer(path.read_bytes(), np.uint8))
+            size += len(pieces[-1])
+    text = np.concatenate(pieces)[: length + 1]
+    rows = (len(text) - 1) // LONG_CONTEXT
+    x, y = (text[i : i + rows * LONG_CONTEXT].reshape(rows, LONG_CONTEXT) for i in (0, 1))
+    note = f"{len(text):,} bytes of Python's and torch's sources on this machine"
+    return _split(x, y, rows - rows // 20, rows // 20) | {"note": np.array(note)}
 
 
 SOURCES: dict[str, Callable[[Path | None], Arrays]] = {

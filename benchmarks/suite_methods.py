@@ -29,11 +29,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-curvature": {"curvature": False},
     "diagonal-no-curvature": {"metric": "diagonal", "curvature": False},
     "no-escape": {},
+    "loop": {},
     "robust02": {},
 }
 """Options of `sanc.SANC` by method: the default, and the default without one of its components. "no-escape" is
-`sanc.SCR`, which does not compute negative curvature. "robust02" is the default of version 0.2; it requires the source
-of that version first on the path."""
+`sanc.SCR`, which does not compute negative curvature. "loop" calls ``loss.backward()`` and then ``step()`` without a
+closure. "robust02" is an earlier default; it requires the source of that version first on the path."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Peer:
 
 _LOW = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 PEERS: dict[str, Peer] = {
-    "adamw": Peer(1e-3, _LOW, True),
+    "adamw": Peer(1e-3, (*_LOW, 3e-2, 1e-1), True),
     "schedulefree": Peer(2.5e-3, (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), package="schedulefree"),
     "prodigy": Peer(1.0, (1.0,), True, "prodigyopt"),
     "soap": Peer(3e-3, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), True, "pytorch_optimizer"),
@@ -133,6 +134,17 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
         options = VARIANTS.get(spec.method, {"preset": "paper"})
         kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
         opt = kind(model.parameters(), seed=spec.seed, **options)
+        if spec.method == "loop":
+            made = 0
+
+            def loop_step() -> None:
+                nonlocal made
+                made += 1
+                opt.zero_grad()
+                loss(*next(batches)).backward()
+                opt.step()
+
+            return Stepper(loop_step, lambda: made * size, [opt])
 
         def sanc_step() -> None:
             first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))
@@ -160,7 +172,10 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     optimizers = _optimizers(spec.method, model, spec.lr)
 
     def factor(step: int) -> float:
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / spec.steps))) if spec.cosine else 1.0
+        if not spec.cosine:
+            return 1.0
+        ramp = min(1.0, (step + 1) / problem.task.warm_up) if problem.task.warm_up else 1.0
+        return ramp * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / spec.steps)))
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
 
@@ -207,10 +222,11 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
     steps, paces, ended = 0, [], "budget"
 
     def evaluate() -> None:
-        if spec.method == "schedulefree":
+        moves = spec.method == "schedulefree" or (spec.method == "loop" and curve["evaluations"])
+        if moves:
             averaged(method.optimizers[0], problem, model)
         values = (method.spent(), *problem.evaluate(model))
-        if spec.method == "schedulefree":
+        if moves:
             method.optimizers[0].train()
         for name, value in zip(curve, values, strict=True):
             curve[name].append(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -26,7 +27,7 @@ PIECES = [
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
-FLOORS = [  # a room imports only from rooms above it in this list, and from itself
+LAYERS = [  # a package imports only from packages above it in this list, and from itself
     {"errors", "_version"},
     {"theory"},
     {"core"},
@@ -38,21 +39,29 @@ FLOORS = [  # a room imports only from rooms above it in this list, and from its
     {"lab"},
     {"__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
+@functools.cache
 def modules():
     return sorted(SOURCE.rglob("*.py"))
+
+
+@functools.cache
+def nodes(path):
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def name_of(path):
     return path.relative_to(SOURCE).with_suffix("")
 
 
+@functools.cache
 def imports(path):
     """Modules of the package that a file imports, also within functions and for the type checker alone."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -61,34 +70,39 @@ def imports(path):
     return {files[name] for name in found if name in files}
 
 
-def room(path):
+def package(path):
     return name_of(path).parts[0]
 
 
-def test_every_file_is_in_a_room():
-    assert {room(path) for path in modules()} == set(FLOOR)
+def test_every_file_is_in_a_package_of_the_list():
+    assert {package(path) for path in modules()} == set(LAYER)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(name_of(path)))
 def test_no_import_goes_up(path):
     for target in imports(path):
-        if room(target) == "__init__" and room(path) == "lab":
+        if package(target) == "__init__" and package(path) == "lab":
             continue  # the laboratory uses the public names
-        assert room(target) == room(path) or FLOOR[room(target)] < FLOOR[room(path)], f"{path} imports {target}"
+        assert package(target) == package(path) or LAYER[package(target)] < LAYER[package(path)], (
+            f"{path} imports {target}"
+        )
 
 
 def test_the_laboratory_uses_public_names_only():
     allowed = {"__init__", "_version", "errors", "problems", "theory", "lab"}
     for path in SOURCE.glob("lab/*.py"):
-        assert {room(target) for target in imports(path)} <= allowed, path
+        assert {package(target) for target in imports(path)} <= allowed, path
 
 
 def test_only_the_driver_of_the_optimisers_imports_the_graphs():
-    assert {room(p) for p in modules() for target in imports(p) if room(target) == "graphs"} <= {"graphs", "optim"}
+    assert {package(p) for p in modules() for target in imports(p) if package(target) == "graphs"} <= {
+        "graphs",
+        "optim",
+    }
 
 
 def test_there_is_no_circle():
-    graph = {path: imports(path) - {path} for path in modules() if room(path) != "__init__"}
+    graph = {path: imports(path) - {path} for path in modules() if package(path) != "__init__"}
     done = []
     while graph:
         free = [path for path, targets in graph.items() if not targets & graph.keys()]
@@ -120,7 +134,7 @@ def written(node):
 def calls(path):
     """Names of what a file calls, without the modules they are called from."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             found.add(name)
@@ -130,9 +144,18 @@ def calls(path):
 def test_sigma_is_a_value_that_no_piece_writes():
     """σ is passed in and returned. No statement of the package assigns an attribute `sigma`, of whatever object."""
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             for target in written(node):
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
+
+
+def test_in_the_core_only_the_oracle_counts():
+    """Pieces and iterations return what they decided. The counters are written by `Meter` and `Oracle` alone."""
+    counters = {"value", "gradient", "product", "paper_calls", "nfev", "njev", "nhev"}
+    for path in SOURCE.glob("core/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.AugAssign) and path.name != "oracle.py":
+                assert getattr(node.target, "attr", "") not in counters, f"{path}:{node.lineno}"
 
 
 def replaces_a_state(node):
@@ -146,12 +169,10 @@ def test_only_the_iterations_write_records_and_states():
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
     assert {path for path in modules() if "Record" in calls(path)} == iterations
     assert {path for path in modules() if "State" in calls(path)} == iterations
-    assert {
-        path for path in modules() if any(map(replaces_a_state, ast.walk(ast.parse(path.read_text()))))
-    } == iterations
+    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations
     fields = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             for target in written(node):
                 assert target.attr not in fields, f"{path}:{target.lineno}"
 
@@ -181,11 +202,11 @@ def test_requirements_are_attributes_and_not_identities():
     """No file asks which function or class a piece of a method is, except where a preset is composed."""
     allowed = {"presets", "lab", "graphs"}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Call)
                 and getattr(node.func, "id", "") == "isinstance"
-                and room(path) not in allowed
+                and package(path) not in allowed
             ):
                 named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
                 assert not named & {type(piece).__name__ for piece in PIECES}, f"{path}:{node.lineno}"

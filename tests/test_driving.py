@@ -89,10 +89,10 @@ def test_gradients_may_be_clipped_in_a_closure():
 def test_train_and_eval_move_between_the_two_points():
     model, opt = run("gradients")
     average = flat(model)
-    state = opt._iterates.state
+    state = opt._iteration.state
     opt.train()
     assert torch.allclose(
-        flat(model), average + (1 - opt._iterates.settings.average.averaging) * state.offset, rtol=0, atol=1e-12
+        flat(model), average + (1 - opt._iteration.settings.average.averaging) * state.offset, rtol=0, atol=1e-12
     )
     opt.train()
     opt.eval()
@@ -157,7 +157,7 @@ def test_styles_cannot_be_mixed(first, second, words):
         drive(second, model, opt, batches(1))
     opt.zero_grad()
     drive(first, model, opt, batches(3))  # the failed step changed nothing
-    assert opt._iterates.state.iteration == 6
+    assert opt._iteration.state.iteration == 6
 
 
 @pytest.mark.parametrize(("cls", "options"), [
@@ -482,7 +482,7 @@ def test_autocast_around_a_step_holds_in_the_closure_alone(style):
 
         with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
             drive(style, forward, opt, [(a.float(), b.float()) for a, b in batches(12)])
-        assert opt._iterates.state.averaged  # steps are averaged
+        assert opt._iteration.state.averaged  # steps are averaged
         ends.append(flat(model))
     assert torch.allclose(*ends, rtol=0, atol=1e-6)
 
@@ -536,9 +536,9 @@ def test_schedulers_attach():
         schedule.step()
     before = flat(model)
     assert opt.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
-    z = before + opt._iterates.state.offset
+    z = before + opt._iteration.state.offset
     drive("loss", model, opt, batches(1))
-    assert torch.allclose(flat(model) + opt._iterates.state.offset, z, rtol=0, atol=1e-12)  # z does not move
+    assert torch.allclose(flat(model) + opt._iteration.state.offset, z, rtol=0, atol=1e-12)  # z does not move
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
@@ -710,7 +710,7 @@ def test_an_exception_in_a_step_without_closures_changes_nothing(monkeypatch):
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(opt._iterates, "_averaged_step", fails)
+        patch.setattr(opt._iteration, "_averaged_step", fails)
         with pytest.raises(RuntimeError, match="no memory"):
             drive("gradients", model, opt, given[40:41])
     assert torch.equal(flat(model), before)

@@ -15,6 +15,7 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
 from sanc.lab.authors import AUTHORS
+from sanc.minibatch.iteration import MinibatchIteration
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -442,3 +443,49 @@ def test_a_batch_that_is_not_finite_leaves_buffers_unchanged(preset):
     assert opt.capture_reason == "" and "not finite" in opt.record.note
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
     assert torch.isfinite(flat(model)).all()
+
+
+def test_a_loop_without_closures_does_not_wait_for_the_device():
+    """From the step on from which results are read late, no step synchronises; refreshes of the bases are included."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, 3)).cuda()
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": [p for m in model[1:] for p in m.parameters()]}]
+    opt = sanc.SANC(groups, seed=0)
+    x, y = torch.randn(64, 16, device="cuda"), torch.randn(64, 3, device="cuda")
+
+    def step():
+        opt.zero_grad()
+        (model(x) - y).square().mean().backward()
+        opt.step()
+
+    for _ in range(30):
+        step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(30):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert opt.record.iteration == 59 and opt.record.grad_norm > 0
+
+
+def test_results_that_are_read_late_change_no_step(monkeypatch):
+    """Against the same loop that reads them at once."""
+
+    def trained(late):
+        with monkeypatch.context() as patch:
+            if not late:
+                patch.setattr(MinibatchIteration, "_can_read_later", lambda self, oracle: False)
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 3)).cuda()
+            opt = sanc.SANC(model.parameters(), seed=0)
+            for _ in range(60):
+                x = torch.randn(64, 16, device="cuda")
+                opt.zero_grad()
+                (model(x) - x[:, :3].sin()).square().mean().backward()
+                opt.step()
+            return [p.detach().clone() for p in model.parameters()], opt.record
+
+    (parameters, record), (others, other_record) = trained(True), trained(False)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
+    assert record.sigma == other_record.sigma and record.grad_norm == other_record.grad_norm

@@ -106,11 +106,11 @@ def test_a_step_of_the_paper_equals_one_by_dense_linear_algebra(sigma):
     if sigma == 0.1:  # rejected, and ‖g‖ is large beside |λ1|, so the escape step is −g/L1
         assert rho < 0.2 and record.branch is Branch.GRADIENT
         assert moved == pytest.approx(-g / 10.0, abs=1e-12)
-        assert opt._iterates.state.sigma == 2 * sigma
+        assert opt._iteration.state.sigma == 2 * sigma
     else:
         assert rho > 0.5 and record.branch is Branch.VERY_SUCCESSFUL
         assert moved == pytest.approx(s, abs=1e-4 * np.linalg.norm(s))
-        assert opt._iterates.state.sigma == max(min(sigma, record.grad_norm), 2.0**-52)
+        assert opt._iteration.state.sigma == max(min(sigma, record.grad_norm), 2.0**-52)
 
 
 def test_calls_are_counted_by_component():
@@ -316,7 +316,7 @@ def test_bf16_autocast_in_the_closure():
 
 
 def snapshot(model, opt):
-    return flat(model).clone(), opt._iterates.state, asdict(opt._driver.meter), opt.record
+    return flat(model).clone(), opt._iteration.state, asdict(opt._driver.meter), opt.record
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.CR, sanc.CRM, sanc.NCD])
@@ -332,10 +332,10 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
         return value if torch.equal(flat(model), w) else value * float("nan")
 
     opt = cls(model.parameters(), seed=0, check=False, **composed(cls, preset, L1=1.0, L2=1.0))
-    second_order = getattr(opt._iterates, "second_order", opt._iterates)
+    second_order = getattr(opt._iteration, "second_order", opt._iteration)
     sigma = 0.0  # the first step sets the first σ
     for k in range(3):
-        if opt._iterates.averages:  # forms ρ on the gradient sample
+        if opt._iteration.averages:  # forms ρ on the gradient sample
             opt.step(cliff, hessian=good)
         else:
             opt.step(good, objective=cliff)
@@ -374,10 +374,10 @@ def test_values_that_are_not_finite_are_an_error_at_the_start_and_rejected_later
 
     opt = sanc.SANC(model.parameters(), preset="paper", seed=0)
     opt.step(good)
-    w, sigma = flat(model).clone(), opt._iterates.state.sigma
+    w, sigma = flat(model).clone(), opt._iteration.state.sigma
     opt.step(**bad_closures)
     assert torch.equal(flat(model), w)
-    assert opt._iterates.state.sigma == 2 * sigma
+    assert opt._iteration.state.sigma == 2 * sigma
     assert opt.record.branch is Branch.STAYED and "not finite" in opt.record.note
 
 
@@ -412,9 +412,9 @@ def test_after_a_product_that_is_not_finite_there_is_no_cubic_step():
         good = loss_of(model, x, y)
         opt = cls(model.parameters(), preset="paper", seed=0)
         opt.step(good)
-        w, sigma = flat(model).clone(), opt._iterates.state.sigma
+        w, sigma = flat(model).clone(), opt._iteration.state.sigma
         opt.step(good, hessian=lambda m=model, x=x, y=y: nn.functional.cross_entropy(Poisoned.apply(m(x)), y))
-        assert opt._iterates.state.sigma == 2 * sigma
+        assert opt._iteration.state.sigma == 2 * sigma
         assert "Hessian product" in opt.record.note and torch.isfinite(flat(model)).all()
         if cls is sanc.SCR:
             assert torch.equal(w, flat(model)) and opt.record.branch is Branch.STAYED
@@ -490,7 +490,7 @@ def test_at_a_second_order_point_the_parameters_stay():
     opt = sanc.SANC([p], preset="paper", seed=0)
     opt.step(lambda: (p**2).sum())
     assert opt.record.branch is Branch.STAYED and torch.equal(p.detach(), torch.zeros(3, dtype=torch.float64))
-    assert opt._iterates.at_rest and opt._iterates.state.sigma == 1.0
+    assert opt._iteration.at_rest and opt._iteration.state.sigma == 1.0
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])
@@ -526,13 +526,13 @@ def test_sigma_recovers_after_many_rejections():
     opt = sanc.ARC([w], preset="paper", seed=0)
     for _ in range(1500):
         opt.step(lambda: ((w - 2) ** 2).sum() + 0.1 * (w**4).sum() + 0.3)
-    assert math.isfinite(opt._iterates.state.sigma)
+    assert math.isfinite(opt._iteration.state.sigma)
     for _ in range(60):
         opt.step(lambda: ((w + 5) ** 2).sum())
     assert torch.allclose(w.detach(), torch.full((3,), -5.0), atol=1e-2)
     for _ in range(1100):
         opt.step(lambda: (w * float("nan")).sum())
-    assert math.isfinite(opt._iterates.state.sigma)
+    assert math.isfinite(opt._iteration.state.sigma)
     for _ in range(400):
         opt.step(lambda: ((w - 5) ** 2).sum())
     assert torch.allclose(w.detach(), torch.full((3,), 5.0), atol=1e-2)
@@ -958,4 +958,4 @@ def test_schedulers_may_write_numbers_of_other_kinds(rate):
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     opt.param_groups[0]["lr"] = opt.param_groups[0]["weight_decay"] = rate
     first = [float(opt.step(loss_of(model, x, y))) for _ in range(5)]
-    assert first[-1] < first[0] and opt._iterates.rates == [float(rate)] * 4
+    assert first[-1] < first[0] and opt._iteration.rates == [float(rate)] * 4

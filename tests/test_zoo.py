@@ -196,7 +196,7 @@ def test_minimize_solves(name: str) -> None:
         assert np.linalg.eigvalsh(zoo.dense_hessian(problem, result.x))[0] >= -1e-4
 
 
-@pytest.mark.parametrize("n", [10, 100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 1000))])
 def test_minimize_walks_far(n: int) -> None:
     for problem in zoo.walks(n):
         if problem.name == "COSINE-PRODUCTS-FAR-1000":

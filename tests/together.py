@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import tempfile
 import time
 import traceback
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-CONTEXT = get_context("forkserver")  # one process imports torch, and the ranks are forked from it
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sanc"])
+CONTEXT = get_context("forkserver")  # one process imports torch, the package and the jobs; ranks are forked from it
+CONTEXT.set_forkserver_preload([
+    "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.nn.functional",
+    "torch._dynamo",  # the first optimiser of a process imports it
+    "rank_jobs", "together", "sanc.minimisation.minimizer", "sanc.optim.optimizers", "sanc.ranks.saving",
+])  # fmt: skip
 
 
 def run_on_ranks(size, job, *arguments, timeout=60.0, limit=300.0, backend="gloo"):
@@ -22,6 +28,8 @@ def run_on_ranks(size, job, *arguments, timeout=60.0, limit=300.0, backend="gloo
 
     `timeout` is the timeout of the group's collectives. Processes that still run after `limit` seconds are killed.
     """
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # to find the jobs
+        forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             CONTEXT.Process(target=_rank, args=(rank, size, folder, timeout, backend, job, arguments), daemon=True)

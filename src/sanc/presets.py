@@ -28,7 +28,11 @@ PRESETS: Mapping[str, Method] = {
         minibatch=Minibatch(),
     ),
 }
-"""The presets by name: the method of the paper without changes, and the default, which has no constants to tune."""
+"""The presets by name: the method of the paper without changes, and the default, which has no constants to tune.
+
+η1 = 0.1 and η2 = 0.75 are in the range usual for trust-region methods (Conn, Gould and Toint 2000). A `first_radius` of
+1 is one unit of length. The bounds of σ only prevent overflow and underflow in float64, with a margin of 1e18.
+"""
 
 
 def _with_fixed_sigma(preset: Method, name: str, **pieces: Any) -> Method:
@@ -65,7 +69,7 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 }
 """Members of the family by name, each with the function that composes it from a preset."""
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
+_MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
 """Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
 
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
@@ -120,7 +124,7 @@ def compose(name: object, preset: object, options: Mapping[str, Any], other_name
     if isinstance(preset, Method):
         method = METHODS[member](preset)
     elif isinstance(preset, str) and preset in PRESETS:
-        method, defaults = METHODS[member](PRESETS[preset]), _DEFAULTS.get(member, {})
+        method, defaults = METHODS[member](PRESETS[preset]), _MEMBER_DEFAULTS.get(member, {})
     else:
         if preset == "authors":
             raise ArgumentError('preset = "authors" is now an object: pass preset=sanc.lab.authors.AUTHORS.')
@@ -147,17 +151,24 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
-    minibatch_options = _setting_names(Minibatch()) & options.keys() if method.minibatch is None else set()
-    for name in sorted(minibatch_options):
-        if method.name in METHODS and method.name not in ("sanc", "scr"):
-            raise ArgumentError(
-                f"{name} = {shown(options[name])} is used by sanc and scr alone, not by {method.name}: leave it out."
-            )
-        method = replace(method, minibatch=Minibatch())
+    if method.minibatch is None:
+        _reject_minibatch_options(method, options)
     for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
         raise _unknown_option_error(method, name, options[name], other_names)
     new_method: Method = _with_settings(method, options)
     return new_method
+
+
+def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> None:
+    """Raise an error for a setting of the averaged phase beside a method that has none, such as preset "paper"."""
+    for name in sorted(_setting_names(Minibatch()) & options.keys()):
+        problem = f"{name} = {shown(options[name])}"
+        if method.name in METHODS and method.name not in ("sanc", "scr"):
+            raise ArgumentError(f"{problem} is used by sanc and scr alone, not by {method.name}: leave it out.")
+        raise ArgumentError(
+            f"{problem} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
+            "minibatch=sanc.Minibatch() too."
+        )
 
 
 def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:

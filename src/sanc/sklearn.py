@@ -52,6 +52,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _check_parameters(self) -> None:
+        """Raise an error for parameters that are out of range."""
         require(is_number(self.tol) and self.tol > 0, "tol", self.tol, "pass a positive number")
         require_integer("max_iter", self.max_iter, 1, none=False)
 

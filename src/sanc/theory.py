@@ -31,16 +31,19 @@ _LARGEST_SHRINKAGE = 1e9
 
 
 def _require_positive(**arguments: float) -> None:
+    """Raise an error unless all arguments are positive and finite."""
     for name, value in arguments.items():
         require(0 < value < math.inf, name, value, "pass a positive finite number")
 
 
 def _require_not_negative(**arguments: float) -> None:
+    """Raise an error unless all arguments are finite and ≥ 0."""
     for name, value in arguments.items():
         require(0 <= value < math.inf, name, value, "pass a finite number ≥ 0")
 
 
 def _require_probability(delta: float) -> None:
+    """Raise an error unless δ is between 0 and 1."""
     require(0 < delta < 1, "delta", delta, "pass a probability between 0 and 1")
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import sanc
 from sanc.autograd import guards
+from sanc.autograd.buffers import RestoredBuffers
 from sanc.autograd.precision import callers_precision, full_precision
-from sanc.autograd.randomness import StillBuffers
 
 CPU = torch.device("cpu")
 WRAPPER = """
@@ -135,12 +135,12 @@ def test_modules_of_other_optimisers_do_not_enter_this_step():
     """A hook reports the modules of the whole process; buffers are those of modules that this thread runs inside."""
     ours, theirs = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     x = torch.randn(8, 2)
-    with StillBuffers() as still:
+    with RestoredBuffers() as restored:
         thread = threading.Thread(target=theirs, args=(x,))
         thread.start()
         thread.join()
         ours(x)
-    assert still.owners == [ours]
+    assert restored.owners == [ours]
     assert theirs.num_batches_tracked == 1 and ours.num_batches_tracked == 0
 
 

@@ -435,7 +435,7 @@ def test_steps_beside_a_quiet_thread_are_those_without_it(source, preset, monkey
     """Draws that begin and end are repeated within each step, and undone after it, as if all generators were seeded."""
     ends = []
     for others in (False, True):
-        monkeypatch.setattr("sanc.autograd.randomness._others_run", lambda others=others: others)
+        monkeypatch.setattr("sanc.autograd.randomness._has_other_threads", lambda others=others: others)
         loss = Drawing(source, begins=0)
         opt = sanc.SANC([loss.w], seed=1, preset=preset)
         seed_host(3)
@@ -448,13 +448,13 @@ def test_steps_beside_a_quiet_thread_are_those_without_it(source, preset, monkey
 
 def test_an_evaluation_that_another_thread_disturbs_is_compared(monkeypatch):
     """Beside draws of another thread, equal losses show that a closure draws nothing, and others that it does."""
-    from sanc.autograd import randomness
+    from sanc.autograd import generators, randomness
 
-    device, generator = torch.device("cpu"), randomness._Python()
-    monkeypatch.setattr(randomness, "_others_run", lambda: True)
-    monkeypatch.setattr(randomness, "_drawn_by_others", lambda states, seconds: set(states))
+    device, generator = torch.device("cpu"), generators.PythonGenerator()
+    monkeypatch.setattr(randomness, "_has_other_threads", lambda: True)
+    monkeypatch.setattr(randomness, "_drawn_by_others", lambda states, evaluation_seconds: set(states))
     for draws in (False, True):
-        beliefs, seen = {}, []
+        tests, seen = {}, []
 
         def unit(draws=draws, seen=seen):
             number = random.random()  # the other thread's, unless `draws`
@@ -462,16 +462,16 @@ def test_an_evaluation_that_another_thread_disturbs_is_compared(monkeypatch):
             return (torch.tensor(number if draws else 1.0),)
 
         random.seed(5)
-        with randomness.own_randomness(device, beliefs, repeats=True):
+        with randomness.repeatable_draws(device, tests, repeats=True):
             for _ in range(8):
                 randomness.current_step().seed(7)
                 randomness.current_step().call(unit, lambda: None, 7, "value")
-        assert beliefs[generator.name].draws is draws
+        assert tests[generator.name].draws is draws
         if draws:
             assert len(set(seen[2:])) == 1
             assert random.random() == random.Random(5).random()
         else:
-            assert len(set(seen)) == len(seen) and beliefs[generator.name].shared
+            assert len(set(seen)) == len(seen) and tests[generator.name].shared
 
 
 def test_buffers_of_a_model_in_another_thread_are_not_restored():
@@ -496,18 +496,20 @@ def test_buffers_of_a_model_in_another_thread_are_not_restored():
 def test_the_hook_is_removed_unless_a_model_is_compiled(monkeypatch):
     from torch.nn.modules import module
 
-    from sanc.autograd import randomness
+    from sanc.autograd import buffers
 
-    monkeypatch.setattr(randomness.HOOK, "stays", False)
+    monkeypatch.setattr(buffers.FORWARD_HOOK, "is_permanent", False)
     model, x, y = make()
     opt = sanc.SANC(model.parameters(), seed=0)
     for _ in range(2):
         opt.step(loss_of(model, x, y))
-        assert opt._driver.oracle.usual_calls == 4 and not randomness.HOOK.stays  # three layers and the Sequential
+        assert (
+            opt._driver.oracle.usual_module_calls == 4 and not buffers.FORWARD_HOOK.is_permanent
+        )  # three layers and the Sequential
     with pytest.raises(KeyError):
         opt.step(lambda: {}["loss"])
-    if randomness.HOOK._handle is not None:  # left by a compiled model in another test
-        randomness.HOOK._handle.remove()
-        randomness.HOOK._handle = None
+    if buffers.FORWARD_HOOK._handle is not None:  # left by a compiled model in another test
+        buffers.FORWARD_HOOK._handle.remove()
+        buffers.FORWARD_HOOK._handle = None
     opt.step(loss_of(model, x, y))
     assert not module._global_forward_hooks and not module._global_forward_pre_hooks

@@ -10,7 +10,9 @@ from benchmarks import unseen
 from benchmarks.common import zoo
 
 PROBLEMS = unseen.problems()
-LONG = ("HUMPS", "LOG-HAIRY", "DIPOLES-6")
+LONG = (
+    "HUMPS", "LOG-HAIRY", "DIPOLES-6", "DIPOLES-8", "PENALTY-EXP-10", "STEEP-ROSENBROCK-10", "FLAT-VALLEY",
+)  # fmt: skip
 
 
 def test_names_are_unique():

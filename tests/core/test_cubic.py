@@ -67,7 +67,7 @@ def problems(draw):
     return diagonal, off, c, sigma
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(problems())
 def test_identities_hold_for_any_tridiagonal_matrix(problem):
     check_optimal(*problem)
@@ -80,7 +80,7 @@ def test_identities_hold_for_many_tridiagonal_matrices(problem):
     check_optimal(*problem)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.integers(2, 6),
     st.floats(-12, 12).map(lambda e: 10.0**e),

@@ -113,7 +113,7 @@ def test_settings_of_the_iteration_on_samples():
     assert compose("sanc", "robust", {"metric": "none"}).minibatch == sanc.Minibatch(metric=sanc.Identity())
     assert sanc.Minibatch(metric="diagonal") == sanc.Minibatch(metric=sanc.Diagonal())
     refreshed = sanc.Minibatch(metric=sanc.Kronecker(refresh=7))
-    assert compose("sanc", "paper", {"refresh": 7}).minibatch == refreshed
+    assert compose("sanc", "paper", {"minibatch": sanc.Minibatch(), "refresh": 7}).minibatch == refreshed
     mine = sanc.Minibatch(average=sanc.Average(averaging=0.5))
     assert compose("sanc", "paper", {"minibatch": mine, "scale": 1.0}).minibatch == replace(
         mine, step=sanc.StepScale(scale=1.0)
@@ -140,6 +140,9 @@ def test_settings_of_the_iteration_on_samples():
         ("robust", {"momentum": 0.5}, ["momentum = 0.5", "Momentum", "leave it out"]),
         ("robust", {"renew": 5}, ["renew = 5", "refresh"]),
         ("robust", {"estimate_constants": True}, ["escape", "CheckedEscape"]),
+        ("paper", {"refresh": 7}, ["refresh = 7", "averaged phase", "leave it out", "minibatch=sanc.Minibatch()"]),
+        ("paper", {"metric": "diagonal"}, ["metric = Diagonal(", "averaged phase", "minibatch=sanc.Minibatch()"]),
+        ("robust", {"minibatch": None, "scale": 1.0}, ["scale = 1.0", "averaged phase"]),
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),
         ("paper", {"krylov_stop": "forced"}, ["krylov_stop = 'forced'", "choose from forcing, paper"]),

@@ -80,7 +80,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         accelerator, net, opt, rows, schedule = setting(parts)
         for _ in range(3):
             epoch(accelerator, net, opt, rows, schedule)
-        assert opt.optimizer._iterates.state.iteration == 18
+        assert opt.optimizer._iteration.state.iteration == 18
         ends.append(flat(net))
     assert torch.allclose(*ends, rtol=0, atol=1e-4)
 

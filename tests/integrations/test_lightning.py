@@ -97,7 +97,7 @@ def test_fit_lowers_the_loss_and_resumes(kind, tmp_path):
     fit = trainer(tmp_path, 8)
     fit.fit(whole, data())
     opt = fit.optimizers[0]
-    assert fit.global_step == opt._iterates.state.iteration == 48
+    assert fit.global_step == opt._iteration.state.iteration == 48
     assert loss(whole) < 0.7 * before
     assert opt.style == {Automatic: "backward", Manual: "loss", Gradients: "gradients"}[kind]
     assert opt._driver.at_average
@@ -138,7 +138,7 @@ def test_accumulated_batches_are_an_error(tmp_path):
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
     with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*step without a closure"):
         fit.fit(made(Automatic), data())
-    assert fit.optimizers[0]._iterates.state.iteration == 0
+    assert fit.optimizers[0]._iteration.state.iteration == 0
 
 
 def test_gradients_are_clipped(tmp_path):

@@ -30,7 +30,7 @@ def classifier(epochs=10, **options):
 def test_fit_lowers_the_loss():
     X, y = data()
     net = classifier().fit(X, y)
-    assert net.optimizer_.style == "backward" and net.optimizer_._iterates.state.iteration == 60
+    assert net.optimizer_.style == "backward" and net.optimizer_._iteration.state.iteration == 60
     history = net.history[:, "train_loss"]
     assert history[-1] < 0.7 * history[0] and net.score(X, y) > 0.85
 

@@ -221,7 +221,7 @@ def test_a_state_by_names_resumes(style, options):
     opt.zero_grad()
     held = flat(model)
     state = dcp.get_optimizer_state_dict(model, opt, options=how)
-    assert torch.equal(held, flat(model)) and opt._iterates.state.iteration == 30  # nothing was moved
+    assert torch.equal(held, flat(model)) and opt._iteration.state.iteration == 30  # nothing was moved
     assert "0.weight" in state["state"]
     other.load_state_dict(model.state_dict())
     dcp.set_optimizer_state_dict(other, twin, state, options=how)
@@ -282,7 +282,7 @@ def test_saving_a_state_does_not_fix_the_style():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
     dcp.get_optimizer_state_dict(model, opt)
-    assert opt.style == "" and opt._iterates.state.iteration == 0
+    assert opt.style == "" and opt._iteration.state.iteration == 0
     drive("loss", model, opt, batches(2))
     assert opt.style == "loss"
 

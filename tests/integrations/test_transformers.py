@@ -55,7 +55,7 @@ def test_training_lowers_the_loss(tmp_path):
     before = train.evaluate()["eval_loss"]
     train.train()
     opt = unwrapped(train)
-    assert opt.style == "gradients" and opt._iterates.state.iteration == 48
+    assert opt.style == "gradients" and opt._iteration.state.iteration == 48
     assert train.evaluate()["eval_loss"] < 0.7 * before
     assert opt._driver.at_average  # evaluate() moved the parameters there
     seen = [row["eval_loss"] for row in train.state.log_history if "eval_loss" in row]
@@ -73,14 +73,14 @@ def test_a_run_resumes(tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "half" / "checkpoint-12"))
     for train in (whole, again):
         unwrapped(train).eval()
-    assert unwrapped(again)._iterates.state.iteration == 24
+    assert unwrapped(again)._iteration.state.iteration == 24
     assert torch.allclose(flat(whole.model), flat(again.model), rtol=0, atol=1e-6)
 
 
 def test_gradients_may_be_accumulated(tmp_path):
     train = trainer(tmp_path, epochs=2, gradient_accumulation_steps=2)
     train.train()
-    assert unwrapped(train)._iterates.state.iteration == 4
+    assert unwrapped(train)._iteration.state.iteration == 4
 
 
 def test_the_class_may_be_passed_and_lr_is_a_factor(tmp_path):

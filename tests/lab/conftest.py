@@ -1,4 +1,4 @@
-"""Fixtures of the laboratory's tests: a cluster of two threads in this process."""
+"""Fixtures of the laboratory's tests: a cluster of two threads in this process, and reports without figures."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def scheduler():
 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         yield cluster.scheduler_address
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Omit the figures, which take most of the time of a report; test_figures.py and one command draw them."""
+    from sanc.lab import figures
+
+    monkeypatch.setattr(figures, "save_all", lambda out, runs: [])

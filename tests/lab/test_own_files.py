@@ -211,20 +211,20 @@ def test_archives_whose_headers_are_wrong_are_an_error(tmp_path, X, words):
     assert own_files.load(str(tmp_path / "good.npz")).X.tolist() == [[0, 1], [2, 3]]
 
 
-def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch):
+def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch, scheduler, without_figures):
     write(tmp_path / "mine.csv", *data)
     monkeypatch.chdir(tmp_path)
-    arguments = ["run", "mine.csv", "--methods", "sanc", "--runs", "1", "--workers", "1", "--budget", "300"]
-    result = CliRunner().invoke(cli.app, [*arguments, "--out", "results"])
+    arguments = ["run", "mine.csv", "--methods", "sanc", "--runs", "1", "--budget", "300", "--out", "results"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--workers", "1"])  # in another process
     assert result.exit_code == 0, result.output
     (config,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("config.json"))
     assert config["data"] == str(tmp_path / "mine.csv") and config["n"] == 60 and config["title"] == "mine.csv"
     assert (tmp_path / "results" / "report.html").is_file()
     assert "own-logistic-mine.csv" in (tmp_path / "results" / "summary.md").read_text()
-    again = CliRunner().invoke(cli.app, [*arguments, "--out", "results"])
+    again = CliRunner().invoke(cli.app, [*arguments, "--scheduler", scheduler])
     assert again.exit_code == 0 and "1 were finished before" in again.output
     (tmp_path / "mine.csv").write_text((tmp_path / "mine.csv").read_text() + "1,2,3,4,1\n")
-    changed = cli.main([*arguments, "--out", "results"])  # changed data conflict with the stored run
+    changed = cli.main([*arguments, "--scheduler", scheduler])  # changed data conflict with the stored run
     assert changed == 2
 
 

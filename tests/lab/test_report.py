@@ -295,7 +295,7 @@ def test_the_page_draws_without_errors_or_requests(browser, written):
     browser.open(written.as_uri())
     bad, outside, requests = browser.faults()
     assert bad == [] and outside == [] and requests == 1
-    assert browser.chosen() == ["paper_calls", "linear", ""]
+    assert browser.chosen() == ["paper_calls", "linear", ""] and browser.run("dark") is False
     found = drawn_lines(browser)
     assert len(found["lines"]) == 6 and "training loss f" in found["text"]
     assert "NaN" not in browser.run("document.body.innerHTML.replace(/<script[^]*?<\\/script>/g, '')")
@@ -369,7 +369,7 @@ def test_the_pointer_shows_values_and_zooms(browser, written):
     assert browser.faults()[0] == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True], ids=["light", "dark"])
 def test_colours_follow_the_system_and_the_button(browser, written, dark):
     browser.open(written.as_uri(), dark=dark)
     ground = "getComputedStyle(document.body).backgroundColor"

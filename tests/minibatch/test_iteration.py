@@ -71,7 +71,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
     settings = engine.settings
     x0 = x = z = average = np.ones(problem.dim)
     V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
-    renewed, floor = 0, 0.0
+    floor = 0.0
     for k in range(90):
         oracle.begin(k)
         g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
@@ -96,8 +96,8 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         average = average + share * (z - average)
         if distance and (k < 20 or k % 5 == 0):
             beyond = np.abs(z - average).sum()
-        if k + 1 - renewed >= (min(max(renewed, 1), 50) if renewed < 200 else renewed // 4):
-            renewed, floor = k + 1, 1e-6 * np.sqrt(V.max())
+        if (k + 1) & k == 0 if k + 1 < 50 else (k + 1) % 50 == 0:  # when ε is refreshed
+            floor = 1e-6 * np.sqrt(V.max())
         x, record = engine.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
@@ -233,7 +233,7 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
 def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
     """The gap to f* goes on falling on the noise floor, and no iteration stays."""
     early, late = [], []
-    for seed in range(3):
+    for seed in range(2):
         engine, oracle = engine_on(problem, seed=seed)
         x, records, gaps = np.ones(problem.dim), [], []
         for _ in range(400):
@@ -263,8 +263,8 @@ def test_it_needs_no_more_calls_than_the_tuned_method_of_the_paper(problem, lowe
         )  # fmt: skip
         return seen[-1][1] if seen[-1][0] <= level else math.inf
 
-    ours = [calls_to(1.001 * lowest, seed=seed) for seed in range(5)]
-    theirs = [calls_to(1.001 * lowest, seed=seed, preset="paper", L1=10.0, L2=10.0) for seed in range(5)]
+    ours = [calls_to(1.001 * lowest, seed=seed) for seed in range(3)]
+    theirs = [calls_to(1.001 * lowest, seed=seed, preset="paper", L1=10.0, L2=10.0) for seed in range(3)]
     assert np.median(ours) <= np.median(theirs)
 
 
@@ -335,7 +335,7 @@ def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, 
     assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_rare_rows_are_learnt_from(seed):
     """One row in fifty is positive and the batches have four: a high loss is the batch's, not the step's."""
     rng = np.random.default_rng(seed)
@@ -387,7 +387,7 @@ def test_one_outlier_batch_does_not_ruin_a_run():
         x = torch.randn(1000, 8)
         y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
         opt = sanc.SANC(net.parameters(), seed=0)
-        for k in range(500):
+        for k in range(300):
             rows = torch.randint(1000, (32,))
             target = y[rows] * (factor if k == 150 else 1.0)
             opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
@@ -407,25 +407,6 @@ def test_very_small_numbers_are_no_errors(size):
 
 
 # ---------------------------------------------------------------------------------------------- negative curvature
-
-
-@pytest.mark.parametrize(("cls", "leaves"), [(sanc.SANC, True), (sanc.SCR, False)])
-def test_a_plateau_of_noisy_losses_is_left_along_negative_curvature(cls, leaves):
-    """No gradient of any batch has a part along p[1], where the loss falls from a ridge at 0."""
-    p = nn.Parameter(torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64))
-    rng, taken = np.random.default_rng(0), []
-    opt = cls([p], seed=0)
-    for _ in range(1700):
-        a = torch.from_numpy(rng.standard_normal(2))
-        opt.step(lambda a=a: 0.5 * (p[::2] - a).square().sum() + 0.25 * (p[1] ** 2 - 1) ** 2)
-        if "negative curvature" in opt.record.note:
-            taken.append(opt.record)
-    assert opt._iterates.state.averaged
-    assert all(record.trial_value < record.value and record.curvature_share > 0.5 for record in taken)
-    if leaves:
-        assert len(taken) == 1 and abs(abs(p[1].item()) - 1) < 0.05
-    else:
-        assert not taken and p[1].item() == 0.0
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR])
@@ -499,7 +480,7 @@ def test_other_parameters_begin_anew():
     opt.param_groups[0]["frozen"] = True
     held = net[0].weight.detach().clone()
     step()
-    assert len(opt._iterates.state.offset) == 7 and opt._iterates.state.iteration == 31
+    assert len(opt._iteration.state.offset) == 7 and opt._iteration.state.iteration == 31
     for _ in range(30):
         step()
     assert torch.equal(held, net[0].weight)
@@ -580,7 +561,7 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
     for _ in range(20):
         opt.step(lambda: (net(x) ** 2).mean())
-    before = opt._iterates.state
+    before = opt._iteration.state
     net.bias.requires_grad_(False)
 
     def fails():
@@ -589,13 +570,13 @@ def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
     with pytest.raises(RuntimeError, match="no"):
         opt.step(fails)
     net.bias.requires_grad_(True)
-    assert opt._iterates.state is before
+    assert opt._iteration.state is before
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.steps == before.steps + 1
+    assert opt._iteration.state.steps == before.steps + 1
     net.float()  # another type is another space
     x = x.float()
     opt.step(lambda: (net(x) ** 2).mean())
-    assert opt._iterates.state.offset.dtype == torch.float32
+    assert opt._iteration.state.offset.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("hvp", "where"), [
@@ -627,17 +608,17 @@ def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatc
 
         monkeypatch.setattr(Krylov, "extend", stops)
         x = rows[0]  # batches that agree, so that there is a space in every step
-        for k in range(20):
+        for k in range(8):
             failing = fails and k > 0
             if failing:
                 calls.clear()
-                state, point = opt._iterates.state, [p.detach().clone() for p in model.parameters()]
-                vectors = {name: vector.clone() for name, vector in opt._iterates.vectors().items()}
+                state, point = opt._iteration.state, [p.detach().clone() for p in model.parameters()]
+                vectors = {name: vector.clone() for name, vector in opt._iteration.vectors().items()}
                 with pytest.raises(KeyError, match="lost"):
                     opt.step(loss)
                 failing, failures = False, failures + 1
-                assert opt._iterates.state is state
-                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._iterates.vectors().items())
+                assert opt._iteration.state is state
+                assert all(torch.equal(vector, vectors[name]) for name, vector in opt._iteration.vectors().items())
                 assert all(torch.equal(p, old) for p, old in zip(model.parameters(), point, strict=True))
             opt.step(loss)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), failures
@@ -665,7 +646,7 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
     p = nn.Parameter(torch.ones(2))
     opt = sanc.SANC([p], lanczos="regenerate")
     opt.step(lambda: (p**2).sum())
-    assert opt.record.krylov_dim > 0 and isinstance(opt._iterates, MinibatchIteration)
+    assert opt.record.krylov_dim > 0 and isinstance(opt._iteration, MinibatchIteration)
 
 
 @pytest.mark.parametrize(
@@ -698,7 +679,7 @@ def nearly_consistent(steps, shift=0):
 def test_averaged_steps_do_not_leave_a_solution_that_second_order_steps_found():
     """Steps of the usual size would be a tenth of the weights, and the loss a millionth of them at the switch."""
     losses, opt = nearly_consistent(200)
-    assert opt._iterates.state.averaged and min(losses) < 1e-10
+    assert opt._iteration.state.averaged and min(losses) < 1e-10
     assert losses[-1] < 1e-10
 
 

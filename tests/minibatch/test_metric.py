@@ -29,12 +29,17 @@ def states(metric):
     return metric.save()
 
 
+def refresh_all(metric):
+    for part in range(metric.parts):
+        metric.refresh(part)
+
+
 def learnt(kind, gs, weights, refresh_after=(), **settings):
     metric = METRICS[kind](**settings).create(SHAPES, LIKE)
     for k, (g, weight) in enumerate(zip(gs, weights, strict=True)):
-        direction = metric.update(g, weight, weight)
+        direction = metric.update(g, weight)
         if k in refresh_after:
-            metric.refresh()
+            refresh_all(metric)
     return metric, direction
 
 
@@ -71,10 +76,10 @@ def test_means_are_weighted_as_asked():
 
 
 def test_refreshing_finds_the_eigenvectors_of_the_factors():
-    gs = gradients(40)
+    gs = gradients(40, seed=1)  # whose factors have distinct eigenvalues
     metric, _ = learnt("kronecker", gs, [max(0.05, 1 / (k + 1)) for k in range(40)])
-    for _ in range(3000):
-        metric.refresh()
+    for _ in range(400):
+        refresh_all(metric)
     for parts in states(metric):
         for side in ("left", "right"):
             if side in parts:
@@ -111,7 +116,7 @@ def test_refreshing_carries_the_second_moments_over():
     """A covariance that is diagonal in the old basis: its diagonal in the new one is what is held."""
     metric, _ = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3])
     before = states(metric)
-    metric.refresh()
+    refresh_all(metric)
     for old, new in zip(before, states(metric), strict=True):
         if "left" in old:
             Q_old = np.kron(old["left_basis"], old["right_basis"])
@@ -125,11 +130,11 @@ def test_what_a_factor_says_nothing_about_keeps_its_basis():
     metric = Kronecker().create([(6, 5)], LIKE)
     u, v = torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(1.0, 6.0, dtype=torch.float64)
     g = torch.outer(u, v).reshape(-1)
-    metric.update(g, 1.0, 1.0)
+    metric.update(g, 1.0)
     metric.refresh()
     other = Kronecker().create([(6, 5)], LIKE)
     nearly = g * (1 + 1e-13 * torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    other.update(nearly, 1.0, 1.0)
+    other.update(nearly, 1.0)
     other.refresh()
     for a, b in zip(metric.tensors()[1:], other.tensors()[1:], strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-6 * float(a.abs().max()))
@@ -145,14 +150,59 @@ def test_a_diagonal_metric_is_adams_and_none_is_one_number():
     )
 
 
-def test_a_long_side_keeps_its_coordinates():
-    metric, direction = learnt("kronecker", gradients(3), [1.0, 0.5, 0.3], (0, 1), largest_side=3)
-    held = states(metric)
-    assert "left_basis" not in held[0] and held[0]["right_basis"].shape == (3, 3)
-    assert held[2]["left_basis"].shape == (2, 2) and "right_basis" not in held[2]  # 2 × 12
-    parts, g, found = held[0], pieces(gradients(3)[2])[0], pieces(direction)[0]
-    turned = g @ parts["right_basis"]
-    assert torch.allclose(found, turned / parts["second_moment"].sqrt() @ parts["right_basis"].mT, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("shape", "limit", "blocks"), [
+    ((7, 3), 4, ((3, 3, 1), (3,))),  # a long side has blocks no longer than the other side
+    ((7, 6), 4, ((4, 3), (3, 3))),
+    ((2, 9), 3, ((2,), (2, 2, 2, 2, 1))),
+])  # fmt: skip
+def test_a_long_side_is_rotated_in_blocks(shape, limit, blocks):
+    """Against the dense metric: factors are the diagonal blocks of mean GGᵀ and mean GᵀG."""
+    rng = np.random.default_rng(3)
+    gs, weights = rng.standard_normal((4, *shape)) * np.linspace(1, 3, shape[1]), [1.0, 0.5, 0.4, 0.3]
+    metric = Kronecker(largest_side=limit).create([shape], LIKE)
+    for g, weight in zip(gs, weights, strict=True):
+        direction = metric.update(torch.from_numpy(g).reshape(-1), weight)
+        if weight != weights[-1]:
+            refresh_all(metric)
+    share = np.array([w * np.prod([1 - v for v in weights[k + 1 :]]) for k, w in enumerate(weights)])
+    (held,) = states(metric)
+    bases = []
+    for name, lengths, second in (("left", blocks[0], "kij,klj->kil"), ("right", blocks[1], "kij,kil->kjl")):
+        factor, length = np.einsum("k,kij->ij", share, np.einsum(second, gs, gs)), max(lengths)
+        basis, begin = np.zeros_like(factor), 0
+        for block, size in enumerate(lengths):
+            rows = slice(block * length, block * length + size)
+            part = slice(begin, begin + size)
+            assert np.allclose(held[name][rows, :size], factor[part, part])
+            basis[part, part] = held[f"{name}_basis"][rows, :size]
+            begin += size
+        assert np.allclose(basis.T @ basis, np.eye(len(basis)), atol=1e-7) and begin == len(factor)
+        bases.append(basis)
+    H = bases[0].T @ gs[-1] @ bases[1]
+    expected = bases[0] @ (H / np.sqrt(held["second_moment"].numpy())) @ bases[1].T
+    assert np.allclose(direction.reshape(shape), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_of_experts_are_a_stack():
+    """A tensor of 3 × 40 × 33 has the directions of its three matrices."""
+    rng = torch.Generator().manual_seed(0)
+    gs = torch.randn(3, 3, 40, 33, generator=rng, dtype=torch.float64)
+    stack = Kronecker().create([(3, 40, 33)], LIKE)
+    apart = Kronecker().create([(40, 33)] * 3, LIKE)
+    for g in gs:
+        found, expected = (metric.update(g.reshape(-1), 0.5) for metric in (stack, apart))
+        assert torch.allclose(found, expected, rtol=1e-9)
+        refresh_all(stack)
+        refresh_all(apart)
+    other = Kronecker().create([(3, 40, 33)], LIKE)
+    other.restore(stack.save())
+    assert torch.equal(other.apply(g.reshape(-1)), stack.apply(g.reshape(-1)))
+
+
+def test_an_embedding_needs_a_bounded_number_of_entries():
+    metric = Kronecker().create([(50_000, 64)], torch.empty(0, device="meta"))
+    entries = sum(tensor.numel() for tensor in metric.tensors())
+    assert entries < 3.1 * 50_000 * 64  # second moments, and factors and bases of the blocks of rows
 
 
 @pytest.mark.parametrize("size", [1e-140, 1e-12, 1.0, 1e12, 1e140])
@@ -172,16 +222,16 @@ def test_a_restored_metric_goes_on_bit_for_bit(kind):
     other.restore(metric.save())
     for g in gs[4:]:
         for one in (metric, other):
-            one.refresh()
-        assert torch.equal(metric.update(g, 0.2, 0.1), other.update(g, 0.2, 0.1))
+            refresh_all(one)
+        assert torch.equal(metric.update(g, 0.2), other.update(g, 0.2))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "diagonal", "none"])
 def test_a_zero_gradient_has_no_direction(kind):
     metric = METRICS[kind]().create(SHAPES, LIKE)
     zero = torch.zeros_like(gradients(1)[0])
-    metric.update(zero, 1.0, 1.0)
-    metric.refresh()
+    metric.update(zero, 1.0)
+    refresh_all(metric)
     assert torch.equal(metric.update(zero, 0.5), zero)
 
 

@@ -87,6 +87,6 @@ def test_one_change_by_the_caller_is_kept_and_averaging_continues():
             before = float(p[0].detach())
         if k == 61:
             assert abs(float(p[0].detach()) - before) < 0.5  # it is not undone
-            assert opt._iterates.state.projection_countdown > 0
-    assert opt._iterates.state.projection_countdown == 0 and opt._iterates.state.last_written_x is None
+            assert opt._iteration.state.projection_countdown > 0
+    assert opt._iteration.state.projection_countdown == 0 and opt._iteration.state.last_written_x is None
     assert opt.record.branch is sanc.Branch.AVERAGED and float(p[0].detach()) < before

@@ -47,7 +47,7 @@ def digits():
     return torch.tensor(X / 16.0, dtype=torch.float32), torch.tensor(y)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_factorisation_from_an_exact_zero_is_solved(seed):
     """All gradients vanish there, and first-order methods stay for ever."""
     rng = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def test_a_factorisation_from_an_exact_zero_is_solved(seed):
     assert seen[-1] < 1e-5 < float(target.square().mean())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_targets_in_any_units_are_reached(seed):
     """A mean of 5000 would take a step of fixed length a million steps; batches agree on it, so steps are judged."""
     net = network(8, 64, 64, 1, act=nn.Tanh, seed=seed)
@@ -76,7 +76,7 @@ def test_targets_in_any_units_are_reached(seed):
 def test_low_noise_is_followed_down(digits):
     """The training loss of digits with batches of 128 falls by six orders of magnitude in 600 steps."""
     X, y = digits
-    net = network(64, 128, 128, 10)
+    net = network(64, 64, 64, 10)
     seen, opt = train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 128, 600)
     assert seen[-1] < 1e-5
     assert opt.record.calls.product < 0.3 * opt.record.calls.gradient  # products were spent as long as they paid
@@ -116,8 +116,8 @@ def test_under_autocast_to_bfloat16(digits):
         with torch.autocast("cpu", torch.bfloat16):
             return nn.functional.cross_entropy(net(X[rows]).float(), y[rows])
 
-    seen, _ = train(net.parameters(), loss, len(X), 64, 200)
-    assert seen[-1] < 0.1
+    seen, _ = train(net.parameters(), loss, len(X), 64, 100)
+    assert seen[-1] < 0.2
     assert all(p.dtype == torch.float32 for p in net.parameters())
 
 
@@ -138,7 +138,7 @@ def test_a_long_run_neither_freezes_nor_falls_apart(digits, noise):
 
     seen, opt = train(net.parameters(), loss, len(X), 32, 20_000)
     assert all(later <= seen[0] for later in seen) and seen[-1] <= 1.02 * min(seen)
-    assert opt.record.step_norm > 0.0 and opt._iterates.state.eta_reduction == 1.0
+    assert opt.record.step_norm > 0.0 and opt._iteration.state.eta_reduction == 1.0
     assert max(p.norm().item() for p in net.parameters()) < 100.0
 
 
@@ -157,21 +157,22 @@ def test_where_the_loss_stagnates_negative_curvature_is_followed(cls, leaves):
     """No gradient ever leads out of x₁ = 0, where f = x₀² − x₁² + x₁⁴ + noise·x₀ has a saddle; minima are at −¼."""
     p = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
     opt, generator = cls([p], seed=0), torch.Generator().manual_seed(0)
-    notes = []
+    records = []
     for _ in range(400):
         noise = 0.3 * float(torch.randn((), generator=generator))
         opt.step(lambda noise=noise: p[0] ** 2 - p[1] ** 2 + p[1] ** 4 + noise * p[0])
-        notes.append(opt.record.note)
+        records.append(opt.record)
     followed = "the loss stagnated: a step along negative curvature"
-    assert (followed in notes) is leaves and (notes.index(followed) >= 100 if leaves else True)
-    assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05)
+    taken = [k for k, record in enumerate(records) if record.note == followed]
+    assert opt._iteration.state.averaged and len(taken) == leaves and all(k >= 100 for k in taken)
+    assert all(records[k].trial_value < records[k].value and records[k].curvature_share > 0.5 for k in taken)
+    assert abs(float(p.detach()[1])) == pytest.approx(0.5**0.5 if leaves else 0.0, abs=0.05 * leaves)
 
 
-@pytest.mark.parametrize("first", [0, 1, 5, 10, 19])
-def test_an_outlier_in_the_first_steps_does_not_spoil_the_run(first):
+def test_outliers_in_the_first_steps_do_not_spoil_the_run():
     """Targets × 1e6 in one of the first averaged steps, and then in one of fifty."""
 
-    def final(factor):
+    def final(factor, first):
         torch.manual_seed(0)
         x = torch.randn(800, 8)
         y = torch.sin(x.sum(1, keepdim=True))
@@ -184,7 +185,9 @@ def test_an_outlier_in_the_first_steps_does_not_spoil_the_run(first):
         with torch.no_grad():
             return float((model(x) - y).square().mean())
 
-    assert final(1e6) < 2.0 * final(1.0)
+    limit = 2.0 * final(1.0, 0)
+    for first in (0, 5, 19):
+        assert final(1e6, first) < limit, first
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
@@ -214,7 +217,7 @@ def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(sty
         with pytest.raises(sanc.NonFiniteError, match="100 consecutive"):
             step(math.nan)
     step(1.0)  # a finite batch ends the series
-    assert opt._iterates.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
+    assert opt._iteration.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
 
 
 def test_saving_in_train_mode_warns_once():
@@ -245,6 +248,6 @@ def test_the_average_waits_while_the_loss_scale_changes():
         opt.step(lambda r=rows, c=factor: c * (model(inputs[r]) - targets[r]).square().mean())
         losses.append(float((model(inputs) - targets).detach().square().mean()))
     assert losses[-1] < 1.02 * losses[79]
-    state = opt._iterates.state
+    state = opt._iteration.state
     weights = sum((k + 1.0) ** 2 for k in range(state.steps))
     assert state.weight_sum < 0.5 * weights  # of k^2, which all iterates would have with full gradients

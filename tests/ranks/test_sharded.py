@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_rejected_and_nothing_is_changed(tmp_path, name,
     before = rank_jobs.flat(model)
     with pytest.raises(sanc.ArgumentError, match=r"step-00000002 cannot be read .* delete it to continue"):
         sanc.load_checkpoint(tmp_path, model, opt)
-    assert torch.equal(rank_jobs.flat(model), before) and opt._iterates.state.iteration == 0
+    assert torch.equal(rank_jobs.flat(model), before) and opt._iteration.state.iteration == 0
 
 
 def test_a_checkpoint_of_another_method_leaves_the_model_unchanged(tmp_path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -42,3 +43,13 @@ def _is_marked(backward: Any) -> bool:
             return True
         backward = getattr(backward, "__wrapped__", None)
     return False
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target; in one call if torch has the function for it."""
+    together = getattr(torch, "_foreach_copy_", None)
+    if together is not None:
+        together(list(targets), list(sources))
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

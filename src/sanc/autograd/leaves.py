@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sanc.autograd import internals
 from sanc.core.space import Space
 
 Closure = Callable[[], Tensor]
@@ -83,6 +84,7 @@ class Leaves:
             for place, shape in zip(candidates, self.shapes, strict=True)
         ]
 
+    @torch.no_grad()
     def flatten(self, tensors: Grads) -> Tensor:
         """Concatenate per-leaf tensors into one new vector without a graph; a tensor that is None counts as zero."""
         pieces = [
@@ -104,13 +106,13 @@ class Leaves:
 
     def read(self) -> Tensor:
         """Copy the leaves into a new flat vector."""
-        return torch.cat([self.local_tensor(leaf).detach().reshape(-1) for leaf in self.tensors])
+        with torch.no_grad():
+            return torch.cat([self.local_tensor(leaf).reshape(-1) for leaf in self.tensors])
 
     def write(self, vector: Tensor) -> None:
         """Copy a flat vector into the leaves."""
         with torch.no_grad():
-            for leaf, piece in zip(self.tensors, self.split(vector), strict=True):
-                self.local_tensor(leaf).copy_(piece)
+            internals.copy_all([self.local_tensor(leaf) for leaf in self.tensors], self.split(vector))
         torch.clear_autocast_cache()  # it may hold casts of the old values
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ class Leaves:
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return one tensor as a flat one of this type, without its graph."""
+    """Return one tensor as a flat one of this type."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()  # the gradients of an embedding may be sparse
-    return tensor.detach().to(dtype).reshape(-1)
+    return tensor.to(dtype).reshape(-1)

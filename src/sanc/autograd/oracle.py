@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from sanc.autograd import internals
+from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
+from sanc.autograd.generators import seed_all
 from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
-from sanc.autograd.randomness import HOOK, Buffers, Repeated, StillBuffers, current_step, seed_all
+from sanc.autograd.randomness import current_step
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
 from sanc.core.saved import state_error
@@ -40,20 +42,20 @@ class AutogradOracle(Oracle):
         Loss of the first gradient pass, without weight decay.
     reached : list of bool
         Which leaves the loss of the last gradient pass depends on.
-    training : Buffers or None
+    trained_buffers : Buffers or None
         The buffers of modules before the first gradient pass, the only one that counts as training.
     style : str
         "backward" if closures call backward() themselves, "loss" if they do not, "gradients" if steps have no closure,
         empty before the first step.
     fresh : bool
         Whether nothing was evaluated yet.
-    calls : int
+    module_calls : int
         Calls of modules in the last evaluation of a value.
-    usual_calls : int
+    usual_module_calls : int
         Calls of modules in an evaluation without compiled code.
     """
 
-    tries = 64
+    max_overflow_calls = 64
     """How often to call a closure whose scaled gradients overflow before the first step.
 
     A gradient scaler halves its scale after each overflow, so 64 calls lower it by a factor of 2^64.
@@ -75,8 +77,8 @@ class AutogradOracle(Oracle):
         self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.fresh = True
         self.reached = [False] * len(leaves.tensors)
-        self.calls = 0
-        self.usual_calls = 0
+        self.module_calls = 0
+        self.usual_module_calls = 0
         self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that ran before
         self.unbind()
 
@@ -93,7 +95,7 @@ class AutogradOracle(Oracle):
         self._gradients: RecentCache[tuple[float, Any]] = RecentCache(1)
         self._graph: tuple[Tensor, Grads] | None = None
         self.raw_loss: Tensor | None = None
-        self.training: Buffers | None = None
+        self.trained_buffers: Buffers | None = None
 
     @property
     def bound(self) -> bool:
@@ -127,7 +129,7 @@ class AutogradOracle(Oracle):
         if self.hvp == "auto":
             self.hvp = numbers["hvp"]
 
-    # ------------------------------------------------------------------ points
+    # Points.
 
     def start(self) -> Tensor:
         """Return the values of the leaves as a new flat vector, the current point."""
@@ -141,19 +143,19 @@ class AutogradOracle(Oracle):
             self.leaves.write(x)
             self._loaded = x
 
-    # ------------------------------------------------------------------ buffers
+    # Buffers.
 
-    def still(self) -> StillBuffers:
+    def restored_buffers(self) -> RestoredBuffers:
         """Return a context that restores the buffers of modules at its end."""
         self.fresh = False
-        return StillBuffers(self._owners)
+        return RestoredBuffers(self._owners)
 
     @property
     def trains_buffers(self) -> bool:
         """Whether a module with buffers that ran before is in training mode."""
         return any(module.training for module in self._owners)
 
-    # ------------------------------------------------------------------ values
+    # Values.
 
     def value(self, x: Any) -> float:
         return self._value(x, self.samples[2])
@@ -166,13 +168,13 @@ class AutogradOracle(Oracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """Return f(x) on a sample, with the random draws of its seed and unchanged buffers."""
-        return self.evaluate_here(x, sample, graph=graph)
+        return self.evaluate_locally(x, sample, graph=graph)
 
     def check(self, closure: Callable[[], None]) -> None:
         """Call a function that raises if a sample is invalid; with several ranks, all raise if one does."""
         closure()
 
-    def evaluate_here(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
+    def evaluate_locally(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         """Return f(x) on a sample of this process."""
         self.load(x)
         try:
@@ -189,7 +191,7 @@ class AutogradOracle(Oracle):
         """Return the loss of a sample at the values of the leaves, without decay, as a tensor on the device."""
         total: Any = 0.0
         with_graph = graph or self._differentiates or self.style == "backward"
-        with self.still() as buffers, torch.set_grad_enabled(with_graph):
+        with self.restored_buffers() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:
                 unit = partial(self._value_pass, closure, sample.name)
@@ -197,7 +199,7 @@ class AutogradOracle(Oracle):
                 total = total + weight * loss.detach().double()
                 self._pop_grads()
         self._owners.update(buffers.owners)
-        self.calls = buffers.calls
+        self.module_calls = buffers.calls
         assert isinstance(total, Tensor)
         return total
 
@@ -206,7 +208,7 @@ class AutogradOracle(Oracle):
         with self._compilation(False):
             return (self._loss(closure, name, graph=False),)
 
-    # ------------------------------------------------------------------ gradients
+    # Gradients.
 
     def gradient(self, x: Any) -> tuple[float, Any]:
         return self._gradients.get(x, self._gradient)
@@ -222,9 +224,11 @@ class AutogradOracle(Oracle):
         double_backward = self.hvp in ("auto", "double-backward")
         keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
         self.load(x)
-        buffers: Buffers = self.still()
-        if self.training is None:  # this pass counts as training: it changes buffers as a plain forward pass does
-            buffers = self.training = Buffers(self._owners)
+        buffers: Buffers = self.restored_buffers()
+        if (
+            self.trained_buffers is None
+        ):  # this pass counts as training: it changes buffers as a plain forward pass does
+            buffers = self.trained_buffers = Buffers(self._owners)
         with buffers:
             try:
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
@@ -232,10 +236,10 @@ class AutogradOracle(Oracle):
                 exact = self.avoid_compiled(problem)
                 if not exact:
                     self.fall_back(problem)
-                buffers.put_back()  # the pass that failed does not count as training
+                buffers.restore()  # the pass that failed does not count as training
                 loss, g = self._loss_and_gradient(x, sample, exact)
-        if buffers.calls < self.usual_calls:
-            HOOK.stays = True  # compiled code ran the other modules
+        if buffers.calls < self.usual_module_calls:
+            FORWARD_HOOK.is_permanent = True  # compiled code ran the other modules
         if self.raw_loss is None:
             self.raw_loss = loss
         self.meter.count_gradient(sample.size)
@@ -265,15 +269,15 @@ class AutogradOracle(Oracle):
         if sample is self.samples[0]:
             return self.gradient(x)[1].clone()  # type: ignore[no-any-return]
         self.load(x)
-        with self.still(), torch.enable_grad():
+        with self.restored_buffers(), torch.enable_grad():
             _, g = self._loss_and_gradient(x, sample, False)
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)
 
     def undo_training(self) -> None:
         """Restore the buffers that the first gradient pass changed, because its step does not count as training."""
-        if self.training is not None:
-            self.training.put_back()
+        if self.trained_buffers is not None:
+            self.trained_buffers.restore()
 
     def _loss_and_gradient(self, x: Tensor, sample: Sample, keep_graph: bool) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of a sample, without decay; `keep_graph` needs a sample of one part."""
@@ -338,10 +342,10 @@ class AutogradOracle(Oracle):
         step = current_step()
         if step is None or step.seeds_all or sample.seed is None:
             return unit()
-        with Repeated(self._owners) as buffers:
+        with RepeatableBuffers(self._owners) as buffers:
 
             def undo() -> None:
-                buffers.put_back()
+                buffers.restore()
                 self._pop_grads()
 
             return step.call(unit, undo, sample.seed, kind)
@@ -390,6 +394,12 @@ class AutogradOracle(Oracle):
         with interruptible(), callers_precision():
             loss = closure()
         called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
+        self._check_style(name, called_backward)
+        _check_loss(loss, name, needs_graph=graph and not called_backward)
+        return loss.reshape(())
+
+    def _check_style(self, name: str, called_backward: bool) -> None:
+        """Set the style at the first call; raise an error if a later closure has another one."""
         if not self.style:
             self.style = "backward" if called_backward else "loss"
             if called_backward:
@@ -404,26 +414,6 @@ class AutogradOracle(Oracle):
                 f"{name} did not call backward(), or backward() reached no parameter, but earlier closures called it: "
                 "call backward() in all closures, or in none."
             )
-        graph = graph and not called_backward
-        if not isinstance(loss, Tensor):
-            raise ArgumentTypeError(
-                f"{name} returned {type(loss).__name__} ({shown(loss)}): return the mean loss as a tensor of one "
-                "element, without .item()."
-            )
-        if loss.numel() != 1:
-            raise ArgumentError(
-                f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
-            )
-        if not loss.is_floating_point():
-            raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
-        if graph and not loss.requires_grad:
-            what = (
-                "x: compute it from x" if name == "fun" else "the parameters: compute it from the model in the closure"
-            )
-            raise ArgumentError(
-                f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
-            )
-        return loss.reshape(())
 
     def _use_differences(self, name: str) -> None:
         """Set hvp to differences of gradients, because the backward pass of a closure leaves no graph."""
@@ -434,10 +424,30 @@ class AutogradOracle(Oracle):
             )
         self.hvp = "finite-difference"
 
-    # ------------------------------------------------------------------ products
+    # Products.
 
     def hessian(self, x: Any) -> Operator:
         return OPERATORS[self.hvp](self, x, self.samples[1])
 
     def is_cached(self, x: Any) -> tuple[bool, bool]:
         return x in self._values.get(self.samples[2], ()), x in self._gradients
+
+
+def _check_loss(loss: Any, name: str, *, needs_graph: bool) -> None:
+    """Raise an error unless a closure returned a real scalar tensor; with `needs_graph`, one that has a graph."""
+    if not isinstance(loss, Tensor):
+        raise ArgumentTypeError(
+            f"{name} returned {type(loss).__name__} ({shown(loss)}): return the mean loss as a tensor of one element, "
+            "without .item()."
+        )
+    if loss.numel() != 1:
+        raise ArgumentError(
+            f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
+        )
+    if not loss.is_floating_point():
+        raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
+    if needs_graph and not loss.requires_grad:
+        what = "x: compute it from x" if name == "fun" else "the parameters: compute it from the model in the closure"
+        raise ArgumentError(
+            f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
+        )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sanc.autograd.buffers import RestoredBuffers
 from sanc.autograd.leaves import Grads, Leaves, Sample
-from sanc.autograd.randomness import StillBuffers
 from sanc.core.oracle import Meter, Operator, difference_step
 from sanc.core.space import Space
 from sanc.errors import SecondDerivativeError
@@ -36,7 +36,7 @@ class GradientOracle(Protocol):
     box: Any
 
     def load(self, x: Any) -> None: ...
-    def still(self) -> StillBuffers: ...
+    def restored_buffers(self) -> RestoredBuffers: ...
     def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]: ...
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
@@ -86,7 +86,7 @@ class DoubleBackward(Hessian):
 
     def product(self, v: Tensor) -> Tensor:
         oracle = self.oracle
-        with oracle.still():
+        with oracle.restored_buffers():
             if len(self.sample.parts) == 1:
                 if self._graph is None:
                     self._graph = oracle.pop_graph(self.x, self.sample)
@@ -118,7 +118,7 @@ class ForwardOverReverse(Hessian):
 
     def product(self, v: Tensor) -> Tensor:
         leaves, total = self.oracle.leaves, torch.zeros_like(v)
-        with self.oracle.still(), self._dual_leaves(v):
+        with self.oracle.restored_buffers(), self._dual_leaves(v):
             for weight, _, grads in self.oracle.passes(self.sample):
                 tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]  # type: ignore[no-untyped-call]
                 total.add_(leaves.flatten(tangents), alpha=weight)
@@ -161,7 +161,7 @@ class FiniteDifference(Hessian):
         h = 2.0 ** round(math.log2(factor * difference_step(oracle.space, self.x) / norm))
         for share, point in self._points(v * h):
             oracle.load(point)
-            with oracle.still():
+            with oracle.restored_buffers():
                 for weight, _, grads in oracle.passes(self.sample):
                     total.add_(oracle.leaves.flatten(grads), alpha=share * weight / h)
         oracle.load(self.x)

@@ -11,7 +11,7 @@ from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
-from sanc.core.space import Vector
+from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.errors import is_number, require
 
 _LONGER_STEP_RHO = 1.2
@@ -30,7 +30,7 @@ class RatioTest(Piece):
     Attributes
     ----------
     eta1, eta2 : float
-        A step with ρ ≥ η1 is accepted; with ρ > η2 it also lowers σ.
+        A step with ρ ≥ η1 is accepted; with ρ > η2 it also lowers σ. 0.2 and 0.8 are the paper's.
     rounding_guard : bool
         Add the rounding error of f to both decreases, so that ρ tends to 1 as the change of f tends to roundoff. If the
         change of an exact f is below its cancellation error, also accept a rejected step that halves the gradient norm.
@@ -91,7 +91,7 @@ class RatioTest(Piece):
             _, g = here.oracle.gradient(trial)
             if here.space.norm(g) <= 0.5 * here.grad_norm:
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
-        return actual, 10.0 * eps * abs(value_at_x), note
+        return actual, ROUNDING_ERRORS * eps * abs(value_at_x), note
 
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Try steps of smaller σ in the same subspace while f decreases by more than the model predicts.
@@ -174,7 +174,7 @@ class Momentum(AcceptAll):
     Attributes
     ----------
     momentum : float
-        Largest momentum coefficient.
+        Largest momentum coefficient. 0.9 is the usual coefficient of heavy-ball methods.
     """
 
     momentum: float = setting(0.9, BELOW_ONE)
@@ -185,9 +185,8 @@ class Momentum(AcceptAll):
         if decision.point is None:
             return decision
         previous_cubic_point = here.state.memory.get("previous", here.x)
-        decision = replace(decision, memory={"previous": trial})
         _, g = here.oracle.gradient(trial)
-        here.oracle.meter.paper_calls += here.oracle.sizes[0]  # a second gradient is a second |S_g|
+        decision = replace(decision, memory={"previous": trial}, extra_gradients=1)
         beta = min(self.momentum, here.space.norm(g), step.norm)
         if not (math.isfinite(beta) and beta > 0.0):
             return decision

@@ -15,14 +15,15 @@ import numpy as np
 
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
-from sanc.core.space import Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative above which it is inconsistent; for asymmetry, a thousandth of this."""
 _RELIABLE_ERRORS = 4.0
 """Differenced gradients are reliable if their norm exceeds this many errors."""
-_ROUNDING_ERRORS = 10.0
-"""Rounding errors of a single operation that a gradient may have: ten, as for values and Ritz values."""
+_DIFFERENCE_ERRORS = 10.0
+"""Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
+only, and may be ten times too small."""
 NONLINEARITY_FACTOR = 10.0
 """Asymmetry of products, in units of their nonlinearity, that inaccuracy explains: ten errors, as for differences."""
 _REPORTED_NOISE = 1e2
@@ -64,9 +65,9 @@ def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     if oracle.gradient_error(x) > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
     ratio, error = differenced_derivative_ratio(oracle, x, length)
-    if not abs(ratio - 1.0) > _RELATIVE_ERROR + 10.0 * error:
+    if not abs(ratio - 1.0) > _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
         return ""
-    if abs(ratio + 1.0) <= _RELATIVE_ERROR + 10.0 * error:
+    if abs(ratio + 1.0) <= _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
         return "The sign of the gradient is wrong: f decreases along it."
     return f"The gradient is inconsistent with f: along it f changes {ratio:.3g} times as fast as it predicts."
 
@@ -91,7 +92,7 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length: float) -> floa
     finally:
         operator.release()
     sum_error = space.eps * math.sqrt(2.0 * hessian_norm) * math.sqrt(abs(value))
-    return _ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, length)))
+    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, length)))
 
 
 def estimate_gradient_noise(oracle: Oracle, x: Vector, length: float, seed: int = 0) -> float:
@@ -185,7 +186,7 @@ def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) 
         return ""
     error, curvature = best
     discrepancy = max(abs(curvature - expected), product_error)
-    is_significant = discrepancy > _RELATIVE_ERROR * abs(expected) + 10.0 * error
+    is_significant = discrepancy > _RELATIVE_ERROR * abs(expected) + _DIFFERENCE_ERRORS * error
     if not is_significant or not discrepancy > abs(curvature) / (1.0 + _RELATIVE_ERROR):
         return ""
     return (
@@ -223,7 +224,7 @@ def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         left, right = space.dot(v, hu), space.dot(u, hv)
         scale = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
         difference_error = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
-        allowed = 1e-3 * _RELATIVE_ERROR * scale + 10.0 * difference_error
+        allowed = 1e-3 * _RELATIVE_ERROR * scale + _DIFFERENCE_ERRORS * difference_error
         if abs(left - right) > allowed:
             allowed += NONLINEARITY_FACTOR * measure_nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:

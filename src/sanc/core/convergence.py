@@ -14,6 +14,7 @@ from sanc.core.krylov import NonFiniteProductError
 from sanc.core.record import Branch, Note
 from sanc.core.run import Run
 from sanc.core.saddle import leave_saddle
+from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import CONTINUE, Ending, Status
 from sanc.core.units import Units, measure_units
@@ -25,17 +26,17 @@ _PROBE_PRODUCTS = 10
 """Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 
 
-def check_point(run: Run, value: float, grad_norm: float) -> Ending:
-    """Test the current point of an exact objective: finite, bounded, and second-order if it is stationary."""
+def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
+    """Return the ending at the current point: not finite, unbounded, or stationary; otherwise the run continues."""
     if not (math.isfinite(value) and math.isfinite(grad_norm)):
         return Ending(Status.NO_GRADIENT if run.iterations else Status.NOT_FINITE)
     run.first_value = value if math.isnan(run.first_value) else run.first_value
     if run.first_value - value > (abs(run.first_value) + run.units.value) / run.oracle.space.eps**2:
         return Ending(Status.UNBOUNDED)
-    return _check_curvature(run) if grad_norm <= run.tol else CONTINUE
+    return _stationary_ending(run) if grad_norm <= run.tol else CONTINUE
 
 
-def _check_curvature(run: Run) -> Ending:
+def _stationary_ending(run: Run) -> Ending:
     """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
     max_products = run.limits.max_products
     measures_units = not run.iterations and max_products is None and run.oracle.space.dim > 0
@@ -115,7 +116,7 @@ def _roundoff_ending(run: Run) -> Ending:
     must therefore predict no decrease beyond the roundoff of f.
     """
     oracle = run.oracle
-    roundoff = 10.0 * oracle.space.eps
+    roundoff = ROUNDING_ERRORS * oracle.space.eps
     if not all(record.model_decrease <= roundoff * abs(record.value) for record in run.history[-STALL_LIMIT:]):
         return Ending(Status.STALLED)
     with oracle.uncounted():
@@ -126,7 +127,7 @@ def _roundoff_ending(run: Run) -> Ending:
         cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
     run.gradient_rounding = error
-    ending = _check_curvature(run)
+    ending = _stationary_ending(run)
     return Ending(Status.STALLED) if ending.status is None else ending
 
 

@@ -22,6 +22,15 @@ from scipy.linalg.lapack import dstev
 
 from sanc.core.space import Floats
 
+_SECULAR_TOLERANCE = 4e-16
+"""Relative residual, or width of the bracket, at which the secular equation is solved: two roundings of float64."""
+_QUADRATIC_CONVERGENCE = 1e-10
+"""Residual below which the next step of Newton's method is the last: its square is below double precision."""
+_MAX_SECULAR_STEPS = 200
+"""The most steps for the secular equation. Bisection on a logarithmic scale alone needs about 60; Newton about five."""
+_LAPACK_DIM = 24
+"""Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
@@ -63,7 +72,7 @@ def compute_spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Return the eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    if len(diagonal) <= 24:  # up to this size the checks of eigh_tridiagonal take longer than LAPACK itself
+    if len(diagonal) <= _LAPACK_DIM:
         values, vectors, info = dstev(diagonal, off_diagonal)
         if info == 0:  # dstev converged
             return Spectrum(values, vectors)
@@ -214,15 +223,15 @@ def _find_secular_root(pairs: list[tuple[float, float]], mu_min: float, lower: f
     """Return the t between two bounds at which ‖y(t)‖ = mu_min + t, by Newton's method with bisection."""
     initial_upper = upper
     t = lower if lower > 0.0 else 0.5 * upper
-    for _ in range(200):
+    for _ in range(_MAX_SECULAR_STEPS):
         residual, t_next = _newton_step(pairs, mu_min, t)
         if residual > 0.0:
             upper = t
         else:
             lower = t
-        if abs(residual) <= 4e-16 or upper - lower <= 4e-16 * upper:
+        if abs(residual) <= _SECULAR_TOLERANCE or upper - lower <= _SECULAR_TOLERANCE * upper:
             break
-        is_last = abs(residual) <= 1e-10  # Newton's method converges quadratically: the next step is the last
+        is_last = abs(residual) <= _QUADRATIC_CONVERGENCE
         if not lower < t_next < upper:
             is_last = False
             if t_next >= upper == initial_upper:  # from the right of the root, convexity makes Newton decrease to it

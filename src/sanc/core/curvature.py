@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,17 @@ from sanc.core import cubic
 from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 
 _GRID = np.linspace(0.0, 1.0, 65)[:, None]
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
 """Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
+_FIRST_TEST_DIM = 4
+"""Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
+_SMALL_DIM = 100
+"""Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 
@@ -142,32 +146,19 @@ def probe(
     if space.dim == 0:  # with bounds, if no variable is free
         return Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps, eps_curvature, 0), x
     common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
-    meter = replace(oracle.meter)
     start = space.normal(np.random.default_rng((seed, space.dim)))
-    process = _MonitoredLanczos(oracle.hessian(x), start, space)
-    krylov = process.krylov
-    max_dim = min(space.dim, max_products or _affordable_dim(space.dim))
-    next_test_dim = 4  # with fewer products the bound rarely suffices, and asymmetry shows from the second product on
-    lower = -math.inf
-    try:
-        while True:
-            process.extend()
-            must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
-            if must_stop or krylov.dim >= next_test_dim:
-                bound = _bound_curvature(process, confidence, lower)
-                lower = bound.lower
-                is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
-                if must_stop or is_decided or (bound.limited_by_roundoff and space.dim > 100):
-                    break
-                next_test_dim = krylov.dim + 1 + krylov.dim // 5
-        (v,) = krylov.combine(bound.spectrum.leftmost_vector)
-    except NonFiniteProductError:
-        unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
-        cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
-        return cert, start
-    finally:
-        process.operator.release()
-        oracle.meter = meter
+    with oracle.uncounted():
+        process = _MonitoredLanczos(oracle.hessian(x), start, space)
+        krylov, max_dim = process.krylov, min(space.dim, max_products or _affordable_dim(space.dim))
+        try:
+            bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, thorough, time_is_up)
+            (v,) = krylov.combine(bound.spectrum.leftmost_vector)
+        except NonFiniteProductError:
+            unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
+            cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+            return cert, start
+        finally:
+            process.operator.release()
     cert = Certificate(
         **common,
         lambda_min=process.unscaled(bound.ritz_value),
@@ -179,6 +170,31 @@ def probe(
         products=krylov.dim,
     )
     return cert, v
+
+
+def _extend_until_decided(
+    process: _MonitoredLanczos,
+    confidence: float,
+    eps_curvature: float,
+    max_dim: int,
+    thorough: bool,
+    time_is_up: Callable[[], bool],
+) -> _CurvatureBound:
+    """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
+    krylov, dim = process.krylov, process.space.dim
+    next_test_dim = _FIRST_TEST_DIM
+    lower = -math.inf
+    while True:
+        process.extend()
+        must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
+        if not must_stop and krylov.dim < next_test_dim:
+            continue
+        bound = _bound_curvature(process, confidence, lower)
+        lower = bound.lower
+        is_decided = _is_decided(bound, process, eps_curvature * process.factor, thorough=thorough)
+        if must_stop or is_decided or (bound.limited_by_roundoff and dim > _SMALL_DIM):
+            return bound
+        next_test_dim = krylov.dim + 1 + krylov.dim // 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +254,7 @@ def _is_decided(bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: f
     """Whether further products would not change the outcome or, if `thorough`, not improve λ_min beyond 10 %."""
     theta = bound.ritz_value
     if thorough:
-        is_tight = process.space.dim > 100 and bound.error <= max(tolerance, 0.1 * abs(theta))
+        is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, 0.1 * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance
@@ -312,7 +328,7 @@ class _MonitoredLanczos:
             nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
             if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
                 return math.inf
-        rounding = math.hypot(math.sqrt(dim) * (10.0 * eps * hessian_norm), self.neglected_beta)
+        rounding = math.hypot(math.sqrt(dim) * (ROUNDING_ERRORS * eps * hessian_norm), self.neglected_beta)
         return math.sqrt(
             rounding * rounding + self.difference_error_squared + self.asymmetry_squared + nonlinear_error_squared
         )

@@ -62,7 +62,7 @@ class GradientStep(Piece):
     Attributes
     ----------
     lr : float
-        The step size.
+        The step size. 0.01 is that of the paper's SGD on logistic regression.
     checked : bool
         Halve the step until f decreases, instead of accepting it wherever f is finite.
     """
@@ -87,9 +87,9 @@ class PaperEscape(Piece):
     Attributes
     ----------
     L1, L2 : float
-        Lipschitz constants of the gradient and the Hessian.
+        Lipschitz constants of the gradient and the Hessian. 10 is the paper's for its logistic regressions.
     epsilon, epsilon_g : float
-        ε and ε_g of the paper; an ε_g of None is ε/4.
+        ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
     """
 
     L1: float = setting(10.0, POSITIVE)

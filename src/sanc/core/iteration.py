@@ -143,10 +143,11 @@ class Iteration:
         options = (self.tol, self._one_sample, self._ahead, start)
         here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *options)
         outcome = self._advance(here)
-        size_g, size_b, _ = oracle.sizes
+        decision = outcome.decision
         dim = 0 if outcome.subspace is None else outcome.subspace.dim
-        oracle.meter.paper_calls += size_g + (method.model.charge(here, dim) if method.needs_products else 0) * size_b
-        decision, seconds = outcome.decision, state.seconds + time.perf_counter() - clock
+        products = method.model.charge(here, dim) if method.needs_products else 0
+        oracle.count_paper_calls(1 + decision.extra_gradients, products)
+        seconds = state.seconds + time.perf_counter() - clock
         self.at_rest = self._stopping_test(outcome)
         self.state = State(
             seed=state.seed,
@@ -288,6 +289,9 @@ class Iteration:
         return y
 
     # ------------------------------------------------------------------ saving and restoring
+
+    def read_record(self) -> None:
+        """Return None: `iterate` returns a complete record."""
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""

@@ -123,6 +123,8 @@ def interpolated_sigma(ray: Ray, verdict: Verdict, actual: float, predicted: flo
 
 
 class _HasNorm(Protocol):
+    """A step with a norm."""
+
     @property
     def norm(self) -> float: ...
 
@@ -250,12 +252,13 @@ class SigmaUpdate(Piece):
     Attributes
     ----------
     sigma0 : float or None
-        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. None: 1e-4 ‖g‖ over the square of
-        the unit of length at the first point (`sanc.core.units`), which has the units of σ.
+        The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. 1 is the paper's. None: 1e-4 ‖g‖
+        over the square of the unit of length at the first point (`sanc.core.units`), which has the units of σ.
     sigma_floor, sigma_ceiling : float or None
-        Bounds of σ. A floor of None is the machine precision of the parameters' type.
+        Bounds of σ. A floor of None is the machine precision of the parameters' type, as in the paper.
+        The ceiling only prevents overflow: 1e100 and the norms of a step have products in the range of float64.
     gamma : float
-        Factor by which σ grows after a rejected step.
+        Factor by which σ grows after a rejected step; 2 is the paper's.
     sigma_rule : {"paper", "interpolate"}
         "paper": σ ← max(min(σ, ‖g‖), floor) after a very successful step, γσ after a rejected one. "interpolate":
         σ follows the cubic coefficient κ of f along the last step, f(x+s) = q(s) + (κ/3)‖s‖³. The next step along the

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sanc.core.space import Floats, Scalar, Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Floats, Scalar, Space, Vector
 
 
 class NonFiniteProductError(ArithmeticError):
@@ -254,7 +254,7 @@ class Krylov:
         self._norm_bound = max(self._norm_bound, abs(alpha) + beta + previous_beta)
         if self.is_definite:
             self._pivot = alpha - previous_beta * (previous_beta / self._pivot)
-        if beta <= 10.0 * space.eps * self._norm_bound or j + 1 == space.dim:
+        if beta <= ROUNDING_ERRORS * space.eps * self._norm_bound or j + 1 == space.dim:
             beta = 0.0  # roundoff, or the space is full
         self.alpha.append(alpha)
         self.beta.append(beta)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.convergence import check_point, measure_first_units, stall_ending
+from sanc.core.convergence import measure_first_units, point_ending, stall_ending
 from sanc.core.faces import enter_face, release_weak_bounds
 from sanc.core.record import Record
 from sanc.core.run import Run
@@ -37,7 +37,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
-    ending = check_point(run, value, run.oracle.space.norm(g))
+    ending = point_ending(run, value, run.oracle.space.norm(g))
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall.has_stalled:
@@ -46,7 +46,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome)
-    return run.steps.check(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
+    return run.steps.ending_after(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
 
 
 def _leave_weak_bounds(run: Run) -> bool:

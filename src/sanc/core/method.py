@@ -47,7 +47,7 @@ class Method(Piece):
         Whether it is for one exact objective only.
     epsilon_s : float
         ε_s of the paper: the stopping test 2.7 holds if the iteration stays and the cubic step norm is at most this. On
-        samples, it holds only if the gradient is zero.
+        samples, it holds only if the gradient is zero. 1e-8 is about the square root of the precision of float64.
     sampling : {"uniform", "buffered"}
         How `minimize` draws from a finite sum: each sample from all rows, or in the order of the rows with a shuffle
         buffer of one batch, as the authors' program does.

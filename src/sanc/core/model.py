@@ -113,8 +113,8 @@ class KrylovModel(Piece):
     Attributes
     ----------
     krylov_dim : int or None
-        Largest number J of Lanczos iterations. None: as many as the stopping rule needs; with samples 5, as in the
-        paper, because a sampled Hessian is not exact.
+        Largest number J of Lanczos iterations; 5 is the paper's. None: as many as the stopping rule needs; with samples
+        5, because a sampled Hessian is not exact.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`; r is ‖g‖ over
@@ -123,7 +123,7 @@ class KrylovModel(Piece):
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass, which stores three vectors for any J.
     epsilon, epsilon_g : float
-        ε and ε_g of the paper; an ε_g of None is ε/4.
+        ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
     """
 
     krylov_dim: int | None = setting(5, AT_LEAST_ONE)
@@ -202,6 +202,8 @@ class CubicModel(KrylovModel):
     ----------
     resolves : int
         How often a rejected step is solved again with a larger σ in the same Krylov space, without Hessian products.
+        The paper does not (0). Preset "robust" has 12: each rejection halves the step norm at least, so that the last
+        step has at most 1/4096 of the first norm. Then the escape rule follows.
     first_radius : float or None
         Limit on the step norm in units of length ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖), where
         s_last is the last step, ℓ = max(ℓ₀, ‖x‖/10), and ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point

@@ -101,12 +101,12 @@ class Oracle(ABC):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Components in the gradient, Hessian and objective samples."""
+        """The numbers of components in the gradient, Hessian and objective samples."""
         return 1, 1, 1
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Shapes of the tensors that a vector is made of, in their order."""
+        """The shapes of the tensors that a vector is made of, in their order."""
         return [(self.space.dim,)]
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
@@ -123,27 +123,27 @@ class Oracle(ABC):
         """Restore the state that `numbers` returned."""
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
-        """Whether value and gradient at `x` are cached for the next iteration."""
+        """Return whether value and gradient at `x` are cached for the next iteration."""
         return False, False
 
     @abstractmethod
     def value(self, x: Vector) -> float:
-        """f(x) on the objective sample."""
+        """Return f(x) on the objective sample."""
 
     def gradient_sample_value(self, x: Vector) -> float:
-        """f(x) on the gradient sample."""
+        """Return f(x) on the gradient sample."""
         return self.value(x)
 
     @abstractmethod
     def gradient(self, x: Vector) -> tuple[float, Vector]:
-        """f(x) and ∇f(x) on the gradient sample."""
+        """Return f(x) and ∇f(x) on the gradient sample."""
 
     def gradient_error(self, x: Vector) -> float:
-        """Error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
+        """Return the error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
         return 0.0
 
     def norm(self, v: Vector) -> float:
-        """‖v‖ of a point or gradient of this oracle. It may be cached from an earlier transfer to the host."""
+        """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
         return self.space.norm(v)
 
     def move(self, x: Vector, d: Vector) -> Vector:
@@ -152,7 +152,12 @@ class Oracle(ABC):
 
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
-        """∇²f(x) on the Hessian sample."""
+        """Return ∇²f(x) on the Hessian sample."""
+
+    def count_paper_calls(self, gradients: int, products: int) -> None:
+        """Count the components of gradients and products as the paper's figures do, once for each iteration (D4)."""
+        gradient_size, hessian_size, _ = self.sizes
+        self.meter.paper_calls += gradients * gradient_size + products * hessian_size
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -45,6 +45,8 @@ class Decision:
         The reason for the decision, if the branch alone does not show it.
     at_rest : bool
         Whether the rule chose not to move, rather than failing to find a step: d = 0 in 2.7.
+    extra_gradients : int
+        Gradients that the rule evaluated, in addition to that of the iteration, and that the paper's count includes.
     memory : mapping or None
         State of the acceptance rule for the next iteration: floats, and vectors of the dimension of x. None: unchanged.
     """
@@ -59,6 +61,7 @@ class Decision:
     step: CubicStep | None = None
     note: str = ""
     at_rest: bool = False
+    extra_gradients: int = 0
     memory: Mapping[str, Any] | None = None
 
 

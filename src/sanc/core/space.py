@@ -32,6 +32,13 @@ class Vector(Protocol):
     def __len__(self) -> int: ...
 
 
+ROUNDING_ERRORS = 10.0
+"""Rounding errors, in units of eps, that a computed value, gradient or Ritz value may have.
+
+One operation has an error of at most eps/2. Independent errors of a sum of n equal terms add up to about √n eps/2, so
+those of 400 terms to 10 eps. Libraries add longer sums in blocks or pairs, so that their errors grow more slowly.
+"""
+
 _BLOCK_SIZE = 2**20
 """Entries of a block. Longer inner products are sums over blocks in float64: one float32 sum over 10⁹ entries would
 lose half its digits."""
@@ -64,14 +71,14 @@ class Space:
     # Numbers.
 
     def inner(self, u: Any, v: Any) -> Scalar:
-        """Inner product, unread."""
+        """Return the inner product, unread."""
         if len(u) <= _BLOCK_SIZE:
             return torch.dot(u, v)
         blocks = zip(u.split(_BLOCK_SIZE), v.split(_BLOCK_SIZE), strict=True)
         return torch.stack([torch.dot(a, b) for a, b in blocks]).sum(dtype=torch.float64)
 
     def unread_norm(self, v: Any) -> Scalar:
-        """Euclidean norm, unread."""
+        """Return the Euclidean norm, unread."""
         if self.device.type == "cpu":  # BLAS rounds far less than torch's norm, and reading needs no synchronisation
             square = self.inner(v, v)
             if self._min_square < float(square) < 1.0 / self._min_square:
@@ -91,11 +98,11 @@ class Space:
         return floats
 
     def dot(self, u: Vector, v: Vector) -> float:
-        """Inner product."""
+        """Return the inner product."""
         return float(self.inner(u, v))
 
     def norm(self, v: Vector) -> float:
-        """Euclidean norm; not finite if an entry is not finite, or if it overflows."""
+        """Return the Euclidean norm; it is not finite if an entry is not finite, or if it overflows."""
         return float(self.unread_norm(v))
 
     # Vectors.
@@ -136,7 +143,7 @@ class Space:
         return torch.empty((count, self.dim), dtype=self.dtype, device=self.device)
 
     def combine(self, rows: Any, coefficients: Floats) -> Vector:
-        """Sum of the rows weighted by the coefficients, as a new vector."""
+        """Return the sum of the rows weighted by the coefficients, as a new vector."""
         weights = torch.as_tensor(coefficients, dtype=self.dtype, device="cpu").to(self.device)
         return weights @ rows  # type: ignore[no-any-return]
 

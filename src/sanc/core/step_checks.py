@@ -65,7 +65,7 @@ class StepMonitor:
     gradient_verified: bool = False
     noise_checked: bool = False
 
-    def check(self, oracle: Oracle, step: Step, length: float, needs_products: bool) -> Ending:
+    def ending_after(self, oracle: Oracle, step: Step, length: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes; `length` is the unit of length."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE

@@ -99,6 +99,7 @@ class DifferenceOracle(CallableOracle):
 
     @staticmethod
     def _moved(x: Any, k: int, h: float) -> Any:
+        """Return a copy of x with h added to its k-th entry."""
         moved = x.clone() if isinstance(x, Tensor) else x.copy()
         moved[k] += h
         return moved

@@ -83,6 +83,7 @@ class CallableOracle(Oracle):
         return self._values.get(x, self._evaluate)
 
     def _evaluate(self, x: Vector) -> float:
+        """Call `fun` and return f(x); if it returns the gradient too, cache that."""
         returned = self.fun(self.as_argument(x), *self.args)
         if self.jac is True:
             returned, g = pair(returned)
@@ -132,6 +133,8 @@ class CallableOracle(Oracle):
 
 
 class _CallableOperator(Operator):
+    """The Hessian at x: a matrix or product of the caller, or central differences of gradients."""
+
     def __init__(self, oracle: CallableOracle, x: Vector) -> None:
         self.oracle, self.x = oracle, x
 

@@ -56,30 +56,30 @@ class Capture:
         self._oracles.clear()
 
     def oracle(
-        self, given: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
+        self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
     ) -> CapturedOracle | None:
         """Return the oracle for a step on these samples; None if the step is eager."""
-        self.reason = self._unsupported or self._obstacle(given, leaves, hvp, microbatch)
+        self.reason = self._unsupported or self._obstacle(batches, leaves, hvp, microbatch)
         if self.reason:
             self._warn()
             return None
         if first:
             self.reason = "the first step is eager"
             return None
-        key = signature(given)
+        key = signature(batches)
         recorded = self._oracles.get(key)
         if recorded is not None and not recorded.fits(leaves):
             self.reset()  # parameters were replaced or frozen, or their memory changed
             recorded = None
-        return recorded or self._record(key, given, leaves, hvp)
+        return recorded or self._record(key, batches, leaves, hvp)
 
-    def _obstacle(self, given: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None) -> str:
+    def _obstacle(self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None) -> str:
         """Return why this step cannot be recorded; empty if it can."""
         if leaves.device.type not in DEVICES:
             return f"the parameters are on {leaves.device}, and only {', '.join(DEVICES)} has graphs"
         if hvp == "finite-difference":
             return 'hvp = "finite-difference" chooses its step on the host'
-        for name, batch in zip(("closure", "hessian", "objective"), given, strict=True):
+        for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             if batch is not None and not isinstance(batch, Batch):
                 return f"{name} is a plain function whose data cannot be replaced; pass sanc.Batch(loss, *tensors)"
             if batch is not None and microbatch is not None and microbatch < len(batch):
@@ -87,34 +87,14 @@ class Capture:
         return ""
 
     def _record(
-        self, key: tuple[Any, ...], given: Sequence[Batch | None], leaves: Leaves, hvp: str
+        self, key: tuple[Any, ...], batches: Sequence[Batch | None], leaves: Leaves, hvp: str
     ) -> CapturedOracle | None:
-        if len(self._seen) > _MAX_SEEN:  # with a new loss function in every step no kind recurs
-            self._seen.clear()
-        self._seen[key] += 1
-        if self._oracles and self._seen[key] < 2:
-            self.reason = "a batch of this kind is recorded when it occurs again"
+        """Record the calls for batches of this kind and return their oracle; None if the step is eager."""
+        self.reason = self._reason_to_wait(key)
+        if self.reason:
             return None
-        if len(self._oracles) >= MAX_KINDS:
-            self.reason = f"there are more than {MAX_KINDS} kinds of batches; use one shape and one loss function"
-            self._warn()
-            return None
-        if self._recorder is None:
-            self._recorder = Recorder(leaves.device)
-        model = self._method.model
-        assert isinstance(model, KrylovModel)
-        assert model.krylov_dim is not None
         try:
-            self._oracles[key] = recorded = CapturedOracle(
-                leaves,
-                given,
-                limit=min(model.krylov_dim, leaves.dim),
-                reorthogonalise=model.reorthogonalise,
-                joint=not self._method.on_samples,
-                hvp=hvp,
-                exact=self._method.exact,
-                recorder=self._recorder,
-            )
+            self._oracles[key] = recorded = self._new_oracle(batches, leaves, hvp)
         except BatchNotRecordableError as problem:
             self.reason = str(problem)
             return None
@@ -124,7 +104,39 @@ class Capture:
             return None
         return recorded
 
+    def _reason_to_wait(self, key: tuple[Any, ...]) -> str:
+        """Count a kind of batches, and return why it is not recorded now; empty if it is."""
+        if len(self._seen) > _MAX_SEEN:  # with a new loss function in every step no kind recurs
+            self._seen.clear()
+        self._seen[key] += 1
+        if self._oracles and self._seen[key] < 2:
+            return "a batch of this kind is recorded when it occurs again"
+        if len(self._oracles) < MAX_KINDS:
+            return ""
+        self.reason = f"there are more than {MAX_KINDS} kinds of batches; use one shape and one loss function"
+        self._warn()
+        return self.reason
+
+    def _new_oracle(self, batches: Sequence[Batch | None], leaves: Leaves, hvp: str) -> CapturedOracle:
+        """Return an oracle with recordings for batches of these shapes."""
+        if self._recorder is None:
+            self._recorder = Recorder(leaves.device)
+        model = self._method.model
+        assert isinstance(model, KrylovModel)
+        assert model.krylov_dim is not None
+        return CapturedOracle(
+            leaves,
+            batches,
+            krylov_dim=min(model.krylov_dim, leaves.dim),
+            reorthogonalise=model.reorthogonalise,
+            joint=not self._method.on_samples,
+            hvp=hvp,
+            exact=self._method.exact,
+            recorder=self._recorder,
+        )
+
     def _warn(self) -> None:
+        """Warn once that steps are eager."""
         if not self._warned:
             self._warned = True
             warnings.warn(f"capture = True has no effect: {self.reason}.", RuntimeWarning, stacklevel=4)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.buffers import Buffers
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.autograd.randomness import Buffers, Undone
+from sanc.autograd.randomness import UndoneDraws
 from sanc.core.krylov import ColumnSource, Krylov, Lanczos
 from sanc.core.oracle import Meter, Operator
 from sanc.core.space import Floats, Space, Vector
@@ -46,7 +47,7 @@ class CapturedOracle(AutogradOracle):
     ----------
     batches : sequence of (Batch or None)
         Batches of gradient, Hessian and objective, with the shapes of all later ones; None: the batch of the gradient.
-    limit, reorthogonalise : int, bool
+    krylov_dim, reorthogonalise : int, bool
         Options of Lanczos: its iterations, and whether each vector is orthogonalised against all earlier ones.
     joint : bool
         Whether every step needs products, with Lanczos started at the gradient: both are then one recording.
@@ -57,7 +58,7 @@ class CapturedOracle(AutogradOracle):
         leaves: Leaves,
         batches: Sequence[Batch | None],
         *,
-        limit: int,
+        krylov_dim: int,
         reorthogonalise: bool,
         joint: bool,
         hvp: Any,
@@ -70,8 +71,8 @@ class CapturedOracle(AutogradOracle):
         self._inner._inspected = True
         self._inputs = Inputs(batches)
         self._recorder = recorder
-        self._limit, self._joint = limit, joint
-        self._lanczos_options = {"max_dim": limit, "reorthogonalise": reorthogonalise}
+        self._krylov_dim, self._joint = krylov_dim, joint
+        self._lanczos_options = {"max_dim": krylov_dim, "reorthogonalise": reorthogonalise}
         self._point, self._start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
@@ -85,7 +86,7 @@ class CapturedOracle(AutogradOracle):
                     )
         self._build()
 
-    # ------------------------------------------------------------------ recording
+    # Recording.
 
     def _build(self) -> None:
         """Make the recordings, then restore parameters and buffers."""
@@ -102,13 +103,13 @@ class CapturedOracle(AutogradOracle):
                 raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
             finally:
                 leaves.write(before)
-                buffers.put_back()
+                buffers.restore()
 
     def _inspect_loss(self) -> None:
         """Raise `NotRecordableError` if the loss draws random numbers; detect whether values need a graph."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
-        with Undone(self.leaves.device) as undone:
+        with UndoneDraws(self.leaves.device) as undone:
             inner.gradient(self._point)
             inner.evaluate(self._point, inner.samples[2])
         self._differentiates = inner._differentiates
@@ -132,7 +133,7 @@ class CapturedOracle(AutogradOracle):
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
         value, g = inner.unread_gradient(self._point)
-        self._trained = inner.training  # its tensors are static memory, which each replay fills
+        self._recorded_buffers = inner.trained_buffers  # its tensors are static memory, which each replay fills
         assert inner.raw_loss is not None
         norms = torch.stack([inner.space.unread_norm(self._point), inner.space.unread_norm(g)])
         return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
@@ -150,6 +151,7 @@ class CapturedOracle(AutogradOracle):
         return [torch.stack([value, self.space.unread_norm(self._point).double()])]
 
     def _lanczos_body(self) -> list[Tensor]:
+        """Return the rows of Q, then ‖start‖ and the columns of T, for a start vector in static memory."""
         self._inner.bind(*self._inputs.samples)
         return self._columns(self._start)
 
@@ -158,11 +160,11 @@ class CapturedOracle(AutogradOracle):
         operator = self._inner.hessian(self._point)
         lanczos: Any = self._inner.lanczos(operator, start, **self._lanczos_options)
         assert isinstance(lanczos, Lanczos)
-        for _ in range(self._limit):
+        for _ in range(self._krylov_dim):
             lanczos.extend()
         operator.release()
         numbers = [lanczos.unread_start_norm, *(number for column in lanczos.columns for number in column)]
-        return [lanczos.basis(self._limit), torch.stack(numbers).double()]
+        return [lanczos.basis(self._krylov_dim), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:
         """Raise an error if value and gradient differ from those of an eager pass over the same batch."""
@@ -180,7 +182,7 @@ class CapturedOracle(AutogradOracle):
                 f"values {value:.6g} and {eager_value:.6g}"
             )
 
-    # ------------------------------------------------------------------ replaying
+    # Replaying.
 
     def fits(self, leaves: Leaves) -> bool:
         """Whether the recordings use these leaves, with the same memory and weight decays."""
@@ -206,11 +208,13 @@ class CapturedOracle(AutogradOracle):
         torch.clear_autocast_cache()
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        if self.training is not None:  # the training pass of this step was made; this one must not change buffers
+        if (
+            self.trained_buffers is not None
+        ):  # the training pass of this step was made; this one must not change buffers
             return super().unread_gradient(x)
         self._set_point(x)
         read, g, raw, *_ = self._gradient_recording.replay()
-        self.raw_loss, self.training = raw.clone(), self._trained
+        self.raw_loss, self.trained_buffers = raw.clone(), self._recorded_buffers
         self.meter.count_gradient(self.samples[0].size)
         g = g.clone()
         value, x_norm, *numbers = read.tolist()
@@ -249,12 +253,12 @@ class CapturedOracle(AutogradOracle):
             self._start.copy_(start)  # type: ignore[arg-type]
             rows, unread = self._lanczos_recording.replay()
             numbers = unread.tolist()
-        for _ in range(self._limit):
+        for _ in range(self._krylov_dim):
             self.meter.count_product(self.samples[1].size)
         return ReplayedLanczos(numbers, rows, self.space)
 
     def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        if self.training is not None:
+        if self.trained_buffers is not None:
             return super().advance(work, x, offset, *tensors)
         key = (work, *(tensor is None for tensor in tensors))
         if key not in self._work_recordings:
@@ -264,7 +268,7 @@ class CapturedOracle(AutogradOracle):
             for old, new in zip(inputs, (x, offset, *tensors), strict=True):
                 if old is not None:
                     old.copy_(new)
-        self._graph, self.training = None, trained
+        self._graph, self.trained_buffers = None, trained
         self.meter.count_gradient(self.samples[0].size)
         raw, read, *found = recording.replay()
         self.raw_loss, *found = (tensor.clone() for tensor in (raw, *found))
@@ -288,7 +292,7 @@ class CapturedOracle(AutogradOracle):
             inner.begin(0, products=False)
             read, *found = inner.advance(work, *inputs)
             self.leaves.write(found[0])
-            trained = inner.training  # its tensors are static memory, which each replay fills
+            trained = inner.trained_buffers  # its tensors are static memory, which each replay fills
             assert inner.raw_loss is not None
             return [inner.raw_loss, read, *found]
 
@@ -296,7 +300,7 @@ class CapturedOracle(AutogradOracle):
             try:
                 recording = self._recorder.record(body)
             finally:
-                buffers.put_back()
+                buffers.restore()
                 self.leaves.write(point)
                 for tensor, content in zip(changed, before, strict=True):
                     tensor.copy_(content)

@@ -10,7 +10,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -30,8 +30,7 @@ class StepScalars(NamedTuple):
     clip_norm: float  # the largest ‖g‖ that is not clipped
     full_norm: float  # the smallest ‖g‖ whose iterate has its full weight in the average
     gradient_factor: float  # factor of g: 1 over its unit
-    moment_weight: float  # weight of the gradient in the second moments
-    factor_weight: float  # weight of the gradient in the factors of the metric
+    gradient_weight: float  # weight of the gradient in the running means of the metric
     eta: float  # η
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
@@ -59,6 +58,30 @@ class StepResults(NamedTuple):
     direction_sum_norm: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
 
 
+class HostCopy:
+    """A copy of a tensor for the host, which does not wait for the device until the copy is read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy, self._event = tensor, None
+        if tensor.is_cuda:
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> list[float]:
+        """Return the numbers; wait until the device has computed them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return list(self._copy.tolist())
+
+
+def on_device(numbers: Sequence[float] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers of the host as a tensor on the device, without waiting for the device."""
+    tensor = torch.as_tensor(numbers, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class AveragedStep:
     """The vector work of one step. It makes no transfer to the host, so that a CUDA graph can record it.
 
@@ -68,8 +91,6 @@ class AveragedStep:
         M, which every gradient updates.
     averaging : float
         β.
-    updates_factors : bool
-        Whether the factors of the metric and the distance bound are updated too.
     sum_over_ranks : callable, optional
         Sums over ranks that hold the other entries.
     """
@@ -78,10 +99,9 @@ class AveragedStep:
         self,
         preconditioner: Preconditioner,
         averaging: float,
-        updates_factors: bool,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.preconditioner, self.averaging, self.updates_factors = preconditioner, averaging, updates_factors
+        self.preconditioner, self.averaging = preconditioner, averaging
         self._sum_over_ranks = sum_over_ranks
 
     def tensors(self) -> list[Tensor]:
@@ -128,12 +148,12 @@ class AveragedStep:
         clipping = clip_norm / torch.maximum(norm, clip_norm)
         g = torch.where(is_finite, g * (gradient_factor * clipping), 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
-        moment_weight, factor_weight, eta, average_weight, distance_weight = (
+        gradient_weight, eta, average_weight, distance_weight = (
             (torch.stack([*weights, average_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
         )
         at_bound = None if caller_change is None else caller_change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
-        direction = self.preconditioner.update(g, moment_weight, factor_weight if self.updates_factors else None)
+        direction = self.preconditioner.update(g, gradient_weight)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         step = direction if rates is None else direction * rates
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
@@ -180,5 +200,5 @@ def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None
     if isinstance(oracle, AdvancingOracle) and offset is not None:
         return oracle.advance(work, x, offset, *tensors)
     value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.gradient_point(x, offset)))
-    value_tensor = x.new_tensor(value if oracle.has_values else 0.0, dtype=torch.float64)
+    value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, x.device)[0]
     return list(work(value_tensor, oracle.space.tensor(g), x, offset, *tensors))

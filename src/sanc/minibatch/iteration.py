@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,13 +34,16 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, NonFiniteError, NonFiniteStartError
 from sanc.minibatch import scale, watch
-from sanc.minibatch.averaging import AveragedStep, StepResults, StepScalars, advance
+from sanc.minibatch.averaging import AveragedStep, HostCopy, StepResults, StepScalars, advance, on_device
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
-_FACTOR_INTERVAL = 5
-"""Steps between two updates of the factors of the metric and of the distance bound, after the first steps."""
+_REFRESHES_TO_DOUBLE = 50
+"""The interval between refreshes of the metric is doubled after twice as many of them: in a long run the eigenbases
+change more slowly, and refreshes should not cost a constant share of the time."""
+_DISTANCE_INTERVAL = 5
+"""Steps between two updates of the distance bound, after the first steps."""
 _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
@@ -79,12 +82,34 @@ def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], li
     return metric.create(shapes, like)
 
 
-def _refresh_interval(last_refresh: int, interval: int) -> int:
-    """Return the number of steps until the next refresh: few at first, then `interval`, more in a long run.
+def _parts_to_refresh(steps: int, interval: int, parts: int) -> list[int]:
+    """Return the parts of the metric that are refreshed after so many steps since parameters last joined.
 
-    `last_refresh` is the step after which the metric was last refreshed, counted since parameters last joined.
+    All parts are refreshed after 1, 2, 4, … steps at first; later each once in `interval` steps, evenly distributed. In
+    a long run the interval is doubled whenever it is below 1 % of the steps.
     """
-    return min(max(last_refresh, 1), interval) if last_refresh < 4 * interval else last_refresh // 4
+    if steps < interval:
+        return list(range(parts)) if steps & (steps - 1) == 0 else []
+    interval <<= max(0, (steps // (_REFRESHES_TO_DOUBLE * interval)).bit_length() - 1)
+    return [part for part in range(parts) if steps % interval == part * interval // parts]
+
+
+def _refresh_parts(preconditioner: Preconditioner, parts: Iterable[int]) -> None:
+    """Refresh these parts; a preconditioner of one part may have a `refresh` without an argument."""
+    for part in parts:
+        if preconditioner.parts > 1:
+            preconditioner.refresh(part)
+        else:
+            preconditioner.refresh()
+
+
+class _UnreadStep(NamedTuple):
+    """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device."""
+
+    scalars: StepScalars
+    results: HostCopy
+    record: Record  # with the fields that do not depend on the results
+    eps: float  # unit roundoff of the vectors
 
 
 class MinibatchIteration:
@@ -117,15 +142,30 @@ class MinibatchIteration:
         settings: Minibatch = method.minibatch
         self.method, self.settings = method, settings
         self.second_order = Iteration(method, seed, one_sample=True)
-        self.state = State(seed, averaged=not self.settings.curvature)
+        self._state = State(seed, averaged=not self.settings.curvature)
+        self._unread: _UnreadStep | None = None
+        self._late_record: Record | None = None  # see `read_record`
         self.went_back = False
         self.rates: Sequence[float] = ()
         self._create_preconditioner = create_preconditioner
         self._preconditioner: Preconditioner | None = None
         # The tensors of the preconditioner of a resumed run, until the next averaged step.
         self._saved_tensors: Sequence[Mapping[str, Tensor]] = ()
-        # The vector work of averaged steps, by whether the caller projects x and whether factors are updated.
-        self._cached_steps: dict[tuple[bool, bool], AveragedStep] = {}
+        self._cached_steps: dict[bool, AveragedStep] = {}  # by whether the caller projects x
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._read_last_step()
+        return self.__dict__
+
+    @property
+    def state(self) -> State:
+        """The state after the last step, whose results are read now if they were not yet."""
+        self._read_last_step()
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
 
     @property
     def units(self) -> Units:
@@ -140,7 +180,7 @@ class MinibatchIteration:
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: return the next point, which is `x` itself if it stayed, and the record."""
         clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.state
-        self.went_back = False
+        self.went_back, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
@@ -148,12 +188,20 @@ class MinibatchIteration:
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
         self._update_state(iteration=saved_state.iteration + 1, seconds=seconds)
-        return point, replace(record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
+        record = replace(record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
+        if self._unread is not None:
+            self._unread = self._unread._replace(record=record)
+        return point, record
+
+    def read_record(self) -> Record | None:
+        """Return the record of the last iteration if it was not complete when the iteration returned; else None."""
+        self._read_last_step()
+        return self._late_record
 
     def _update_state(self, **changes: Any) -> State:
         """Replace fields of the state; return the new state."""
-        self.state = replace(self.state, **changes)
-        return self.state
+        self._state = replace(self._state, **changes)
+        return self._state
 
     def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Choose the phase from the losses of batches, and make one step of it."""
@@ -256,12 +304,13 @@ class MinibatchIteration:
 
     def _averaged_iteration(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make an averaged step, or return to an earlier point if the loss has risen."""
+        self._expect_projections()
         outcome = self._return_if_risen(x, oracle)
         if outcome is None and self._preconditioner is None:
             outcome = self._set_up_preconditioner(x, oracle)
         if outcome is None:
             outcome = self._averaged_step(x, oracle)
-        oracle.meter.paper_calls += oracle.sizes[0]
+        oracle.count_paper_calls(1, 0)
         return outcome
 
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
@@ -299,8 +348,8 @@ class MinibatchIteration:
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
-            preconditioner.update(space.tensor(g) / unit, 1.0, 1.0)
-            preconditioner.refresh()
+            preconditioner.update(space.tensor(g) / unit, 1.0)
+            _refresh_parts(preconditioner, range(preconditioner.parts))
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
                 preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
@@ -337,39 +386,83 @@ class MinibatchIteration:
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = self._step_scalars(rate)
         offset, caller_change = self._adapted_offset(x_tensor, space)
-        updates_factors = self._updates_factors
-        averaging_start = state.averaging_start if updates_factors else None
-        direction_sum = state.direction_sum if updates_factors else None
+        averaging_start = state.averaging_start if self._updates_distance else None
+        direction_sum = state.direction_sum if self._updates_distance else None
         numbers, new_x, new_offset, *new_sum = advance(
             oracle,
-            self._step_for(updates_factors, space),
+            self._step_for(space),
             x_tensor,
             offset,
-            x_tensor.new_tensor(scalars, dtype=torch.float64),
+            on_device(scalars, torch.float64, x_tensor.device),
             rates,
             None if averaging_start is None else space.tensor(averaging_start),
             None if direction_sum is None else space.tensor(direction_sum),
             caller_change,
             self._average_weights(scalars.average_weight, space),
         )
+        vectors = {"offset": space.vector(new_offset)}
+        if new_sum:
+            vectors["direction_sum"] = space.vector(new_sum[0])
+        point = space.vector(new_x)
+        if self._can_read_later(oracle):
+            self._refresh(state.steps + 1 - state.last_extension)
+            self._update_state(**vectors)
+            record = Record(state.iteration, branch=Branch.AVERAGED)
+            self._unread = _UnreadStep(scalars, HostCopy(numbers), record, space.eps)
+            return point, record
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
         if state.steps in (1, 2) and _FIRST_GRADIENT_OUTLIER * results.grad_norm < state.gradient_unit:
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
-        vectors = {"offset": space.vector(new_offset)}
-        if new_sum:
-            vectors["direction_sum"] = space.vector(new_sum[0])
-        self._update_after_step(x, scalars, results, vectors, values=oracle.has_values)
-        point = space.vector(new_x)
+        self._refresh(state.steps + 1 - state.last_extension)
+        losses = self._changes_by_loss(x, results.value) if oracle.has_values else {}
+        self._update_state(**losses, **vectors)
+        self._update_after_step(scalars, results)
+        self._expect_projections()
         if self.state.projection_countdown or self.state.last_written_x is not None:
             self._update_state(last_written_x=point if self.state.projection_countdown else None)
-        return point, self._averaged_record(scalars, results, oracle)
+        value = results.value if oracle.has_values else math.nan
+        record = self._averaged_record(Record(state.iteration, value=value), scalars, results, space.eps)
+        return point, record
+
+    def _can_read_later(self, oracle: Oracle) -> bool:
+        """Whether the next point does not depend on the results of the step.
+
+        It does with losses, from which the iteration may return to an earlier point, in the first steps, and while the
+        caller projects x.
+        """
+        is_projected = self._state.projection_countdown > 0 or self._state.last_written_x is not None
+        return not oracle.has_values and self._state.steps > watch.WARM_STEPS and not is_projected
+
+    def _read_last_step(self) -> None:
+        """Read the results of the last step if they were not read yet, and update the state.
+
+        If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
+        """
+        if self._unread is None:
+            return
+        (scalars, copy, record, eps), self._unread = self._unread, None
+        state, results = self._state, StepResults(*copy.read())
+        if math.isfinite(results.grad_norm):
+            self._late_record = self._averaged_record(record, scalars, results, eps)
+            self._update_after_step(scalars, results)
+            return
+        note = "the gradient of the gradient sample is not finite"
+        self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
+        count = state.nonfinite_batches + 1
+        self._update_state(nonfinite_batches=count, eta_reduction=(1.0 if count < 2 else 0.5) * state.eta_reduction)
+        self._report_nonfinite(note, math.nan, results.grad_norm)
+
+    def _expect_projections(self) -> None:
+        """If the last step found a change of x by the caller, expect more of them in the next steps."""
+        if self._state.caller_changed:
+            self._update_state(caller_changed=False, projection_countdown=_PROJECTION_STEPS)
 
     @property
-    def _updates_factors(self) -> bool:
-        """Whether the next step updates the factors of the metric and the distance bound."""
-        return self.state.steps < watch.WARM_STEPS or self.state.steps % _FACTOR_INTERVAL == 0
+    def _updates_distance(self) -> bool:
+        """Whether the next step updates the distance bound."""
+        return self.state.steps < watch.WARM_STEPS or self.state.steps % _DISTANCE_INTERVAL == 0
 
     def _step_scalars(self, rate: float) -> StepScalars:
         """Return the scalars of the next step, with `rate` as a factor of η."""
@@ -381,8 +474,7 @@ class MinibatchIteration:
             clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, 1e-300) if state.steps else 1e300,
             full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, 1e-300),
             gradient_factor=1.0 / state.gradient_unit,
-            moment_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
-            factor_weight=max(1.0 - memory, 1.0 / (state.factor_updates + 1)),
+            gradient_weight=max(1.0 - memory, 1.0 / (state.steps + 1)),
             eta=rate * scale.step_size(state, self.settings.step),
             average_weight=point_weight / (state.weight_sum + point_weight) if average.averaging else 1.0,
             distance_weight=scale.distance_weight(state),
@@ -391,7 +483,7 @@ class MinibatchIteration:
     @property
     def _point_weight(self) -> float:
         """The weight of the next iterate in the average, k^p."""
-        weight: float = (self.state.steps + 1.0) ** self.settings.average.weighting
+        weight: float = (self._state.steps + 1.0) ** self.settings.average.weighting
         return weight
 
     def _average_weights(self, average_weight: float, space: Space) -> Tensor | None:
@@ -405,43 +497,40 @@ class MinibatchIteration:
         joined_at = space.tensor(state.joined_at)
         return torch.where(joined_at > 0.0, (p + 1.0) / (state.steps - joined_at + (p + 1.0)), average_weight)
 
-    def _update_after_step(
-        self, x: Vector, scalars: StepScalars, results: StepResults, vectors: Mapping[str, Vector], *, values: bool
-    ) -> None:
-        """Update the state after a step from x, and refresh the metric if that is due."""
-        assert self._preconditioner is not None
-        state = self.state
-        changes: dict[str, Any] = {"nonfinite_batches": 0, **vectors}
-        if values:
-            loss_mean = watch.updated_loss_mean(state, results.value)
-            is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
-            changes |= loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
+    def _changes_by_loss(self, x: Vector, value: float) -> dict[str, Any]:
+        """Return the fields of the state that follow from the loss at x."""
+        state = self._state
+        loss_mean = watch.updated_loss_mean(state, value)
+        is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
+        return loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
+
+    def _update_after_step(self, scalars: StepScalars, results: StepResults) -> None:
+        """Update the numbers of the state with the results of a step."""
+        state = self._state
+        changes: dict[str, Any] = {"nonfinite_batches": 0}
         norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
         mean_square = state.grad_norm_mean_square
-        changes["grad_norm_mean_square"] = mean_square + scalars.moment_weight * (norm**2 - mean_square)
+        changes["grad_norm_mean_square"] = mean_square + scalars.gradient_weight * (norm**2 - mean_square)
         if state.steps <= watch.WARM_STEPS:
             changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
         changes |= self._detect_caller_change(results) | self._changes_of_distance_bound(scalars, results)
-        steps = state.steps + 1
-        interval = _refresh_interval(state.last_refresh - state.last_extension, self.settings.metric.refresh)
-        is_due = steps - state.last_refresh >= interval
-        self._update_state(
-            **changes,
-            weight_sum=state.weight_sum + self._point_weight * results.weight_factor,
-            steps=steps,
-            factor_updates=state.factor_updates + self._updates_factors,
-            last_refresh=steps if is_due else state.last_refresh,
-        )
-        if is_due:
-            self._preconditioner.refresh()
+        point_weight = self._point_weight * results.weight_factor
+        self._update_state(**changes, weight_sum=state.weight_sum + point_weight, steps=state.steps + 1)
+
+    def _refresh(self, steps: int) -> None:
+        """Refresh the parts of the metric that are due after so many steps since parameters last joined."""
+        assert self._preconditioner is not None
+        due = _parts_to_refresh(steps, self.settings.metric.refresh, self._preconditioner.parts)
+        _refresh_parts(self._preconditioner, due)
 
     def _detect_caller_change(self, results: StepResults) -> dict[str, Any]:
         """Return the fields of the state that follow from ‖x‖², which shows whether the caller has changed x."""
-        state = self.state
+        state = self._state
         changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
         by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
-        countdown = _PROJECTION_STEPS if by_caller else max(0, state.projection_countdown - 1)
+        countdown = max(0, state.projection_countdown - 1)
         changes: dict[str, Any] = {"x_norm_square": results.x_norm_square, "projection_countdown": countdown}
+        changes["caller_changed"] = by_caller
         if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
             changes |= {"loss_mean": math.nan, "safe_point": None}
         return changes
@@ -450,8 +539,8 @@ class MinibatchIteration:
         """Return the changes of the state by the distance bound; none if the step did not update it."""
         if results.unit_step_norm is None:
             return {}
-        state = self.state
-        remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _FACTOR_INTERVAL
+        state = self._state
+        remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _DISTANCE_INTERVAL
         new_norms = remaining * steps * scalars.eta * results.unit_step_norm
         step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
         bound = scale.updated_distance_bound(
@@ -459,24 +548,23 @@ class MinibatchIteration:
         )
         return bound._asdict()
 
-    def _averaged_record(self, scalars: StepScalars, results: StepResults, oracle: Oracle) -> Record:
-        """Return the record of an averaged step."""
-        state, eta = self.state, scalars.eta
-        dual_norm_square = max(results.dual_norm_square, 0.0) * state.gradient_unit
-        return Record(
-            state.iteration,
+    def _averaged_record(self, record: Record, scalars: StepScalars, results: StepResults, eps: float) -> Record:
+        """Return the record with the results of an averaged step."""
+        eta = scalars.eta
+        dual_norm_square = max(results.dual_norm_square, 0.0) * self._state.gradient_unit
+        return replace(
+            record,
             branch=Branch.AVERAGED,
-            sigma=self._sigma(eta, dual_norm_square, oracle.space.eps),
+            sigma=self._sigma(eta, dual_norm_square, eps),
             grad_norm=results.grad_norm,
             step_norm=results.average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
-            value=results.value if oracle.has_values else math.nan,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )
 
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
-        zeros = dict.fromkeys(("nonfinite_batches", "steps", "factor_updates", "last_refresh", "last_extension"), 0)
+        zeros = dict.fromkeys(("nonfinite_batches", "steps", "last_extension"), 0)
         ones = dict.fromkeys(("grad_norm_mean_square", "largest_grad_norm"), 1.0)
         bound = {name: getattr(State(0), name) for name in scale.DistanceBound._fields if name != "eta_reduction"}
         self._update_state(**zeros, **ones, **bound, weight_sum=0.0, loss_mean=math.nan, offset=None, joined_at=None)
@@ -497,19 +585,19 @@ class MinibatchIteration:
         caller_change = x - space.tensor(state.last_written_x)
         return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
-    def _step_for(self, updates_factors: bool, space: Space) -> AveragedStep:
+    def _step_for(self, space: Space) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
         is_projected = self.state.projection_countdown > 0
-        if (is_projected, updates_factors) not in self._cached_steps:
+        if is_projected not in self._cached_steps:
             assert self._preconditioner is not None
-            work = AveragedStep(self._preconditioner, self._averaging, updates_factors, space.sum_over_ranks)
-            self._cached_steps[is_projected, updates_factors] = work
-        return self._cached_steps[is_projected, updates_factors]
+            work = AveragedStep(self._preconditioner, self._averaging, space.sum_over_ranks)
+            self._cached_steps[is_projected] = work
+        return self._cached_steps[is_projected]
 
     @property
     def _averaging(self) -> float:
         """β: 1 while the caller projects x, because other points than x may be infeasible."""
-        return 1.0 if self.state.projection_countdown else self.settings.average.averaging
+        return 1.0 if self._state.projection_countdown else self.settings.average.averaging
 
     def _sigma(self, eta: float, dual_norm_square: float, eps: float) -> float:
         """Return σ = 1/(η‖s‖_M) for the record, where ‖s‖_M = η√(gᵀM⁻¹g) and gᵀM⁻¹g is the square of the dual norm.
@@ -522,10 +610,15 @@ class MinibatchIteration:
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
+        largest = max(self.rates, default=1.0)
+        peak_rate = max(self.state.peak_rate, largest)
+        self._update_state(peak_rate=peak_rate)
+        factor = scale.rate_factor(largest, peak_rate)
         if len(set(self.rates)) <= 1:
-            return (self.rates[0] if self.rates else 1.0), None
-        sizes = torch.tensor([math.prod(shape) for shape in shapes], device=like.device)
-        return 1.0, torch.repeat_interleave(like.new_tensor(self.rates), sizes)
+            return factor, None
+        sizes = torch.tensor([math.prod(shape) for shape in shapes])
+        rates = torch.repeat_interleave(torch.tensor(self.rates, dtype=like.dtype), sizes)
+        return factor / (largest or 1.0), on_device(rates, like.dtype, like.device)
 
     # ------------------------------------------------------------------ returning to an earlier point
 
@@ -578,13 +671,13 @@ class MinibatchIteration:
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
-        offset = self.state.offset
-        return x if offset is None or self.state.projection_countdown else x + offset * (1.0 - self._averaging)
+        offset = self._state.offset
+        return x if offset is None or self._state.projection_countdown else x + offset * (1.0 - self._averaging)
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
-        offset = self.state.offset
-        return y if offset is None or self.state.projection_countdown else y - offset * (1.0 - self._averaging)
+        offset = self._state.offset
+        return y if offset is None or self._state.projection_countdown else y - offset * (1.0 - self._averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 
@@ -631,7 +724,7 @@ class MinibatchIteration:
     ) -> None:
         """Continue from what `numbers`, `vectors` and `tensors` returned."""
         state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
-        self.state = State(**state_numbers, **vectors)
+        self.state, self._unread, self._late_record = State(**state_numbers, **vectors), None, None
         self.second_order.restore(numbers["second_order"], {})
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
 

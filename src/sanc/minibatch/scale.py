@@ -37,6 +37,9 @@ _CONVERGED_SHARE = 0.01
 below this share of that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
+_DECAY_THRESHOLD = 0.1
+"""A decay of `lr` reduces η only below this share of its peak. The average already removes noise, so that smaller steps
+pay only near the end of a run, as in schedules with a constant rate and a short decay."""
 DISTANCE_MEMORY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 
@@ -53,6 +56,14 @@ def step_size(state: State, step: StepScale) -> float:
     ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
     decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down else 1.0
     return state.weight_unit * base * ramp / decay * state.eta_reduction
+
+
+def rate_factor(rate: float, peak: float) -> float:
+    """Return the factor of η for the present `lr`, given its largest value so far.
+
+    A rate that increases is used as it is, one that decays only below `_DECAY_THRESHOLD` times its peak.
+    """
+    return min(peak, rate / _DECAY_THRESHOLD)
 
 
 def typical_step_norm(state: State, step: StepScale, dim: int) -> float:

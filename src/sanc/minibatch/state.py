@@ -30,8 +30,6 @@ class State:
     last_step_was_long: bool = False  # whether the norm of the last step exceeded that of an averaged step
     # The averaged phase: counts.
     steps: int = 0  # averaged steps made
-    factor_updates: int = 0  # steps that updated the factors of the metric
-    last_refresh: int = 0  # number of the step after which the metric was last refreshed
     last_extension: int = 0  # number of steps made when parameters last joined
     nonfinite_batches: int = 0  # consecutive batches whose loss or gradient was not finite
     # The averaged phase: units and gradient norms.
@@ -41,6 +39,7 @@ class State:
     grad_norm_mean_square: float = 1.0  # mean square of the gradient norms, in units of `gradient_unit`
     largest_grad_norm: float = 1.0  # largest gradient norm of the first steps, in units of `gradient_unit`
     # The averaged phase: the step size and the distance bound.
+    peak_rate: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
     distance: float = field(default=1e-6, metadata={"positive": True})  # lower bound of the distance to a solution
     step_norm_sum: float = 0.0  # sum of the 1-norms of the steps that led to z, weighted as in z − x
@@ -55,6 +54,7 @@ class State:
     probed_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
     # The averaged phase: changes of x by the caller.
     x_norm_square: float = math.nan  # ‖x‖² after the last averaged step; if it differs later, the caller changed x
+    caller_changed: bool = False  # whether the last step found that the caller had changed x
     projection_countdown: int = 0  # remaining steps in which the caller is assumed to project x after each step
     # Vectors.
     offset: Vector | None = None  # z − x

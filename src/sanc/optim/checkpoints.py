@@ -181,5 +181,5 @@ def restore(
     driver.iteration.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
-    driver.record = None
-    driver.mode.loaded()
+    driver.clear_record()
+    driver.mode.after_loading()

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.buffers import FORWARD_HOOK
+from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import accumulated_batches
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode
-from sanc.autograd.randomness import HOOK, Belief, Undone, derive, own_randomness
+from sanc.autograd.randomness import DrawTests, UndoneDraws, repeatable_draws
 from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
@@ -78,11 +80,11 @@ class Driver:
         self.hvp = hvp  # as the caller passed it; the oracle may use another mode
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
-        self.record: Record | None = None
+        self._record: Record | None = None
         self.last_leaves: Leaves | None = None
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.at_average = True
-        self._beliefs: dict[str, Belief] = {}  # by global generator: whether closures draw from it
+        self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
         self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning
         self._clears_grads = False  # whether the closure has cleared gradients itself
         # Gradients from before this optimiser was constructed, by parameter.
@@ -91,7 +93,7 @@ class Driver:
         self.oracle = self._new_oracle(leaves, hvp, "")
         self.iteration: IterationProtocol
         if method.on_samples:
-            self.iteration = MinibatchIteration(method, seed, mode.metric)
+            self.iteration = MinibatchIteration(method, seed, mode.preconditioner)
         else:
             self.iteration = Iteration(method, seed)
         self.capture = Capture(method) if capture else None
@@ -111,11 +113,23 @@ class Driver:
         return oracle
 
     @property
+    def record(self) -> Record | None:
+        """The record of the last step; a GPU may have to finish the step first."""
+        late_record = self.iteration.read_record()
+        if late_record is not None:
+            self._record = replace(late_record, style="gradients")
+        return self._record
+
+    def clear_record(self) -> None:
+        """Delete the record, since the state of another run was restored."""
+        self._record = None
+
+    @property
     def without_closures(self) -> bool:
         """Whether steps have no closure."""
         return self.oracle.style == "gradients"
 
-    # ------------------------------------------------------------------ steps with closures
+    # Steps with closures.
 
     def step(self, closures: tuple[Any, Any, Any], leaves: Leaves, parameters: Sequence[Tensor]) -> Tensor:
         """Make an iteration on the samples of gradient, Hessian and objective, and return the loss.
@@ -140,8 +154,8 @@ class Driver:
             if captured is not None:  # its loss draws no random numbers
                 captured.fill(closures, self.meter)
                 return self._iterate(captured)
-            repeats = not self.mode.path  # not with several ranks, which evaluate together
-            with own_randomness(leaves.device, self._beliefs, repeats=repeats), HOOK:  # one hook for all evaluations
+            repeats = not self.mode.is_distributed  # ranks evaluate together, so that none may repeat a call
+            with repeatable_draws(leaves.device, self._draw_tests, repeats=repeats), FORWARD_HOOK:  # one for all calls
                 loss = self._iterate(self._bind_oracle(leaves, samples))
         if first:
             reached = zip(leaves.tensors, self.oracle.reached, strict=True)
@@ -175,7 +189,12 @@ class Driver:
     def _closure_clears(self, parameters: Sequence[Tensor], closure: Callable[[], Tensor], leaves: Leaves) -> bool:
         """Call the closure with gradients of NaN, and return whether it clears them; nothing else changes."""
         nan_grads = [torch.full_like(p, math.nan) for p in parameters]
-        with _replaced_grads(parameters, nan_grads), Undone(leaves.device), self.oracle.still(), torch.enable_grad():
+        with (
+            _replaced_grads(parameters, nan_grads),
+            UndoneDraws(leaves.device),
+            self.oracle.restored_buffers(),
+            torch.enable_grad(),
+        ):
             with interruptible(), callers_precision():
                 closure()
             grads = [leaves.local_tensor(p.grad) for p in parameters if p.grad is not None]
@@ -190,9 +209,11 @@ class Driver:
                 continue
             if self.iteration.state.iteration == 0 or not callable(closure):
                 check_callable(name, closure)
-            seed = derive(self.iteration.state.seed, self.iteration.state.iteration, role, *self.mode.path)
+            seed = derive_seed(self.iteration.state.seed, self.iteration.state.iteration, role, *self.mode.rank_key)
             if isinstance(closure, Batch):
-                terms = closure.terms() if self.mode.path else None  # the weight of the batch among those of all ranks
+                terms = (
+                    closure.terms() if self.mode.is_distributed else None
+                )  # the weight of the batch among those of all ranks
                 samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(
@@ -234,7 +255,7 @@ class Driver:
             oracle.load(point)
             loss = oracle.raw_loss
             oracle.unbind()
-        self.record = replace(record, style=self.oracle.style)
+        self._record = replace(record, style=self.oracle.style)
         assert loss is not None
         return loss
 
@@ -272,7 +293,7 @@ class Driver:
         finally:
             oracle.meter = self.meter
 
-    # ------------------------------------------------------------------ steps without a closure
+    # Steps without a closure.
 
     def run_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
         """Call a closure if gradients exist, and return whether it computed no loss.
@@ -293,7 +314,7 @@ class Driver:
         grads = [cast(Tensor, p.grad) for p in with_grad]
         copies = [grad.clone() for grad in grads]  # a closure that computes a loss may change them
         _set_grads(with_grad, copies)
-        with Undone(with_grad[0].device), self.oracle.still(), interruptible(), callers_precision():
+        with UndoneDraws(with_grad[0].device), self.oracle.restored_buffers(), interruptible(), callers_precision():
             is_empty = closure() is None and all(p.grad is copy for p, copy in zip(with_grad, copies, strict=True))
         if not is_empty:
             _set_grads(with_grad, grads)
@@ -302,8 +323,32 @@ class Driver:
     @torch.no_grad()
     def step_on_gradients(self, leaves: Leaves) -> None:
         """Make an averaged step from the point where the gradients in ``.grad`` were taken."""
-        iteration = self.iteration
-        if not iteration.averages:
+        self._require_gradients(leaves)
+        iteration, last_leaves, at_average = self.iteration, self.last_leaves, self.at_average
+        first = iteration.state.iteration == 0
+        meter, snapshot = replace(self.meter), iteration.snapshot()
+        moves = last_leaves is not None and last_leaves.intact and not last_leaves.matches(leaves)
+        earlier_values = last_leaves.read() if last_leaves is not None and moves else None
+        try:
+            x, y = self._average_and_gradient_point(leaves)
+            iteration.rates = leaves.rates
+            point, record = iteration.iterate(x, self.mode.gradient_oracle(leaves, y, self.meter))
+        except BaseException:
+            iteration.roll_back(snapshot)
+            self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter
+            if last_leaves is not None and earlier_values is not None:
+                last_leaves.write(earlier_values)
+            raise
+        leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
+        self.at_average = False
+        self.oracle.style = "gradients"
+        self._record = replace(record, style="gradients")
+        if first:
+            self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
+
+    def _require_gradients(self, leaves: Leaves) -> None:
+        """Raise an error unless a step without a closure is possible."""
+        if not self.iteration.averages:
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
                 'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
@@ -320,34 +365,18 @@ class Driver:
             )
         if self.without_closures and self.at_average:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
-        first = iteration.state.iteration == 0
-        meter, snapshot = replace(self.meter), iteration.snapshot()
-        last_leaves, at_average, earlier_values = self.last_leaves, self.at_average, None
-        try:
-            if last_leaves is not None and last_leaves.matches(leaves):
-                y = leaves.read()
-                x: Any = iteration.average(y)
-            else:
-                if last_leaves is not None and last_leaves.intact:
-                    earlier_values = last_leaves.read()
-                    self.move(at_average=True)  # parameters that are frozen from now on stay at the average
-                x = leaves.read()
-                self._adapt_to(leaves, x)
-                y = cast(Tensor, iteration.gradient_point(x))
-            iteration.rates = leaves.rates
-            point, record = iteration.iterate(x, self.mode.given(leaves, y, self.meter))
-        except BaseException:
-            iteration.roll_back(snapshot)
-            self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter
-            if last_leaves is not None and earlier_values is not None:
-                last_leaves.write(earlier_values)
-            raise
-        leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
-        self.at_average = False
-        self.oracle.style = "gradients"
-        self.record = replace(record, style="gradients")
-        if first:
-            self.unreached = [leaf for leaf in leaves.tensors if leaf.grad is None]
+
+    def _average_and_gradient_point(self, leaves: Leaves) -> tuple[Any, Tensor]:
+        """Return the average x and the point y of the gradients, after parameters have joined or left."""
+        last = self.last_leaves
+        if last is not None and last.matches(leaves):
+            y = leaves.read()
+            return self.iteration.average(y), y
+        if last is not None and last.intact:
+            self.move(at_average=True)  # parameters that are frozen from now on stay at the average
+        x = leaves.read()
+        self._adapt_to(leaves, x)
+        return x, cast(Tensor, self.iteration.gradient_point(x))
 
     def warn_of_train_mode(self) -> None:
         """Warn once if a state is saved while the parameters are not at the average."""

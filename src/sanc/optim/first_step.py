@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
+from sanc.autograd.buffers import EvaluationMode
+from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import uncompiled
 from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.autograd.randomness import InEvaluation, derive
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -57,7 +58,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
     """
     with uncompiled():
         value = oracle.evaluate(x, oracle.samples[0], graph=True)
-        oracle.usual_calls = oracle.calls
+        oracle.usual_module_calls = oracle.module_calls
         if first:
             _check_repeatable(oracle, x, value)
             oracle.check(lambda: _check_parts(oracle, x))
@@ -94,12 +95,12 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
         return
 
     def value(weighted: Sequence[tuple[float, Batch]], seed: int | None = sample.seed) -> float:
-        return oracle.evaluate_here(x, Sample("closure", weighted, 1, seed))
+        return oracle.evaluate_locally(x, Sample("closure", weighted, 1, seed))
 
     def is_random() -> bool:
-        return value([(1.0, parts[0])]) != value([(1.0, parts[0])], derive(0))
+        return value([(1.0, parts[0])]) != value([(1.0, parts[0])], derive_seed(0))
 
-    with InEvaluation() if oracle.trains_buffers or is_random() else nullcontext():
+    with EvaluationMode() if oracle.trains_buffers or is_random() else nullcontext():
         try:
             undecided = is_random()
         except Exception:  # some models return something else in evaluation mode
@@ -159,9 +160,9 @@ def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
     again, so that a GradScaler can lower its scale before the first step.
     """
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
-    for _ in range(oracle.tries):
+    for _ in range(oracle.max_overflow_calls):
         oracle.load(x)
-        with oracle.still(), torch.enable_grad(), _BackwardCalls(oracle.leaves) as calls:
+        with oracle.restored_buffers(), torch.enable_grad(), _BackwardCalls(oracle.leaves) as calls:
             _, loss, grads = next(iter(oracle.passes(part, once=True)))
         backward_value, value = sum(calls.values), float(loss.detach())
         if not (calls.values and math.isfinite(value)):

@@ -175,10 +175,10 @@ class CubicOptimizer(Optimizer):
         return "capture = False" if capture is None else capture.reason
 
     @property
-    def _iterates(self) -> IterationProtocol:
+    def _iteration(self) -> IterationProtocol:
         return self._driver.iteration
 
-    # ------------------------------------------------------------------ parameters
+    # Parameters.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the entries of a group and add it."""
@@ -194,7 +194,7 @@ class CubicOptimizer(Optimizer):
         """Return the parameters of all groups, also the frozen ones."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    # ------------------------------------------------------------------ a step
+    # A step.
 
     @uninterrupted
     def step(  # type: ignore[override]
@@ -232,7 +232,7 @@ class CubicOptimizer(Optimizer):
                 "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or "
                 "use SCR."
             )
-        if objective is not None and self._iterates.averages:
+        if objective is not None and self._iteration.averages:
             raise ArgumentError(
                 "objective cannot be used: the ratio test is on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'
@@ -249,7 +249,7 @@ class CubicOptimizer(Optimizer):
             else:
                 others = [None if other is closure else other for other in (hessian, objective)]
                 loss = driver.step((closure, others[0], others[1]), self._leaves(), parameters)
-            driver.mode.stepped(self.param_groups, driver.iteration)
+            driver.mode.finish_step(self.param_groups, driver.iteration)
         self._warn_of_unreached()
         return loss
 
@@ -292,7 +292,7 @@ class CubicOptimizer(Optimizer):
         """
         self._driver.move(at_average=True)
 
-    # ------------------------------------------------------------------ checkpoints
+    # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and tensors.
@@ -300,7 +300,7 @@ class CubicOptimizer(Optimizer):
         It does not include the parameters: save them with the model, in loops without a closure after `eval`.
         """
         self._driver.warn_of_train_mode()
-        self._driver.mode.saving(self.param_groups, self._iterates)
+        self._driver.mode.before_saving(self.param_groups, self._iteration)
         self.state.clear()
         write_states(self._driver, self.state)
         packed = super().state_dict()

@@ -16,6 +16,9 @@ from torch import Tensor
 from sanc.errors import RanksError
 from sanc.ranks.group import Differences, Ranks, digest, fingerprint, quick_fingerprint, short_digest
 
+_PARAMETERS, _OPTIONS, _VALUES, _DECISIONS, _SIZE, _FAILED = range(6)
+"""Columns of a claim: the four digests of `claim_step`, and the two that `Ranks.claim` appends."""
+
 _REMEDY_AT_START = (
     "make them equal on all ranks before you construct the optimiser (the same seed, a checkpoint, or "
     "DistributedDataParallel, which copies the parameters of rank 0), or pass process_group=None to train each rank "
@@ -107,6 +110,7 @@ class Layout:
 
 
 def _takes_part(group: Mapping[str, Any], p: Tensor) -> bool:
+    """Return whether steps change a parameter."""
     return p.requires_grad and not group["frozen"]
 
 
@@ -137,30 +141,14 @@ def raise_difference(
 ) -> NoReturn:
     """Find what differs between the ranks, given which digests of `claim_step` do, and raise `RanksError`."""
     layout.reset()
-    names, tensors = named_parameters(groups)
-    if 0 in different or 1 in different:
-        rows = [_described(group, p) for group in groups for p in group["params"]]
-        numbers = torch.cat([digest({"number": len(rows)}), digest({"number": len(groups)})]).to(ranks.device)
-        kinds = ["the number of parameters", "the number of parameter groups"]
-        ranks.compare(numbers, kinds, "a comparison", _REMEDY_FOR_CALLS)
-        row = torch.cat([digest(row) for row in rows]).to(ranks.device)
-        found = ranks.first_difference(row, len(rows), "a comparison")
-        if found is not None:
-            index, rank = found
-            texts = [text.split("\n") for text in ranks.texts("\n".join(f"{k} = {v}" for k, v in rows[index].items()))]
-            pairs = [(its, ours) for its, ours in zip(texts[rank], texts[0], strict=True) if its != ours]
-            known, _, _ = names[index].partition(" of shape")
-            its, ours = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
-            raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_IN_STEP}")
-    if 2 in different:
+    if _PARAMETERS in different or _OPTIONS in different:
+        _raise_different_parameters(ranks, groups)
+    if _VALUES in different:
+        names, tensors = named_parameters(groups)
         ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
-    if 3 in different:
-        state = {f"{name!r} in the state of the method": value for name, value in _flat(iteration.numbers()).items()}
-        row = torch.cat([digest({name: value}) for name, value in state.items()]).to(ranks.device)
-        ranks.compare(row, list(state), "a comparison", _REMEDY_LATER)
-        kinds = ["the last call of load_state_dict"]
-        ranks.compare(digest({"due": due}).to(ranks.device), kinds, "a comparison", _REMEDY_FOR_CALLS)
-    if failed := [rank for rank, mark in enumerate(different.get(5, ())) if mark]:
+    if _DECISIONS in different:
+        _raise_different_decisions(ranks, iteration, due)
+    if failed := [rank for rank, mark in enumerate(different.get(_FAILED, ())) if mark]:
         raise RankFailedError(
             f"rank {failed[0]} failed before the first exchange of the step: read its error. Rank {ranks.rank} and the "
             "other ranks have left their parameters unchanged."
@@ -169,6 +157,35 @@ def raise_difference(
         f"rank {ranks.rank} and the other ranks do not make the same kind of step: pass closures of the same style on "
         "all ranks, and make the same calls of the optimiser before the step."
     )
+
+
+def _raise_different_parameters(ranks: Ranks, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `RanksError` with the first parameter whose shape, type or options differ between the ranks."""
+    names, _ = named_parameters(groups)
+    rows = [_described(group, p) for group in groups for p in group["params"]]
+    numbers = torch.cat([digest({"number": len(rows)}), digest({"number": len(groups)})]).to(ranks.device)
+    kinds = ["the number of parameters", "the number of parameter groups"]
+    ranks.compare(numbers, kinds, "a comparison", _REMEDY_FOR_CALLS)
+    row = torch.cat([digest(row) for row in rows]).to(ranks.device)
+    found = ranks.first_difference(row, len(rows), "a comparison")
+    if found is None:
+        return
+    index, rank = found
+    texts = ranks.gather_texts("\n".join(f"{name} = {value}" for name, value in rows[index].items()))
+    its_lines, our_lines = texts[rank].split("\n"), texts[0].split("\n")
+    pairs = [(its, ours) for its, ours in zip(its_lines, our_lines, strict=True) if its != ours]
+    known, _, _ = names[index].partition(" of shape")
+    its, ours = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
+    raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_IN_STEP}")
+
+
+def _raise_different_decisions(ranks: Ranks, iteration: Any, due: bool) -> None:
+    """Raise `RanksError` with the first number of the iteration's state that differs between the ranks."""
+    state = {f"{name!r} in the state of the method": value for name, value in _flat(iteration.numbers()).items()}
+    row = torch.cat([digest({name: value}) for name, value in state.items()]).to(ranks.device)
+    ranks.compare(row, list(state), "a comparison", _REMEDY_LATER)
+    kinds = ["the last call of load_state_dict"]
+    ranks.compare(digest({"due": due}).to(ranks.device), kinds, "a comparison", _REMEDY_FOR_CALLS)
 
 
 def _described(group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
@@ -213,6 +230,7 @@ def _number(value: Any) -> float | str:
 
 
 def _fingerprints(tensors: Sequence[Tensor]) -> Tensor:
+    """Return two 64-bit integers for each tensor, in one row."""
     return torch.cat([fingerprint(tensor) for tensor in tensors])
 
 

@@ -158,7 +158,7 @@ class Ranks:
         self._agreed = (0, None) if size is None else size
         return [row[:count] for row in received], total
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """Return the text of each rank."""
         codes = list(text.encode())
         lengths, _ = self._exchange([float(len(codes))], "a message")
@@ -170,6 +170,7 @@ class Ranks:
     def _exchange(
         self, numbers: Sequence[float], label: str, vector: Tensor | None = None
     ) -> tuple[list[list[float]], Tensor | None]:
+        """Return the numbers of each rank and the sum of the vectors, without a claim."""
         dtype, device = (torch.float64, self.device) if vector is None else (vector.dtype, vector.device)
         local = _split_float64(torch.tensor(numbers, dtype=torch.float64), dtype)
         table = torch.zeros(self.size, *local.shape, dtype=dtype)
@@ -203,7 +204,7 @@ class Ranks:
         cuda = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
-    # ------------------------------------------------------------------ comparing
+    # Comparing.
 
     def compare(self, row: Tensor, names: Sequence[str], label: str, remedy: str) -> None:
         """Raise `RanksError` with the name of the first entry that differs between the ranks.
@@ -295,6 +296,7 @@ def _text(numbers: Mapping[str, Any]) -> bytes:
 
 
 def _without_times(entry: Any) -> Any:
+    """Return nested mappings without their entries "seconds", which differ between the ranks."""
     if isinstance(entry, Mapping):
         return {name: _without_times(value) for name, value in entry.items() if name != "seconds"}
     return entry

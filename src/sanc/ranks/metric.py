@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sanc.autograd.given import GivenGradient
+from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError, shown
 from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
-from sanc.ranks.sharded import Modules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
+from sanc.ranks.sharded import FullyShardedModules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
 
 
 def assign_owners(costs: Sequence[float], size: int) -> list[int]:
@@ -116,6 +116,7 @@ class ShardedPreconditioner(Preconditioner):
         self._layout = metric.create(assigned_shapes, torch.empty(0, device="meta")).save() if self._assigned else []
 
     def _reduce(self, entries: int) -> RankReduction:
+        """Return the sums and maxima over the ranks that hold these entries together."""
         ranks = self._ranks
         return RankReduction(
             total=lambda tensor: ranks.sum(tensor, "a sum over entries"),
@@ -123,8 +124,8 @@ class ShardedPreconditioner(Preconditioner):
             entries=entries,
         )
 
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
-        return self._applied(g, lambda inner, part: inner.update(part, weight, factor_weight))
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
+        return self._applied(g, lambda inner, part: inner.update(part, weight))
 
     def apply(self, g: Tensor) -> Tensor:
         return self._applied(g, lambda inner, part: inner.apply(part))
@@ -145,9 +146,14 @@ class ShardedPreconditioner(Preconditioner):
             found |= dict(zip(self._assigned, self._exchange.to_shards(blocks, self._like), strict=True))
         return torch.cat([found[index] for index in range(len(self._sizes))])
 
-    def refresh(self) -> None:
+    @property
+    def parts(self) -> int:
+        return max((inner.parts for inner in self._inner()), default=1)
+
+    def refresh(self, part: int = 0) -> None:
         for inner in self._inner():
-            inner.refresh()
+            if part < inner.parts:
+                inner.refresh(part)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for inner in self._inner() for tensor in inner.tensors()]
@@ -230,7 +236,7 @@ class Sharded(DataParallel):
 
     def __init__(self, ranks: Ranks, every: int) -> None:
         super().__init__(ranks, every)
-        self._modules = Modules()
+        self._modules = FullyShardedModules()
         self._leaves: ShardedLeaves | None = None
 
     def __reduce__(self) -> NoReturn:
@@ -246,10 +252,10 @@ class Sharded(DataParallel):
     def oracle(self, leaves: Leaves, **options: Any) -> ShardedOracle:
         return ShardedOracle(self.ranks, leaves, **options)
 
-    def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
+    def gradient_oracle(self, leaves: Leaves, point: Tensor, meter: Meter) -> GradientOnlyOracle:
         self.ranks.agree()
-        return GivenGradient(leaves, point, meter)  # fully_shard averages in the backward pass
+        return GradientOnlyOracle(leaves, point, meter)  # fully_shard averages in the backward pass
 
-    def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+    def preconditioner(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
         assert self._leaves is not None
         return ShardedPreconditioner(metric, self._leaves, like)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.autograd.given import GivenGradient
+from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
@@ -28,11 +28,16 @@ class OneProcess:
 
     Attributes
     ----------
-    path : tuple of int
-        Integers that are combined with the seed for the randomness of this rank's closures.
+    rank_key : tuple of int
+        Integers that are combined with the seed, so that closures of different ranks draw different numbers.
     """
 
-    path: tuple[int, ...] = ()
+    rank_key: tuple[int, ...] = ()
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other ranks take part in every step."""
+        return bool(self.rank_key)
 
     def seed(self, seed: int | None) -> int:
         """Return the given seed, or draw one from torch's generator."""
@@ -46,18 +51,18 @@ class OneProcess:
         """Return the oracle that evaluates closures."""
         return AutogradOracle(leaves, **options)
 
-    def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
+    def gradient_oracle(self, leaves: Leaves, point: Tensor, meter: Meter) -> GradientOnlyOracle:
         """Return the oracle of a step without a closure: the gradients in ``.grad`` of the leaves."""
-        return GivenGradient(leaves, point, meter)
+        return GradientOnlyOracle(leaves, point, meter)
 
-    def metric(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+    def preconditioner(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
         """Return a preconditioner for parameters of these shapes."""
         return metric.create(shapes, like)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         """Prepare for an optimiser that is constructed with these groups and settings."""
 
-    def loaded(self) -> None:
+    def after_loading(self) -> None:
         """Prepare for the first step after a state was loaded."""
 
     @contextmanager
@@ -65,10 +70,10 @@ class OneProcess:
         """Compare the ranks before a step, which is made inside this context."""
         yield
 
-    def stepped(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def finish_step(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Finish a step."""
 
-    def saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Prepare for `state_dict`."""
 
     def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
@@ -91,7 +96,7 @@ class DataParallel(OneProcess):
 
     def __init__(self, ranks: Ranks, every: int) -> None:
         self.ranks, self._every = ranks, every
-        self.path = (ranks.rank,)
+        self.rank_key = (ranks.rank,)
         self._layout = Layout()
         self._due = True  # whether the next step is compared even if `every` does not divide its number
 
@@ -110,8 +115,8 @@ class DataParallel(OneProcess):
     def oracle(self, leaves: Leaves, **options: Any) -> AutogradOracle:
         return AveragingOracle(self.ranks, leaves, **options)
 
-    def given(self, leaves: Leaves, point: Tensor, meter: Meter) -> GivenGradient:
-        oracle = GivenGradient(leaves, point, meter)
+    def gradient_oracle(self, leaves: Leaves, point: Tensor, meter: Meter) -> GradientOnlyOracle:
+        oracle = GradientOnlyOracle(leaves, point, meter)
         local = oracle.g
         (_, mean), _ = average(
             self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps", style=lambda: "gradients"
@@ -123,7 +128,7 @@ class DataParallel(OneProcess):
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         compare_start(self.ranks, groups, settings | {"compare_every": self._every}, self.whole)
 
-    def loaded(self) -> None:
+    def after_loading(self) -> None:
         self._due = True
 
     @contextmanager
@@ -141,12 +146,12 @@ class DataParallel(OneProcess):
                 raise problem from None  # the other ranks raise `RankFailedError`
             raise
 
-    def stepped(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def finish_step(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         if self._due or (self._every and iteration.state.iteration % self._every == 0):
             self._due = False
             self.compare(groups, iteration)
 
-    def saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         if not self.whole:  # otherwise a single rank may save the state
             self.compare(groups, iteration)
 

@@ -7,7 +7,8 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -60,70 +61,121 @@ def average(
     style : callable
         Returns the style of the step after the evaluation, one of `_STYLES`. Later exchanges depend on it.
     """
-    problem: Exception | None = None
-    weight = -1.0 if terms is None else terms
-    numbers: list[float] = []
-    local = like
-    try:
-        numbers, local = evaluate()
-    except Exception as raised:
-        if ranks.wrapped:
-            raise  # the other ranks wait in a collective of the wrapper
-        problem = raised
+    numbers, local, problem = _evaluate_here(ranks, evaluate, like)
     hashes = [0.0, 0.0]
     if reduced == "perhaps" and local is not None:
         hashes = [float(part & 0xFFFFFFFF) for part in fingerprint(local).tolist()]  # exact in float64
-    padding = [0.0] * (_MOST_NUMBERS - len(numbers))
-    header = [float(problem is not None), weight, float(rows), *hashes, float(_STYLES.index(style()))]
-    message = [*header, *numbers, *padding]
+    ours = _Message(problem is not None, -1.0 if terms is None else terms, rows, hashes, style(), numbers)
+    weight = abs(ours.weight)
     vector = local if reduced == "no" else None
-    weighted = vector if vector is None or abs(weight) == 1.0 else vector * abs(weight)
+    weighted = vector if vector is None or weight == 1.0 else vector * weight
     try:
-        received, total = ranks.exchange(message, label, weighted)
+        received, total = ranks.exchange(ours.encode(), label, weighted)
     except RanksError as difference:
         if problem is None:
             raise
         raise difference from problem  # the difference may be the reason of the problem
     if problem is not None:
         raise problem
-    for rank, row in enumerate(received):
-        if row[0]:
+    messages = [_Message.decode(row) for row in received]
+    _check_messages(messages, ranks.rank, label)
+    weights = [abs(message.weight) for message in messages]
+    weight_sum = sum(weights)
+    same = reduced == "perhaps" and local is not None and all(message.hashes == hashes for message in messages)
+    if reduced == "yes" or same:
+        _require_equal_weights(weights)
+        total = local
+        # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
+        ranks.wrapped = ranks.wrapped or any(message.numbers != messages[0].numbers for message in messages)
+    elif local is not None:
+        total = (ranks.sum(local * weight, label) if total is None else total).div_(weight_sum)
+    weighted_messages = list(zip(weights, messages, strict=True))
+    means = [sum(w * message.numbers[k] for w, message in weighted_messages) / weight_sum for k in range(_MOST_NUMBERS)]
+    return (means, total), 1 if terms is None else sum(message.rows for message in messages)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """The numbers that ranks exchange with an evaluation.
+
+    Attributes
+    ----------
+    failed : bool
+        Whether the evaluation raised an exception.
+    weight : float
+        The weight of the rank's evaluation; −1 for a plain function, whose terms are not counted.
+    rows : int
+        Rows of the rank's batch.
+    hashes : list of float
+        Two hashes of the vector; 0 if they are not needed.
+    style : str
+        The style of the step, one of `_STYLES`.
+    numbers : list of float
+        The numbers of the evaluation.
+    """
+
+    failed: bool
+    weight: float
+    rows: int
+    hashes: list[float]
+    style: str
+    numbers: list[float]
+
+    def encode(self) -> list[float]:
+        """Return the message as floats, as many for every evaluation."""
+        header = [float(self.failed), self.weight, float(self.rows), *self.hashes, float(_STYLES.index(self.style))]
+        return [*header, *self.numbers, *[0.0] * (_MOST_NUMBERS - len(self.numbers))]
+
+    @classmethod
+    def decode(cls, row: list[float]) -> _Message:
+        """Return the message that `encode` returned as floats."""
+        failed, weight, rows, first_hash, second_hash, style, *numbers = row
+        return cls(bool(failed), weight, int(rows), [first_hash, second_hash], _STYLES[int(style)], numbers)
+
+
+def _evaluate_here(
+    ranks: Ranks, evaluate: Callable[[], Evaluation], like: Tensor | None
+) -> tuple[list[float], Tensor | None, Exception | None]:
+    """Return the evaluation of this rank, and None; or no numbers, `like` and the exception that was raised."""
+    try:
+        numbers, vector = evaluate()
+    except Exception as problem:
+        if ranks.wrapped:
+            raise  # the other ranks wait in a collective of the wrapper
+        return [], like, problem
+    return numbers, vector, None
+
+
+def _check_messages(messages: Sequence[_Message], own_rank: int, label: str) -> None:
+    """Raise an error if an evaluation failed, or if styles or kinds of closures differ between the ranks."""
+    for rank, message in enumerate(messages):
+        if message.failed:
             raise RanksError(
-                f"rank {rank} failed to compute {label}: read its error. Rank {ranks.rank} and the other ranks have "
+                f"rank {rank} failed to compute {label}: read its error. Rank {own_rank} and the other ranks have "
                 "left their parameters unchanged."
             )
-    styles = [_STYLES[int(row[5])] for row in received]
+    styles = [message.style for message in messages]
     if len(set(styles)) > 1:
         described = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(styles))
         raise ArgumentError(
             f"the steps have different styles ({described}): on all ranks pass closures that return the loss, or "
             "closures that call backward(), or none."
         )
-    weights = [row[1] for row in received]
+    weights = [message.weight for message in messages]
     if min(weights) < 0.0 < max(weights):
         raise ArgumentError(
             "closure is a sanc.Batch on some ranks and a plain function on others: pass the same kind on all ranks."
         )
-    weights = [abs(w) for w in weights]
-    weight_sum = sum(weights)
-    same = reduced == "perhaps" and local is not None and all(row[3:5] == hashes for row in received)
-    if reduced == "yes" or same:
-        if len(set(weights)) > 1:
-            raise ArgumentError(
-                f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of the "
-                "model averages their gradients with equal weights: pass batches of one size. With "
-                "DistributedDataParallel you can also use the wrapped module in the closure."
-            )
-        total = local
-        # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
-        ranks.wrapped = ranks.wrapped or any(row[len(header) :] != received[0][len(header) :] for row in received)
-    elif local is not None:
-        total = (ranks.sum(local * abs(weight), label) if total is None else total).div_(weight_sum)
-    means = [
-        sum(w * row[len(header) + k] for w, row in zip(weights, received, strict=True)) / weight_sum
-        for k in range(_MOST_NUMBERS)
-    ]
-    return (means, total), 1 if terms is None else int(sum(row[2] for row in received))
+
+
+def _require_equal_weights(weights: Sequence[float]) -> None:
+    """Raise an error if batches that a wrapper of the model has averaged have different sizes."""
+    if len(set(weights)) > 1:
+        raise ArgumentError(
+            f"the batches have {', '.join(f'{w:g}' for w in weights)} rows on the ranks, and the wrapper of the "
+            "model averages their gradients with equal weights: pass batches of one size. With "
+            "DistributedDataParallel you can also use the wrapped module in the closure."
+        )
 
 
 class AveragingOracle(AutogradOracle):
@@ -136,7 +188,7 @@ class AveragingOracle(AutogradOracle):
     """
 
     reduced: Reduced | None = None
-    tries = 1  # no retries: all ranks call their closures equally often
+    max_overflow_calls = 1  # all ranks call their closures equally often
 
     def __init__(self, ranks: Ranks, leaves: Leaves, **options: Any) -> None:
         self.ranks = ranks
@@ -169,7 +221,7 @@ class AveragingOracle(AutogradOracle):
 
     def evaluate(self, x: Any, sample: Sample, *, graph: bool = False) -> float:
         def local() -> Evaluation:
-            return [self.evaluate_here(x, sample, graph=graph)], None
+            return [self.evaluate_locally(x, sample, graph=graph)], None
 
         (value, _), _ = self.mean(sample, "a value", local, vector=False)
         self.meter.value += self.rows_elsewhere(sample)

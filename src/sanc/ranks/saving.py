@@ -52,7 +52,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
 
     folder = _folder(folder)
     step = _steps(optimizer)
-    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iterates)
+    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iteration)
     target = folder / f"step-{step:08d}"
     part = target.with_suffix(_PART)
     if _is_first_rank():
@@ -157,7 +157,8 @@ def _lists(entry: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> int:
-    iteration = getattr(optimizer, "_iterates", None)
+    """Return the number of steps that an optimiser made; raise an error for one of another library."""
+    iteration = getattr(optimizer, "_iteration", None)
     if iteration is None:
         raise ArgumentTypeError(
             f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
@@ -166,6 +167,7 @@ def _steps(optimizer: Any) -> int:
 
 
 def _folder(folder: str | Path) -> Path:
+    """Return the folder as a path; raise an error if it is a file."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"folder = {str(folder)!r} is a file: pass a folder for the checkpoints of the run.")
@@ -205,9 +207,11 @@ def _without_group_warning() -> Iterator[None]:
 
 
 def _is_first_rank() -> bool:
+    """Return whether this process is rank 0, or the only one."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _barrier() -> None:
+    """Wait for the other ranks, if there are any."""
     if dist.is_initialized():
         dist.barrier()

@@ -85,7 +85,7 @@ class ShardedLeaves(Leaves):
     """Parameters of which this rank holds a part."""
 
     def __init__(
-        self, ranks: Ranks, modules: Modules, tensors: Sequence[Tensor], decays: Sequence[float],
+        self, ranks: Ranks, modules: FullyShardedModules, tensors: Sequence[Tensor], decays: Sequence[float],
         rates: Sequence[float] = (),
     ) -> None:  # fmt: skip
         self.ranks, self._modules = ranks, modules
@@ -129,7 +129,7 @@ def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor
     )  # fmt: skip
 
 
-class Modules:
+class FullyShardedModules:
     """The modules under `fully_shard` that ran.
 
     After a pass without gradients such a module may keep its gathered parameters. It would use these stale copies after

@@ -234,17 +234,20 @@ class Penalty:
         self.kind = kind if self.strength > 0 else "none"
 
     def value(self, w: Array) -> float:
+        """Return the penalty at w."""
         if self.kind == "nonconvex":
             square = w * w
             return self.strength * float((square / (1 + square)).sum())
         return 0.5 * self.strength * float(np.vdot(w, w)) if self.kind == "l2" else 0.0
 
     def gradient(self, w: Array) -> Any:
+        """Return its gradient at w, or 0."""
         if self.kind == "nonconvex":
             return (2 * self.strength) * w / (1 + w * w) ** 2
         return self.strength * w if self.kind == "l2" else 0.0
 
     def curvature(self, w: Array) -> Any:
+        """Return the diagonal of its Hessian at w, or a number if all entries are equal."""
         if self.kind == "nonconvex":
             square = w * w
             return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
@@ -252,6 +255,7 @@ class Penalty:
 
 
 def _matrix(X: Any) -> Any:
+    """Return X as a dense or CSR matrix of float32 or float64, after checks."""
     X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X)
     if X.ndim != 2 or 0 in X.shape:
         raise ArgumentError(f"X has shape {X.shape}: pass a matrix with at least one row and one column.")
@@ -267,6 +271,7 @@ def _matrix(X: Any) -> Any:
 
 
 def _vector(labels: Any, n: int) -> Array:
+    """Return the labels as a vector of n numbers, after checks."""
     y: Array = np.asarray(labels)
     if y.ndim != 1 or len(y) != n:
         raise ArgumentError(f"y has shape {y.shape} and X has {n} rows: pass one label for each row.")

@@ -167,6 +167,7 @@ class SumOracle(Oracle):
         return self._value(x, GRADIENT)
 
     def _value(self, x: Any, role: int) -> float:
+        """Return f(x) on the sample of a role, and count it."""
         sample = self.sample(role)
         self.meter.count_value(sample.n)
         return sample.value(x)
@@ -175,6 +176,7 @@ class SumOracle(Oracle):
         return self._gradients.get(x, self._gradient)
 
     def _gradient(self, x: Any) -> tuple[float, Any]:
+        """Return f(x) and ∇f(x) on the gradient sample, and count them."""
         sample = self.sample(GRADIENT)
         value, g = sample.value_and_gradient(x)
         _require_shape_of(x, g, "value_and_gradient")
@@ -192,6 +194,8 @@ class SumOracle(Oracle):
 
 
 class _SampleHessian(Operator):
+    """The Hessian of a sample of the sum at x."""
+
     def __init__(self, oracle: SumOracle, x: Any) -> None:
         self._oracle, self._x = oracle, x
         self._sample = oracle.sample(HESSIAN)

@@ -52,20 +52,21 @@ class Preconditioner(ABC):
 
     like_parameter: tuple[str, ...] = ()
 
-    @abstractmethod
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
-        """Update M with a gradient and return M⁻¹g.
+    @property
+    def parts(self) -> int:
+        """Number of parts that are refreshed at different steps, so that no step takes much longer than others."""
+        return 1
 
-        `weight` is that of g in the running means, `factor_weight` its weight in means that are updated less often, or
-        None in steps that do not update them.
-        """
+    @abstractmethod
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
+        """Update M with a gradient, which has this weight in the running means, and return M⁻¹g."""
 
     @abstractmethod
     def apply(self, g: Tensor) -> Tensor:
         """Return M⁻¹g without an update of M."""
 
-    def refresh(self) -> None:  # noqa: B027 - not every metric has something to refresh
-        """Recompute what not every step recomputes, such as eigenbases."""
+    def refresh(self, part: int = 0) -> None:  # noqa: B027 - not every metric has something to refresh
+        """Recompute what not every step recomputes, such as eigenbases, in one of the parts."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
@@ -88,7 +89,7 @@ class Metric(Protocol):
     memory : float
         Decay of the running means: a gradient has the weight 1 − `memory`, and more at first.
     refresh : int
-        Steps between two calls of `Preconditioner.refresh`; fewer at first, more in a long run.
+        Steps between two calls of `Preconditioner.refresh`; fewer at first.
     """
 
     @property

@@ -43,14 +43,14 @@ class _Diagonal(Preconditioner):
         self._shapes, self._sizes, self._reduce = list(shapes), sizes_of(shapes), reduce
         self._second_moment, self._epsilon = like.new_zeros(sum(self._sizes)), like.new_zeros(1)
 
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
         self._second_moment.lerp_(g.square(), weight)
         return self.apply(g)
 
     def apply(self, g: Tensor) -> Tensor:
         return g / (self._second_moment.sqrt() + self._epsilon)
 
-    def refresh(self) -> None:
+    def refresh(self, part: int = 0) -> None:
         largest = torch.cat([self._second_moment, self._second_moment.new_zeros(1)]).amax().reshape(1)
         self._epsilon.copy_(epsilon_for(largest if self._reduce is None else self._reduce.largest(largest)))
 

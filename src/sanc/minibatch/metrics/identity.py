@@ -40,7 +40,7 @@ class _Identity(Preconditioner):
         self._count, self._reduce = count, reduce
         self._second_moment, self._epsilon = like.new_zeros(1), like.new_zeros(1)
 
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
         if self._reduce is None:
             mean = g.square().mean()
         else:
@@ -51,7 +51,7 @@ class _Identity(Preconditioner):
     def apply(self, g: Tensor) -> Tensor:
         return g / (self._second_moment.sqrt() + self._epsilon)
 
-    def refresh(self) -> None:
+    def refresh(self, part: int = 0) -> None:
         self._epsilon.copy_(epsilon_for(self._second_moment))
 
     def tensors(self) -> list[Tensor]:

@@ -5,28 +5,29 @@ the eigenvectors of the factors mean GGᵀ and mean GᵀG. With H = Q_LᵀGQ_R a
 
     M⁻¹g = Q_L (H / (√V + ε)) Q_Rᵀ
 
-(Shampoo, Gupta et al. 2018; SOAP, Vyas et al. 2024). Vectors are not rotated, nor is a side longer than `largest_side`.
-Matrices of one shape are stacked, so that one product serves all of them.
+(Shampoo, Gupta et al. 2018; SOAP, Vyas et al. 2024). Vectors are not rotated. A side longer than `largest_side` is
+divided into equal blocks, and its factor is the block diagonal of mean GGᵀ or mean GᵀG. Matrices of one shape are
+stacked, so that one product serves all of them. The stacks are refreshed at different steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, COUNT, Piece, setting
+from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, Piece, setting
 from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for, sizes_of
 
 _RIDGE = 1e-3
 """δ, relative to the mean eigenvalue of a factor. It bounds the condition number of the power step by side/δ, so that
 Cholesky in float64 leaves QᵀQ − I near 1e-16 (side/δ)², that is 1e-4 for a side of 1,000."""
-_SIDES = ("left", "right")
-"""Names of the sides in a saved state."""
+_STACKED_SIDE = 32
+"""Length from which the last side of a tensor with three dimensions is no kernel of a convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,30 +39,35 @@ class Kronecker(Piece):
     memory : float
         Decay of the means of GGᵀ, GᵀG and H∘H.
     refresh : int
-        Steps between two refreshes of the eigenbases, each by one step of the power method; fewer at first, more in a
-        long run.
+        Steps between two refreshes of the eigenbases, each by one step of the power method; fewer at first.
     largest_side : int
-        A longer side of a matrix is not rotated, which saves memory and time.
+        A longer side of a matrix is divided into blocks, of at most this length and that of the other side.
     """
 
     memory: float = setting(0.95, BELOW_ONE)
-    refresh: int = setting(50, AT_LEAST_ONE)
-    largest_side: int = setting(1024, COUNT)
+    refresh: int = setting(10, AT_LEAST_ONE)
+    largest_side: int = setting(1024, AT_LEAST_ONE)
 
     def couples(self, shape: Shape) -> bool:
-        """Whether a side of the matrix is rotated."""
-        return rotated_sides(shape, self.largest_side) is not None
+        """Whether the parameter has two sides, which are rotated."""
+        return rotated_sides(shape) is not None
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner; with `reduce`, the ranks may share parameters that are not coupled."""
         return _Kronecker(self, shapes, like, reduce)
 
 
-def rotated_sides(shape: Shape, largest_side: int) -> tuple[int, int] | None:
-    """Return rows and columns of a parameter as a matrix; None if neither side is rotated."""
+def rotated_sides(shape: Shape) -> tuple[int, int] | None:
+    """Return rows and columns of a parameter as a matrix, or as a stack of matrices; None if it is a vector.
+
+    A tensor of three dimensions is a stack of matrices, such as the weights of experts, if its last two sides are at
+    least `_STACKED_SIDE`; otherwise it is the kernel of a convolution.
+    """
+    if len(shape) == 3 and min(shape[1:]) >= _STACKED_SIDE:
+        return shape[1], shape[2]
     rows = shape[0] if len(shape) > 1 else 1
     columns = math.prod(shape) // max(rows, 1)
-    return (rows, columns) if 1 < min(rows, columns) <= largest_side else None
+    return (rows, columns) if min(rows, columns) > 1 else None
 
 
 class _Kronecker(Preconditioner):
@@ -72,156 +78,231 @@ class _Kronecker(Preconditioner):
         self._unrotated: list[int] = []  # the parameters that are not rotated
         by_sides: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, shape in enumerate(shapes):
-            sides = rotated_sides(shape, metric.largest_side)
+            sides = rotated_sides(shape)
             if sides is None:
                 self._unrotated.append(index)
             else:
                 by_sides[sides].append(index)
-        self._stacks = [_Stack(sides, indices, like, metric.largest_side) for sides, indices in by_sides.items()]
-        # V holds one stack after the other, then the parameters that are not rotated. Each is a group of entries. A
-        # block has one ε: it is a matrix, or all parameters that are not rotated.
-        self._order = [index for stack in self._stacks for index in stack.indices] + self._unrotated
-        self._group_sizes = [len(stack.indices) * math.prod(stack.sides) for stack in self._stacks]
-        self._group_sizes.append(sum(self._sizes) - sum(self._group_sizes))
-        self._second_moment = like.new_zeros(sum(self._sizes))
-        self._block_sizes = [math.prod(stack.sides) for stack in self._stacks for _ in stack.indices]
-        self._block_sizes += [self._group_sizes[-1]] if self._group_sizes[-1] else []
-        self._epsilon = like.new_zeros(len(self._block_sizes))
+        self._stacks = [
+            _Stack(sides, indices, [self._sizes[index] for index in indices], like, metric.largest_side)
+            for sides, indices in by_sides.items()
+        ]
+        self._unrotated_moment = like.new_zeros(sum(self._sizes[index] for index in self._unrotated))
+        self._unrotated_epsilon = like.new_zeros(1)
 
-    def update(self, g: Tensor, weight: Tensor | float, factor_weight: Tensor | float | None = None) -> Tensor:
-        h = self._rotated(g, factor_weight)
-        self._second_moment.lerp_(h.square(), weight)
-        return self._rotated_back(h)
+    @property
+    def parts(self) -> int:
+        return max(len(self._stacks), 1)
+
+    def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
+        return self._preconditioned(g, weight)
 
     def apply(self, g: Tensor) -> Tensor:
-        return self._rotated_back(self._rotated(g, None))
+        return self._preconditioned(g, None)
 
-    def _rotated(self, g: Tensor, factor_weight: Tensor | float | None) -> Tensor:
-        """Return g in the order of V, with H in place of G; update the factors unless `factor_weight` is None."""
+    def _preconditioned(self, g: Tensor, weight: Tensor | float | None) -> Tensor:
+        """Return M⁻¹g, after an update of factors and second moments unless `weight` is None."""
         pieces = torch.split_with_sizes(g, self._sizes)
-        rotated = []
+        parts: dict[int, Tensor] = {}
         for stack in self._stacks:
             matrices = stack.gather(pieces)
-            if factor_weight is not None:
-                stack.update(matrices, factor_weight)
-            rotated.append(stack.rotate(matrices).reshape(-1))
-        return torch.cat([*rotated, *(pieces[index] for index in self._unrotated)])
+            if weight is not None:
+                stack.update(matrices, weight)
+            parts |= stack.preconditioned(matrices, weight)
+        if self._unrotated:
+            vectors = torch.cat([pieces[index] for index in self._unrotated])
+            if weight is not None:
+                self._unrotated_moment.lerp_(vectors.square(), weight)
+            scaled = vectors.div_(self._unrotated_moment.sqrt().add_(self._unrotated_epsilon))
+            sizes = [self._sizes[index] for index in self._unrotated]
+            parts |= zip(self._unrotated, torch.split_with_sizes(scaled, sizes), strict=True)
+        return torch.cat([parts[index] for index in range(len(self._sizes))])
 
-    def _rotated_back(self, h: Tensor) -> Tensor:
-        """Return M⁻¹g for a rotated gradient."""
-        blocks = zip(self._epsilon.unbind(), self._block_sizes, strict=True)
-        eps = torch.cat([value.expand(size) for value, size in blocks])
-        *rotated, unrotated = torch.split_with_sizes(h / (self._second_moment.sqrt() + eps), self._group_sizes)
-        parts: list[Tensor] = []
-        for stack, group in zip(self._stacks, rotated, strict=True):
-            matrices = stack.rotate_back(group.view(-1, *stack.sides))
-            parts += matrices.reshape(len(stack.indices), -1).unbind()
-        parts += torch.split_with_sizes(unrotated, [self._sizes[index] for index in self._unrotated])
-        return torch.cat(self._in_order(parts))
-
-    def _in_order(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return parts that are in the order of V in the order of the parameters."""
-        return [part for _, part in sorted(zip(self._order, parts, strict=True), key=lambda pair: pair[0])]
-
-    def refresh(self) -> None:
-        largest = []
-        *rotated, unrotated = torch.split_with_sizes(self._second_moment, self._group_sizes)
-        for stack, group in zip(self._stacks, rotated, strict=True):
-            second_moments = group.view(-1, *stack.sides)
-            stack.refresh(second_moments)
-            largest.append(second_moments.amax(dim=(1, 2)))
-        if len(unrotated):
-            local = unrotated.amax().reshape(1)
-            largest.append(local if self._reduce is None else self._reduce.largest(local))
-        self._epsilon.copy_(epsilon_for(torch.cat(largest)))
+    def refresh(self, part: int = 0) -> None:
+        if self._stacks:
+            self._stacks[part].refresh()
+        if part == 0 and self._unrotated:
+            local = self._unrotated_moment.amax().reshape(1)
+            largest = local if self._reduce is None else self._reduce.largest(local)
+            self._unrotated_epsilon.copy_(epsilon_for(largest))
 
     def tensors(self) -> list[Tensor]:
         return [
-            self._second_moment,
-            self._epsilon,
-            *(tensor for stack in self._stacks for tensor in stack.named_tensors().values()),
+            self._unrotated_moment,
+            self._unrotated_epsilon,
+            *(t for stack in self._stacks for t in stack.tensors()),
         ]
 
     def save(self) -> list[dict[str, Tensor]]:
-        moments = self._in_order(
-            torch.split_with_sizes(self._second_moment, [self._sizes[index] for index in self._order])
-        )
-        shaped = zip(moments, self._shapes, strict=True)
-        saved = [{"second_moment": moment.clone().view(shape)} for moment, shape in shaped]
+        saved: dict[int, dict[str, Tensor]] = {}
         for stack in self._stacks:
-            for number, index in enumerate(stack.indices):
-                saved[index] |= {name: tensor[number].clone() for name, tensor in stack.named_tensors().items()}
-        for block, index in enumerate(self._order):
-            saved[index]["epsilon"] = self._epsilon[min(block, len(self._epsilon) - 1)].reshape(1).clone()
-        return saved
+            saved |= stack.save()
+        sizes = [self._sizes[index] for index in self._unrotated]
+        for index, moment in zip(self._unrotated, torch.split_with_sizes(self._unrotated_moment, sizes), strict=True):
+            saved[index] = {"second_moment": moment.clone(), "epsilon": self._unrotated_epsilon.clone()}
+        for index, shape in enumerate(self._shapes):
+            saved[index]["second_moment"] = saved[index]["second_moment"].view(shape)
+        return [saved[index] for index in range(len(self._shapes))]
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        self._second_moment.copy_(torch.cat([saved[index]["second_moment"].reshape(-1) for index in self._order]))
         for stack in self._stacks:
-            for name, tensor in stack.named_tensors().items():
-                tensor.copy_(torch.stack([saved[index][name] for index in stack.indices]))
-        for block in range(len(self._epsilon)):
-            self._epsilon[block] = saved[self._order[block]]["epsilon"][0]
+            stack.restore(saved)
+        if self._unrotated:
+            moments = [saved[index]["second_moment"].reshape(-1) for index in self._unrotated]
+            self._unrotated_moment.copy_(torch.cat(moments))
+            self._unrotated_epsilon.copy_(saved[self._unrotated[0]]["epsilon"])
+
+
+class _Side:
+    """The factor and the eigenbasis of one side of the matrices in a stack, in equal blocks.
+
+    Attributes
+    ----------
+    factor, basis : Tensor
+        One matrix for each block of each matrix in the stack.
+    blocks, length : int
+        Number and length of the blocks. The last block may extend beyond the side.
+    """
+
+    def __init__(self, side: int, limit: int, count: int, like: Tensor) -> None:
+        self.blocks = -(-side // limit)
+        self.length = -(-side // self.blocks)
+        self.factor = like.new_zeros(count * self.blocks, self.length, self.length)
+        self.basis = torch.zeros_like(self.factor)
+        self.basis.diagonal(dim1=1, dim2=2).fill_(1.0)
+
+    def refreshed(self) -> Tensor:
+        """Return the basis after a step of the power method: the orthonormal factor of (F + δI)Q.
+
+        The columns are first sorted by QᵀFQ, largest first. δ leaves basis vectors in the null space of F unchanged, so
+        that they do not depend on roundoff.
+        """
+        ridge = _RIDGE * self.factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        product = self.factor @ self.basis
+        order = (self.basis * product).sum(1).argsort(dim=1, descending=True, stable=True)[:, None, :]
+        order = order.expand_as(self.basis)
+        sorted_basis = self.basis.gather(2, order)
+        new_basis, succeeded = orthonormal(product.gather(2, order) + ridge * sorted_basis)
+        return torch.where(succeeded[:, None, None], new_basis, sorted_basis)
 
 
 class _Stack:
-    """Matrices of one shape, with their factors and eigenbases stacked."""
+    """Matrices of one shape, with their factors, eigenbases and second moments stacked.
 
-    def __init__(self, sides: tuple[int, int], indices: Sequence[int], like: Tensor, largest_side: int) -> None:
-        self.sides, self.indices = sides, list(indices)
-        self._rotates = [side <= largest_side for side in sides]
-        basis_sizes = [side if rotates else 0 for side, rotates in zip(sides, self._rotates, strict=True)]
-        self._factors = [like.new_zeros(len(indices), size, size) for size in basis_sizes]
-        self._bases = [like.new_zeros(len(indices), size, size) for size in basis_sizes]
-        for basis in self._bases:
-            basis.diagonal(dim1=1, dim2=2).fill_(1.0)
+    Matrices are padded with zeros to whole blocks.
+    """
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return the factors and the bases of the sides that are rotated."""
-        tensors: dict[str, Tensor] = {}
-        for side, rotates, factor, basis in zip(_SIDES, self._rotates, self._factors, self._bases, strict=True):
-            if rotates:
-                tensors |= {side: factor, f"{side}_basis": basis}
-        return tensors
+    def __init__(
+        self, sides: tuple[int, int], indices: Sequence[int], sizes: Sequence[int], like: Tensor, largest_side: int
+    ) -> None:
+        self._sides, self._indices = sides, list(indices)
+        self._counts = [size // math.prod(sides) for size in sizes]  # matrices of each parameter
+        count = sum(self._counts)
+        # A long side has blocks no longer than the other side, so that factors and bases have a bounded number of
+        # entries: at most twice as many as the parameter for each.
+        limits = [largest_side if side <= largest_side else min(largest_side, min(sides)) for side in sides]
+        self._rows, self._columns = (_Side(s, limit, count, like) for s, limit in zip(sides, limits, strict=True))
+        self._padded = (self._rows.blocks * self._rows.length, self._columns.blocks * self._columns.length)
+        self._second_moment = like.new_zeros(count, *self._padded)
+        self._epsilon = like.new_zeros(count, 1, 1)
 
     def gather(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return the matrices among the pieces of a gradient, one after another."""
-        first, *others = (pieces[index] for index in self.indices)
-        return (torch.stack([first, *others]) if others else first).view(-1, *self.sides)
+        """Return the matrices among the pieces of a gradient, one after another, padded to whole blocks."""
+        matrices = [pieces[index].view(-1, *self._sides) for index in self._indices]
+        stacked = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+        (rows, columns), (padded_rows, padded_columns) = self._sides, self._padded
+        if self._padded == self._sides:
+            return stacked
+        return torch.nn.functional.pad(stacked, (0, padded_columns - columns, 0, padded_rows - rows))
 
-    def update(self, block: Tensor, weight: Tensor | float) -> None:
+    def update(self, matrices: Tensor, weight: Tensor | float) -> None:
         """Update the factors mean GGᵀ and mean GᵀG."""
-        if self._rotates[0]:
-            self._factors[0].lerp_(block @ block.mT, weight)
-        if self._rotates[1]:
-            self._factors[1].lerp_(block.mT @ block, weight)
+        by_rows, by_columns = self._by_rows(matrices), self._by_columns(matrices)
+        self._rows.factor.lerp_(by_rows @ by_rows.mT, weight)
+        self._columns.factor.lerp_(by_columns.mT @ by_columns, weight)
 
-    def rotate(self, block: Tensor) -> Tensor:
-        """Return Q_Lᵀ G Q_R."""
-        block = torch.bmm(self._bases[0].mT, block) if self._rotates[0] else block
-        return torch.bmm(block, self._bases[1]) if self._rotates[1] else block
+    def preconditioned(self, matrices: Tensor, weight: Tensor | float | None) -> dict[int, Tensor]:
+        """Return Q_L (H / (√V + ε)) Q_Rᵀ for each parameter, after an update of V with this weight."""
+        h = torch.bmm(self._rows.basis.mT, self._by_rows(matrices)).view(matrices.shape)
+        h = self._from_columns(torch.bmm(self._by_columns(h), self._columns.basis))
+        if weight is not None:
+            self._second_moment.lerp_(h.square(), weight)
+        h = h / self._second_moment.sqrt().add_(self._epsilon)
+        h = torch.bmm(self._rows.basis, self._by_rows(h)).view(matrices.shape)
+        h = self._from_columns(torch.bmm(self._by_columns(h), self._columns.basis.mT))
+        h = h[:, : self._sides[0], : self._sides[1]]
+        return dict(zip(self._indices, (part.reshape(-1) for part in torch.split(h, self._counts)), strict=True))
 
-    def rotate_back(self, block: Tensor) -> Tensor:
-        """Return Q_L H Q_Rᵀ."""
-        block = torch.bmm(self._bases[0], block) if self._rotates[0] else block
-        return torch.bmm(block, self._bases[1].mT) if self._rotates[1] else block
+    def _by_rows(self, matrices: Tensor) -> Tensor:
+        """Return the blocks of rows of all matrices, one after another."""
+        return matrices.view(-1, self._rows.length, self._padded[1])
 
-    def refresh(self, second_moments: Tensor) -> None:
-        """Make one step of the power method, Q ← the orthonormal factor of (F + δI)Q.
+    def _by_columns(self, matrices: Tensor) -> Tensor:
+        """Return the blocks of columns of all matrices, one after another."""
+        side = self._columns
+        if side.blocks == 1:
+            return matrices
+        blocks = matrices.view(-1, self._padded[0], side.blocks, side.length).transpose(1, 2)
+        return blocks.reshape(-1, self._padded[0], side.length)
 
-        δ leaves basis vectors in the null space of the factor F unchanged, so that they do not depend on roundoff. The
-        second moments V are transformed in place: a diagonal V in the old basis has, with U = Q_newᵀQ_old, the diagonal
-        (U∘U)V in the new one.
+    def _from_columns(self, blocks: Tensor) -> Tensor:
+        """Return the matrices with these blocks of columns."""
+        side = self._columns
+        if side.blocks == 1:
+            return blocks
+        return blocks.view(-1, side.blocks, self._padded[0], side.length).transpose(1, 2).reshape(-1, *self._padded)
+
+    def refresh(self) -> None:
+        """Refresh the eigenbases, then ε.
+
+        A diagonal V in the old basis has, with U = Q_newᵀQ_old, the diagonal (U∘U)V in the new one.
         """
-        for side, (factor, basis) in enumerate(zip(self._factors, self._bases, strict=True)):
-            if not self._rotates[side]:
-                continue
-            ridge = _RIDGE * factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-            new_basis, succeeded = orthonormal(factor @ basis + ridge * basis)
-            new_basis = torch.where(succeeded[:, None, None], new_basis, basis)
-            change = (new_basis.mT @ basis).square()
-            second_moments.copy_(change @ second_moments if side == 0 else second_moments @ change.mT)
-            basis.copy_(new_basis)
+        new = self._rows.refreshed()
+        moments = torch.bmm((new.mT @ self._rows.basis).square(), self._by_rows(self._second_moment))
+        self._rows.basis.copy_(new)
+        moments, new = moments.view(self._second_moment.shape), self._columns.refreshed()
+        moments = torch.bmm(self._by_columns(moments), (new.mT @ self._columns.basis).square().mT)
+        self._columns.basis.copy_(new)
+        self._second_moment.copy_(self._from_columns(moments))
+        self._epsilon.copy_(epsilon_for(self._second_moment.amax(dim=(1, 2), keepdim=True)))
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor that is changed in place."""
+        return [self._second_moment, self._epsilon, *self._side_tensors().values()]
+
+    def _side_tensors(self) -> dict[str, Tensor]:
+        """Return factors and bases by their names in a saved state."""
+        named = (("left", self._rows), ("right", self._columns))
+        factors = {name: side.factor for name, side in named}
+        return factors | {f"{name}_basis": side.basis for name, side in named}
+
+    def save(self) -> dict[int, dict[str, Tensor]]:
+        """Return the state of each parameter; blocks are one below the other."""
+        moments = self._second_moment[:, : self._sides[0], : self._sides[1]]
+        saved: dict[int, dict[str, Tensor]] = {}
+        for index, (begin, end) in self._ranges():
+            entry = {"second_moment": moments[begin:end].reshape(-1).clone()}
+            entry["epsilon"] = self._epsilon[begin:end].reshape(-1).clone()
+            for name, tensor in self._side_tensors().items():
+                blocks = len(tensor) // sum(self._counts)
+                entry[name] = tensor[begin * blocks : end * blocks].reshape(-1, tensor.shape[-1]).clone()
+            saved[index] = entry
+        return saved
+
+    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
+        """Restore what `save` returned."""
+        pieces = {index: saved[index]["second_moment"].reshape(-1) for index in self._indices}
+        self._second_moment.copy_(self.gather(pieces))  # type: ignore[arg-type]
+        self._epsilon.copy_(torch.cat([saved[index]["epsilon"] for index in self._indices]).view(-1, 1, 1))
+        for name, tensor in self._side_tensors().items():
+            tensor.copy_(torch.cat([saved[index][name] for index in self._indices]).view(tensor.shape))
+
+    def _ranges(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield each parameter with the range of its matrices in the stack."""
+        begin = 0
+        for index, count in zip(self._indices, self._counts, strict=True):
+            yield index, (begin, begin + count)
+            begin += count
 
 
 def orthonormal(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from sanc.core.oracle import Meter, Oracle
 from sanc.core.space import Vector
 
 
-class GivenGradient(Oracle):
+class GradientOnlyOracle(Oracle):
     """Returns the gradient in the leaves at every point; evaluates neither values nor products."""
 
     has_values = False
