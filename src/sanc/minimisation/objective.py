@@ -61,7 +61,7 @@ def build_oracle(
             value, tree.flat, jac=gradient, hess=matrix, hessp=product, args=args, hvp=hvp, name=name
         )
         return oracle, flat, lambda v: tree.build(unflatten_vector(v))
-    start = _checked_point(x0, name)
+    start = checked_point(x0, name)
     unflatten = _unflattener(start)
     if isinstance(fun, FiniteSum):
         _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
@@ -206,7 +206,7 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
     return wrapped
 
 
-def _checked_point(x0: Any, name: str) -> Any:
+def checked_point(x0: Any, name: str) -> Any:
     """Return the point as a tensor or array of float32 or float64, after checks."""
     if isinstance(x0, Tensor):
         if x0.dtype not in (torch.float32, torch.float64):
