@@ -35,6 +35,7 @@ LAYERS = [  # a package imports only from packages above it in this list, and fr
     {"graphs", "problems", "ranks"},
     {"presets"},
     {"optim", "minimisation"},
+    {"leastsquares"},
     {"__init__", "sklearn"},
     {"lab"},
     {"__main__"},

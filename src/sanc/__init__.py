@@ -25,10 +25,12 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         ArgumentTypeError,
         NonFiniteError,
         NonFiniteStartError,
+        NotConvergedError,
         RanksError,
         SancError,
         SecondDerivativeError,
     )
+    from sanc.leastsquares import curve_fit, least_squares
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -71,6 +73,7 @@ __all__ = [
     "NoModel",
     "NonFiniteError",
     "NonFiniteStartError",
+    "NotConvergedError",
     "PaperEscape",
     "Point",
     "Preconditioner",
@@ -86,7 +89,9 @@ __all__ = [
     "ThreeSamples",
     "__version__",
     "certificate",
+    "curve_fit",
     "errors",
+    "least_squares",
     "load_checkpoint",
     "method_for",
     "minimize",
@@ -111,10 +116,12 @@ _HOMES = {
         "ArgumentTypeError",
         "NonFiniteError",
         "NonFiniteStartError",
+        "NotConvergedError",
         "RanksError",
         "SancError",
         "SecondDerivativeError",
     ),
+    "sanc.leastsquares": ("curve_fit", "least_squares"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor
 from sanc.core.iteration import Iteration
 from sanc.core.loop import run_to_end
 from sanc.core.method import Method
+from sanc.core.model import CubicModel
 from sanc.core.run import Limits, Run
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.leastsquares.losses import Loss
-from sanc.leastsquares.model import DenseModel
+from sanc.leastsquares.model import DenseModel, GaussNewtonSigma
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import SCHEMES, Residuals
 from sanc.leastsquares.run import LeastSquaresRun
@@ -119,7 +121,9 @@ def least_squares(
     measure = Loss(loss, f_scale)
     points = _Points(x0)
     function, jacobian = _with_keywords(fun, jac, kwargs)
-    residuals = Residuals(function, points.build, points.is_torch, jacobian, args if isinstance(args, tuple) else (args,))
+    residuals = Residuals(
+        function, points.build, points.is_torch, jacobian, args if isinstance(args, tuple) else (args,)
+    )
     if residuals.jac == "cs" and points.is_torch:
         raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
     oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
@@ -201,9 +205,10 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
 def _method() -> Method:
     """Return the default method with the model of dense Jacobians."""
     robust = PRESETS["robust"]
-    fields = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
-    model = DenseModel(**{name: getattr(robust.model, name) for name in robust.model.__dataclass_fields__})
-    return Method(**fields | {"model": model, "minibatch": None})
+    pieces = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
+    model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
+    sigma = GaussNewtonSigma(**{name: getattr(robust.sigma, name) for name in robust.sigma.__dataclass_fields__})
+    return Method(**pieces | {"model": model, "minibatch": None, "sigma": sigma})
 
 
 def _scipy_bounds(bounds: Any, x0: Any, flat: Floats) -> Any:

@@ -1,7 +1,7 @@
 """Losses ρ of squared residuals, by SciPy's definitions.
 
-The cost is ½ C² Σ ρ(z_i) with z_i = (r_i/C)², where C is `f_scale`. With ρ' and ρ'' its gradient is Jᵀw, w_i = ρ'(z_i) r_i,
-and its Hessian Jᵀ diag(h) J + Σ w_i ∇²r_i, h_i = ρ'(z_i) + 2 z_i ρ''(z_i).
+The cost is ½ C² Σ ρ(z_i) with z_i = (r_i/C)², where C is `f_scale`. Its gradient is Jᵀw with
+w_i = ρ'(z_i) r_i, and its Hessian Jᵀ diag(h) J + Σ w_i ∇²r_i, h_i = ρ'(z_i) + 2 z_i ρ''(z_i).
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Loss:
         else:
             self._rho = LOSSES[one_of("loss", loss, LOSSES)]
         fits = is_number(f_scale) and 0.0 < f_scale < math.inf
-        require(fits, "f_scale", f_scale, "pass a positive number, the residual from which an observation is an outlier")
+        require(
+            fits, "f_scale", f_scale, "pass a positive number, the residual from which an observation is an outlier"
+        )
         self._scale = float(f_scale)
 
     @property

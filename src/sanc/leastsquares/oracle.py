@@ -110,11 +110,11 @@ class ResidualOracle(CallableOracle):
 
     # Points.
 
-    def unscaled(self, z: Any) -> Floats:
+    def unscaled(self, z: Any) -> Any:
         """Return x."""
         return z * self.scale
 
-    def scaled(self, x: Any) -> Floats:
+    def scaled(self, x: Any) -> Any:
         """Return z."""
         return x / self.scale
 
@@ -170,6 +170,15 @@ class ResidualOracle(CallableOracle):
         weighted = float(np.linalg.norm(self.evaluation(z).terms.weighted))
         return self.tol * weighted + ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(z))
 
+    def curvature_tolerance(self, z: Any) -> float:
+        """Return the largest −λ_min of a solution in scaled variables, in which columns of the Jacobian have norm 1.
+
+        Negative curvature is due to the second-order term alone, which is about ‖w‖/‖z‖ if the columns change by their
+        norms over a distance ‖z‖. It is tested to √tol of that, or to `tol` if the residuals are small.
+        """
+        weighted, norm = float(np.linalg.norm(self.evaluation(z).terms.weighted)), float(np.linalg.norm(z))
+        return max(self.tol, math.sqrt(self.tol) * (min(1.0, weighted / norm) if norm > 0.0 else 1.0))
+
     # Scaling.
 
     def column_exponents(self, found: Evaluation) -> Floats:
@@ -198,8 +207,8 @@ class ResidualOracle(CallableOracle):
         if box is None:
             return None
         ratio = box.lower.new_tensor(old / self.scale)
-        self.box = Box(box.lower * ratio, box.upper * ratio)
-        return self.box
+        self.box = scaled = Box(box.lower * ratio, box.upper * ratio)
+        return scaled
 
 
 class _ModelOperator(Operator):

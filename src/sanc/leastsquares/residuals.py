@@ -77,7 +77,9 @@ class Residuals:
         if self.count is None:
             self.count = len(r)
         elif len(r) != self.count:
-            raise ArgumentError(f"fun returned {len(r)} residuals after {self.count}: return the same number each time.")
+            raise ArgumentError(
+                f"fun returned {len(r)} residuals after {self.count}: return the same number each time."
+            )
         return r
 
     def _call(self, point: Any) -> Any:
@@ -154,7 +156,7 @@ class Residuals:
         columns = [self._column(x, r, k) for k in range(len(x))]
         return np.stack(columns, axis=1)
 
-    def _column(self, x: Floats, r: Floats, k: int) -> Floats:
+    def _column(self, x: Any, r: Any, k: int) -> Any:
         """Return ∂r/∂x_k."""
         size = max(1.0, abs(float(x[k])))
         if self.jac == "cs":
@@ -212,7 +214,7 @@ class Residuals:
         try:
             matrix: Any = transform(self._residual_tensor)(flat)
         except (RuntimeError, NotImplementedError):  # an operator without a rule for this mode
-            matrix = torch.autograd.functional.jacobian(self._residual_tensor, flat)
+            matrix = torch.autograd.functional.jacobian(self._residual_tensor, flat)  # type: ignore[no-untyped-call]
         return np.asarray(matrix.detach().cpu().numpy(), x.dtype)
 
     def _autograd_operator(self, x: Floats, m: int) -> LinearOperator:
@@ -240,7 +242,9 @@ class Residuals:
         with torch.enable_grad():
             flat = torch.from_numpy(x.copy()).requires_grad_()
             r = self._residual_tensor(flat)
-            (g,) = torch.autograd.grad(r, flat, torch.from_numpy(w.copy()).to(r), create_graph=True, materialize_grads=True)
+            (g,) = torch.autograd.grad(
+                r, flat, torch.from_numpy(w.copy()).to(r), create_graph=True, materialize_grads=True
+            )
 
         def multiply(v: Floats) -> Floats:
             if not g.requires_grad:  # the residuals are linear

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class LeastSquaresRun(Run):
         if np.array_equal(exponents, oracle.exponents):
             if np.array_equal(now, exponents) or not self._is_stationary():
                 return
-            exponents = np.where(np.isfinite(now), now, exponents)
+            effect = np.exp2(now) * np.abs(found.x)  # of a relative change of each variable
+            threshold = math.sqrt(oracle.space.eps) * float(np.linalg.norm(found.terms.weighted))
+            exponents = np.where(np.isfinite(now) & (effect >= threshold), now, exponents)
             if np.array_equal(exponents, oracle.exponents):
                 return
         self._rescale(exponents, None if last is None else found.x - last.x)
@@ -96,6 +98,7 @@ class LeastSquaresRun(Run):
         """Return the certificate of the whole Hessian, which the next iteration uses if it is that of a saddle."""
         residuals = self.residual_oracle
         residuals.full = True
+        self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
         certificate, v = super().compute_certificate(oracle, max_products, seed)
         residuals.full = certificate.saddle
         return certificate, v
@@ -106,5 +109,3 @@ def _ratio(new: Any, old: Any) -> float:
     above, below = float(np.linalg.norm(new)), float(np.linalg.norm(old))
     ratio = above / below if below > 0.0 else 1.0
     return ratio if 0.0 < ratio < math.inf else 1.0
-
-

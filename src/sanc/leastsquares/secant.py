@@ -1,8 +1,8 @@
 """The second-order term S = Σ w_i ∇²r_i: its estimate from gradients, and the decision whether the model has it.
 
 Along a step s the change of the Jacobian gives S s ≈ y# = (J₊ − J)ᵀw₊ without a further evaluation. Dennis, Gay and
-Welsch (1981) update a symmetric S with it. Both models, with and without S, predict the decrease of each step; the
-better prediction decides which of them the next step uses.
+Welsch (1981) update a symmetric S with it. The next step uses S if two measurements on the last one agree: the estimate
+predicted S s, and the model with it predicted the decrease better than that of Gauss and Newton.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _WORTH = 0.1
 
 Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can tell apart.
 """
+_RELIABLE = 0.5
+"""The estimate is reliable if it predicted the last S s to this relative error, before the update."""
 
 
 class SecondOrderTerm:
@@ -55,10 +57,10 @@ class SecondOrderTerm:
         quadratic = float(s @ self.matrix @ s)
         plain_error = abs(actual - linear - 0.5 * model)
         augmented_error = abs(actual - linear - 0.5 * (model + quadratic))
+        error = float(np.linalg.norm((self.matrix @ s - second) * scale))
+        reliable = error <= _RELIABLE * float(np.linalg.norm(second * scale))
         self._update_estimate(s / scale, change * scale, second * scale, scale)
-        if quadratic == 0.0:  # the first estimate: predict the same step with the new one
-            augmented_error = abs(actual - linear - 0.5 * (model + float(s @ second)))
-        self.is_used = augmented_error < plain_error
+        self.is_used = reliable and augmented_error < plain_error
 
     def _update_estimate(self, s: Floats, y: Floats, target: Floats, scale: Floats) -> None:
         """Update S by the formula of Dennis, Gay and Welsch in scaled variables, so that S s = y#."""
