@@ -75,7 +75,8 @@ def _helical(x: Tensor) -> Tensor:
 
 _BARD = _d(0.14, 0.18, 0.22, 0.25, 0.29, 0.32, 0.35, 0.39, 0.37, 0.58, 0.73, 0.96, 1.34, 2.10, 4.39)
 _GAUSS = _d(
-    0.0009, 0.0044, 0.0175, 0.0540, 0.1295, 0.2420, 0.3521, 0.3989, 0.3521, 0.2420, 0.1295, 0.0540, 0.0175, 0.0044, 0.0009
+    0.0009, 0.0044, 0.0175, 0.0540, 0.1295, 0.2420, 0.3521, 0.3989, 0.3521, 0.2420, 0.1295, 0.0540, 0.0175,
+    0.0044, 0.0009,
 )  # fmt: skip
 _MEYER = _d(
     34780, 28610, 23650, 19630, 16370, 13720, 11540, 9744, 8261, 7030, 6005, 5147, 4427, 3820, 3307, 2872
@@ -190,8 +191,8 @@ _MGH: tuple[tuple[str, Residual, list[float]], ...] = (
     ("Rosenbrock", lambda x: torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]]), [-1.2, 1.0]),
     ("Freudenstein-Roth", lambda x: torch.stack([-13 + x[0] + ((5 - x[1]) * x[1] - 2) * x[1],
         -29 + x[0] + ((x[1] + 1) * x[1] - 14) * x[1]]), [0.5, -2.0]),
-    ("Powell-badly-scaled", lambda x: torch.stack([1e4 * x[0] * x[1] - 1, torch.exp(-x[0]) + torch.exp(-x[1]) - 1.0001]),
-        [0.0, 1.0]),
+    ("Powell-badly-scaled", lambda x: torch.stack([1e4 * x[0] * x[1] - 1,
+        torch.exp(-x[0]) + torch.exp(-x[1]) - 1.0001]), [0.0, 1.0]),
     ("Brown-badly-scaled", lambda x: torch.stack([x[0] - 1e6, x[1] - 2e-6, x[0] * x[1] - 2]), [1.0, 1.0]),
     ("Beale", lambda x: _d(1.5, 2.25, 2.625) - x[0] * (1 - x[1] ** _d(1.0, 2.0, 3.0)), [1.0, 1.0]),
     ("Jennrich-Sampson", _jennrich, [0.3, 0.4]),
@@ -218,7 +219,8 @@ _MGH: tuple[tuple[str, Residual, list[float]], ...] = (
     ("Discrete-integral", _discrete_integral, [k / 11 * (k / 11 - 1) for k in range(1, 11)]),
     ("Broyden-tridiagonal", _broyden_tridiagonal, [-1.0] * 10),
     ("Broyden-banded", _broyden_banded, [-1.0] * 10),
-    ("Penalty-I", lambda x: torch.cat([math.sqrt(1e-5) * (x - 1), (x.square().sum() - 0.25)[None]]), [1.0, 2.0, 3.0, 4.0]),
+    ("Penalty-I", lambda x: torch.cat([math.sqrt(1e-5) * (x - 1), (x.square().sum() - 0.25)[None]]),
+        [1.0, 2.0, 3.0, 4.0]),
 )  # fmt: skip
 
 

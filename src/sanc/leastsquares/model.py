@@ -140,7 +140,7 @@ class DenseModel(CubicModel):
         except (NonFiniteProductError, np.linalg.LinAlgError) as error:
             raise NonFiniteProductError(str(error)) from error
         at_gradient = here.start is None and here.grad_norm > 0.0
-        krylov = EigenSpace(values, rows, projections, here.grad_norm, at_gradient)
+        krylov = EigenSpace(values, rows.astype(here.space.dtype, copy=False), projections, here.grad_norm, at_gradient)
         norm = float(np.linalg.norm(projections))
         product_norm = (
             float(np.linalg.norm(values * projections)) / norm if at_gradient else float(np.abs(values).max())

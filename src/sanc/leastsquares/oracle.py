@@ -37,6 +37,7 @@ class Evaluation:
     r: Floats
     terms: LossTerms
     jacobian: Any = None
+    norms: Any = None
 
     @property
     def is_dense(self) -> bool:
@@ -57,6 +58,23 @@ class Evaluation:
         weights = self.model_weights()
         change = self.jacobian @ v
         return self.transposed(change if weights is None else weights * change)
+
+    def column_norms(self) -> Floats:
+        """Return the column norms of the Jacobian; those of an operator are estimated."""
+        if self.norms is None:
+            jacobian = self.jacobian
+            if self.is_dense:
+                squares = np.einsum("ij,ij->j", jacobian, jacobian, dtype=np.float64)
+            elif hasattr(jacobian, "multiply"):
+                squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
+            else:
+                rng, squares = np.random.default_rng(0), np.zeros(len(self.x))
+                for _ in range(_PROBES):
+                    squares += np.square(self.transposed(rng.choice([-1.0, 1.0], len(self.r)).astype(self.r.dtype)))
+                squares /= _PROBES
+            self.norms = np.sqrt(squares)
+        norms: Floats = self.norms
+        return norms
 
     def model_weights(self) -> Floats | None:
         """Return h, without negative entries, with which the Gauss–Newton matrix is positive semidefinite."""
@@ -165,10 +183,12 @@ class ResidualOracle(CallableOracle):
         """Return the tolerance on ‖∇f‖ in scaled variables: `tol` ‖w‖, or the rounding error if that is larger.
 
         Columns of unit norm make ‖∇f‖/‖w‖ a root of squared cosines between residuals and columns, as in MINPACK.
-        Rounding x by eps changes the residuals by up to eps Σ ‖J_j‖|x_j|, which z measures.
+        Rounding x by eps changes the residuals by up to eps Σ ‖J_j‖|x_j|.
         """
-        weighted = float(np.linalg.norm(self.evaluation(z).terms.weighted))
-        return self.tol * weighted + ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(z))
+        found = self.with_jacobian(z)
+        weighted = float(np.linalg.norm(found.terms.weighted))
+        rounding = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(found.column_norms() * found.x))
+        return self.tol * weighted + (rounding if math.isfinite(rounding) else 0.0)
 
     def curvature_tolerance(self, z: Any) -> float:
         """Return the largest −λ_min of a solution in scaled variables, in which columns of the Jacobian have norm 1.
@@ -176,25 +196,17 @@ class ResidualOracle(CallableOracle):
         Negative curvature is due to the second-order term alone, which is about ‖w‖/‖z‖ if the columns change by their
         norms over a distance ‖z‖. It is tested to √tol of that, or to `tol` if the residuals are small.
         """
-        weighted, norm = float(np.linalg.norm(self.evaluation(z).terms.weighted)), float(np.linalg.norm(z))
+        found = self.with_jacobian(z)
+        weighted, norm = (float(np.linalg.norm(v)) for v in (found.terms.weighted, found.column_norms() * found.x))
         return max(self.tol, math.sqrt(self.tol) * (min(1.0, weighted / norm) if norm > 0.0 else 1.0))
 
     # Scaling.
 
     def column_exponents(self, found: Evaluation) -> Floats:
         """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column."""
-        jacobian = found.jacobian
-        if found.is_dense:
-            squares = np.einsum("ij,ij->j", jacobian, jacobian, dtype=np.float64)
-        elif hasattr(jacobian, "multiply"):
-            squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
-        else:
-            rng, squares = np.random.default_rng(0), np.zeros(len(found.x))
-            for _ in range(_PROBES):
-                squares += np.square(found.transposed(rng.choice([-1.0, 1.0], len(found.r)).astype(found.r.dtype)))
-            squares /= _PROBES
         with np.errstate(divide="ignore"):
-            return np.where(np.isfinite(squares), np.round(0.5 * np.log2(squares)), -math.inf)
+            norms = found.column_norms()
+            return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
     def rescale(self, exponents: Floats, box: Box | None) -> Box | None:
         """Change d, and return the box of the new variables; cached evaluations stay valid."""

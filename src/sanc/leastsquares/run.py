@@ -11,7 +11,7 @@ import numpy as np
 from sanc.core.curvature import Certificate
 from sanc.core.oracle import Oracle
 from sanc.core.run import Run
-from sanc.core.space import Floats, Vector
+from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
 
@@ -43,24 +43,27 @@ class LeastSquaresRun(Run):
         return self.residual_oracle.tolerance(self.point) * self.factor
 
     def prepare(self) -> None:
-        """Measure the last step, and scale the variables."""
+        """Measure the last step, and scale the variables; at a stationary point, prepare the whole Hessian."""
         oracle = self.residual_oracle
         found = oracle.with_jacobian(self.point)
         last, self.last = self.last, found
+        step = None
         if last is not None and found is not last:
-            oracle.full = False
+            step = found.x - last.x
             oracle.term.update(last, found, oracle.scale)
         now = oracle.column_exponents(found)
-        exponents = np.maximum(oracle.exponents, now)
-        if np.array_equal(exponents, oracle.exponents):
-            if np.array_equal(now, exponents) or not self._is_stationary():
-                return
-            effect = np.exp2(now) * np.abs(found.x)  # of a relative change of each variable
-            threshold = math.sqrt(oracle.space.eps) * float(np.linalg.norm(found.terms.weighted))
-            exponents = np.where(np.isfinite(now) & (effect >= threshold), now, exponents)
-            if np.array_equal(exponents, oracle.exponents):
-                return
-        self._rescale(exponents, None if last is None else found.x - last.x)
+        largest = np.maximum(oracle.exponents, now)
+        if not np.array_equal(largest, oracle.exponents):
+            self._rescale(largest, step)
+        oracle.full = self._is_stationary()
+        if not oracle.full:
+            return
+        threshold = ROUNDING_ERRORS * oracle.space.eps * float(np.linalg.norm(found.terms.weighted))
+        has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
+        exponents = np.where(np.isfinite(now) & has_effect, now, oracle.exponents)
+        if not np.array_equal(exponents, oracle.exponents):
+            self._rescale(exponents, step)
+            oracle.full = self._is_stationary()
 
     def _is_stationary(self) -> bool:
         """Whether the gradient of the variables that f can decrease along is below the tolerance."""
@@ -95,7 +98,7 @@ class LeastSquaresRun(Run):
         self.stall.best_grad_norm *= slope
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
-        """Return the certificate of the whole Hessian, which the next iteration uses if it is that of a saddle."""
+        """Return the certificate of the whole Hessian, with which a saddle is left in the next iteration."""
         residuals = self.residual_oracle
         residuals.full = True
         self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
