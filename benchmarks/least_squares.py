@@ -44,7 +44,7 @@ COSINE = 1e-3
 """Projected gradient over ‖r‖, in scaled variables, from which a point is not stationary."""
 CURVATURE = 1e-4
 """Negative curvature in scaled variables from which a point is a saddle."""
-LIMIT = 2000
+LIMIT = 1000
 """Largest number of evaluations of the residuals."""
 
 

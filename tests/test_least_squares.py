@@ -147,8 +147,7 @@ def test_the_second_order_term_is_used_where_residuals_are_large():
     problem = PROBLEMS["Brown-Dennis-1"]
     res = sanc.least_squares(problem.fun, problem.start, problem.jac)
     assert res.success and res.second_order and np.isclose(2 * res.cost, 85822.2016263563, rtol=1e-9)
-    plain = scipy.optimize.least_squares(problem.fun, problem.start, problem.jac, x_scale="jac")
-    assert res.njev < plain.njev
+    assert res.njev < 40  # SciPy's trf, without this term, takes 140 from this start
     exact = PROBLEMS["Rosenbrock-1"]
     assert not sanc.least_squares(exact.fun, exact.start, exact.jac).second_order
 
@@ -202,7 +201,12 @@ def test_bounds_hold_everywhere_and_agree_with_scipy():
 # ---------------------------------------------------------------------- certified values
 
 
-@pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.name)
+SLOWER = ("MGH09", "MGH10", "MGH17", "Thurber", "ENSO", "Nelson", "Lanczos1", "Lanczos3", "Misra1b", "Rat43", "Chwirut2")
+
+
+@pytest.mark.parametrize(
+    "fit", [pytest.param(fit, id=fit.name, marks=[pytest.mark.slow] * (fit.name in SLOWER)) for fit in FITS]
+)
 def test_fits_of_nist_from_the_near_start(fit):
     problem = PROBLEMS[f"{fit.name}-2"]
     res = sanc.least_squares(problem.fun, problem.start, problem.jac)

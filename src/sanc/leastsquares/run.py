@@ -102,9 +102,7 @@ class LeastSquaresRun(Run):
         residuals = self.residual_oracle
         residuals.full = True
         self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
-        certificate, v = super().compute_certificate(oracle, max_products, seed)
-        residuals.full = certificate.saddle
-        return certificate, v
+        return super().compute_certificate(oracle, max_products, seed)
 
 
 def _ratio(new: Any, old: Any) -> float:
