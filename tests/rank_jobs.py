@@ -388,6 +388,7 @@ def sums():
         ("sampled paper", "csr", {"batch_size": 3, "preset": "paper", "max_iter": 30, "max_time": 1e6}),
         ("authors", "svm", {"batch_size": 8, "preset": AUTHORS, "max_iter": 30}),
         ("growing", "svm", {"batch_size": 4, "method": "scr", "preset": "paper", "grow_samples": True, "max_iter": 15}),
+        ("bounded", "dense", {"bounds": [(0.0, 0.3)] * 5, "max_iter": 40}),
         ("softmax", "softmax", {"max_iter": 30}),
     ):
         local = problem(kind, rows)
@@ -405,6 +406,8 @@ def sums():
         weighted = sanc.problems.Logistic(local.X, local.y, weights=np.ones(local.n))
         found["weights"] = error_of(lambda: sanc.minimize(weighted, np.zeros(5), process_group="default"))
         found["no sum"] = error_of(lambda: sanc.minimize(lambda x: (x**2).sum(), np.zeros(5), process_group="default"))
+        bounds = [(0.0, 1.0 + rank)] * 5
+        found["bounds"] = error_of(lambda: sanc.minimize(local, np.zeros(5), bounds=bounds, process_group="default"))
         alone = sanc.minimize(local, np.zeros(5))
         found["alone"] = alone.fun
     return found

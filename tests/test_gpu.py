@@ -238,6 +238,18 @@ def test_minimize_on_the_device():
     assert sanc.certificate(f, res.x).second_order
 
 
+def test_minimize_with_bounds_on_the_device():
+    def f(x):
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    x0 = torch.full((20,), -0.5, dtype=torch.float64, device=CUDA)
+    bounds = (torch.full_like(x0, -0.8), torch.full_like(x0, 0.7))
+    res = sanc.minimize(f, x0, bounds=bounds)
+    host = sanc.minimize(f, x0.cpu(), bounds=[(-0.8, 0.7)] * 20)
+    assert res.success and res.x.device.type == res.active.device.type == "cuda"
+    assert res.fun == pytest.approx(host.fun, rel=1e-10) and torch.equal(res.active.cpu(), host.active)
+
+
 def test_samples_are_moved_to_the_device():
     data = torch.utils.data.TensorDataset(torch.arange(50.0), torch.arange(50))
     for x, y in sanc.ThreeSamples(data, 8, device="cuda").draw():

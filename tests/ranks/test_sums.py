@@ -40,6 +40,7 @@ def test_arguments_that_differ_between_ranks_raise_an_error(two):
     for found in two:
         assert found["other x0"][0] == "RanksError" and found["other x0"][1].startswith("x0 of rank 1 differs")
         assert found["other penalty"][1].startswith("the kind of sum of rank 1 differs")
+        assert found["bounds"][0] == "RanksError" and "of rank 1 differs" in found["bounds"][1]
         assert found["weights"][0] == "ArgumentError" and "weights cannot be used" in found["weights"][1]
         assert found["no sum"][0] == "ArgumentError" and "finite sum" in found["no sum"][1]
     assert two[0]["alone"] != two[1]["alone"]

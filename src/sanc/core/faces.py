@@ -12,12 +12,11 @@ from sanc.core.bounds import FaceOracle
 from sanc.core.run import Run
 
 
-def enter_face(run: Run, *, released: bool | None = None) -> None:
+def enter_face(run: Run) -> None:
     """Continue on the face of the current point: the run's oracle and vectors become those of its free variables.
 
     Variables at a bound are released if f decreases from it into the box. If the gradient of all free variables is then
     below the tolerance, x is stationary; all variables at bounds are held, and the curvature between them is tested.
-    `released` chooses one of the two.
     """
     if run.box is None:
         return
@@ -28,8 +27,8 @@ def enter_face(run: Run, *, released: bool | None = None) -> None:
         _change_face(run, None)
         return
     g = space.tensor(oracle.gradient(point)[1])
-    free = run.box.free(x, g, released=released is not False)
-    if released is None and oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.tol:
+    free = run.box.free(x, g, released=True)
+    if oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.tol:
         free = run.box.free(x, g, released=False)
     _change_face(run, free)
 
