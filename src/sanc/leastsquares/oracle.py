@@ -38,6 +38,8 @@ class Evaluation:
     terms: LossTerms
     jacobian: Any = None
     norms: Any = None
+    _gradient: Any = None
+    _sizes: tuple[float, float] | None = None
 
     @property
     def is_dense(self) -> bool:
@@ -45,8 +47,18 @@ class Evaluation:
         return isinstance(self.jacobian, np.ndarray)
 
     def gradient(self) -> Floats:
-        """Return Jᵀw."""
-        return self.transposed(self.terms.weighted)
+        """Return Jᵀw; it is not to be changed."""
+        if self._gradient is None:
+            self._gradient = self.transposed(self.terms.weighted)
+        gradient: Floats = self._gradient
+        return gradient
+
+    def sizes(self) -> tuple[float, float]:
+        """Return ‖w‖, and the norm of the entries ‖J_j‖|x_j|, the effects of relative changes of the variables."""
+        if self._sizes is None:
+            effects = self.column_norms() * self.x
+            self._sizes = float(np.linalg.norm(self.terms.weighted)), float(np.linalg.norm(effects))
+        return self._sizes
 
     def transposed(self, w: Floats) -> Floats:
         """Return Jᵀw of any w."""
@@ -185,9 +197,8 @@ class ResidualOracle(CallableOracle):
         Columns of unit norm make ‖∇f‖/‖w‖ a root of squared cosines between residuals and columns, as in MINPACK.
         Rounding x by eps changes the residuals by up to eps Σ ‖J_j‖|x_j|.
         """
-        found = self.with_jacobian(z)
-        weighted = float(np.linalg.norm(found.terms.weighted))
-        rounding = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(found.column_norms() * found.x))
+        weighted, effect = self.with_jacobian(z).sizes()
+        rounding = ROUNDING_ERRORS * self.space.eps * effect
         return self.tol * weighted + (rounding if math.isfinite(rounding) else 0.0)
 
     def curvature_tolerance(self, z: Any) -> float:
@@ -196,8 +207,7 @@ class ResidualOracle(CallableOracle):
         Negative curvature is due to the second-order term alone, which is about ‖w‖/‖z‖ if the columns change by their
         norms over a distance ‖z‖. It is tested to √tol of that, or to `tol` if the residuals are small.
         """
-        found = self.with_jacobian(z)
-        weighted, norm = (float(np.linalg.norm(v)) for v in (found.terms.weighted, found.column_norms() * found.x))
+        weighted, norm = self.with_jacobian(z).sizes()
         return max(self.tol, math.sqrt(self.tol) * (min(1.0, weighted / norm) if norm > 0.0 else 1.0))
 
     # Scaling.
