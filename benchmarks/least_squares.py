@@ -109,9 +109,9 @@ def is_second_order(problem: LeastSquaresProblem, x: Floats) -> bool:
     held = (at_lower & (g >= 0.0)) | (at_upper & (g <= 0.0))
     size = float(np.linalg.norm(r))
     rounding = 1e-14 * float(np.linalg.norm(x * norms))
-    if size <= math.sqrt(problem.floor) or np.linalg.norm(g[~held]) <= rounding:
+    if size <= math.sqrt(problem.floor):
         return True
-    if not np.linalg.norm(g[~held]) <= COSINE * size:
+    if not np.linalg.norm(g[~held]) <= max(COSINE * size, rounding):
         return False
     point = torch.from_numpy(np.array(x))
     hessian = torch.func.hessian(lambda p: 0.5 * problem.residuals(p).square().sum())(point).numpy()
