@@ -27,12 +27,14 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         ArgumentTypeError,
         NonFiniteError,
         NonFiniteStartError,
+        NotConvergedError,
         RanksError,
         SancError,
         SecondDerivativeError,
         SingularMinimumError,
     )
     from sanc.implicit import Derivative, Solution, argmin
+    from sanc.leastsquares import curve_fit, least_squares
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -76,6 +78,7 @@ __all__ = [
     "NoModel",
     "NonFiniteError",
     "NonFiniteStartError",
+    "NotConvergedError",
     "PaperEscape",
     "Point",
     "Preconditioner",
@@ -95,8 +98,10 @@ __all__ = [
     "__version__",
     "argmin",
     "certificate",
+    "curve_fit",
     "diagnose",
     "errors",
+    "least_squares",
     "load_checkpoint",
     "method_for",
     "minimize",
@@ -122,12 +127,14 @@ _HOMES = {
         "ArgumentTypeError",
         "NonFiniteError",
         "NonFiniteStartError",
+        "NotConvergedError",
         "RanksError",
         "SancError",
         "SecondDerivativeError",
         "SingularMinimumError",
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
+    "sanc.leastsquares": ("curve_fit", "least_squares"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

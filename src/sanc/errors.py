@@ -34,6 +34,10 @@ class NonFiniteError(SancError, ArithmeticError):
     """The loss or its gradient is not finite for many consecutive batches."""
 
 
+class NotConvergedError(SancError, RuntimeError):
+    """A fit ended without a solution; the message has its ending and the remedy."""
+
+
 class RanksError(SancError, RuntimeError):
     """The ranks of a process group have diverged, or one of them does not respond."""
 

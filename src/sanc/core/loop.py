@@ -35,6 +35,7 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
+    run.prepare()
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
     ending = point_ending(run, value, run.oracle.space.norm(g))

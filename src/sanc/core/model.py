@@ -330,7 +330,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
         while True:
             krylov.extend()
             if krylov.dim == 1:
-                subspace = _with_units(model, here, subspace)
+                subspace = with_units(model, here, subspace, math.hypot(krylov.alpha[0], krylov.last_beta))
             must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
@@ -372,12 +372,14 @@ def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tole
     return residual <= max(forcing_bound, _TOLERANCE_SHARE * here.tol)
 
 
-def _with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-    """Return the subspace with the limit on the step norm and, at the first point, the units and the initial σ."""
+def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, product_norm: float) -> KrylovSubspace:
+    """Return the subspace with the limit on the step norm and, at the first point, the units and the initial σ.
+
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start.
+    """
     krylov, first_units = subspace.krylov, subspace.units
     if first_units.length:
         return replace(subspace, max_step_norm=model.max_step_norm(here, first_units))
-    product_norm = math.hypot(krylov.alpha[0], krylov.last_beta)  # ‖Bq₁‖
     grad_norm, x_norm = here.grad_norm, here.norm
     if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
         grad_norm = 0.0  # at a stationary point the gradient gives no unit of length

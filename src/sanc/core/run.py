@@ -126,6 +126,9 @@ class Run:
         """The unit of length, or 1 if it is not known."""
         return self.units.length or 1.0
 
+    def prepare(self) -> None:
+        """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""
+
     # A certificate of the current point.
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:

@@ -66,7 +66,7 @@ def build_oracle(
         return oracle, flat, lambda v: tree.build(unflatten_vector(v))
     if callable(x0) and not isinstance(x0, Tensor) and name == "x0":
         raise ArgumentTypeError(f"x0 = {shown(x0)} is a function: pass the function first, then the starting point.")
-    start = _checked_point(x0, name)
+    start = checked_point(x0, name)
     unflatten = _unflattener(start)
     if isinstance(fun, FiniteSum):
         _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
@@ -211,7 +211,7 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
     return wrapped
 
 
-def _checked_point(x0: Any, name: str) -> Any:
+def checked_point(x0: Any, name: str) -> Any:
     """Return the point as a tensor or array of float32 or float64, after checks."""
     if isinstance(x0, Tensor):
         if x0.dtype not in (torch.float32, torch.float64):

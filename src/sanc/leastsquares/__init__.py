@@ -1,0 +1,6 @@
+"""Nonlinear least squares and curve fitting, with the iteration, endings and certificates of `minimize`."""
+
+from sanc.leastsquares.curves import curve_fit
+from sanc.leastsquares.fitting import least_squares
+
+__all__ = ["curve_fit", "least_squares"]

@@ -1,0 +1,187 @@
+"""`curve_fit`, with the interface of SciPy."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+from scipy.optimize import Bounds, OptimizeWarning
+from torch import Tensor
+
+from sanc.core.space import Floats
+from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, shown
+from sanc.leastsquares.fitting import least_squares
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool = True,
+    bounds: Any = None,
+    *,
+    jac: Callable[..., Any] | str | None = None,
+    full_output: bool = False,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Fit the parameters of a curve to observations, and return them with their covariance.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(xdata, *parameters)`` returns the curve at the observations, as an array or tensor like `ydata`.
+    xdata : any
+        First argument of `f`.
+    ydata : array or Tensor
+        The observations. If they or `p0` are a tensor, torch differentiates `f`.
+    p0 : array or Tensor, optional
+        Initial parameters; by default ones, as many as `f` has arguments, or points between finite bounds.
+    sigma : array, optional
+        Standard deviations of the observations, or their covariance matrix.
+    absolute_sigma : bool
+        Whether `sigma` is absolute. If not, the covariance is scaled so that χ² per degree of freedom is 1.
+    check_finite : bool
+        Raise an error if `xdata` or `ydata` are not finite.
+    bounds : optional
+        `scipy.optimize.Bounds` or a pair (lower, upper), as for `least_squares`.
+    jac : callable or str, optional
+        ``jac(xdata, *parameters)`` returns the derivatives of `f`, a row for each observation; or a scheme of
+        differences.
+    full_output : bool
+        Return also the result of `least_squares`, its message and its status.
+    **options
+        Further arguments of `least_squares`, such as `loss`, `f_scale` and `max_nfev`.
+
+    Returns
+    -------
+    popt, pcov : array or Tensor
+        Parameters and covariance matrix. The latter is infinite, with a warning, if the Jacobian has no full rank, or
+        if there are no degrees of freedom to scale it.
+
+    Examples
+    --------
+    >>> import numpy as np, sanc
+    >>> x = np.linspace(0, 4, 50)
+    >>> popt, pcov = sanc.curve_fit(lambda x, a, b: a * np.exp(-b * x), x, 2.5 * np.exp(-1.3 * x))
+    >>> [round(float(p), 6) for p in popt]
+    [2.5, 1.3]
+    """
+    if not callable(f):
+        raise ArgumentTypeError(f"f = {shown(f)} cannot be called: pass a function of xdata and the parameters.")
+    y = _observations(xdata, ydata, check_finite)
+    start = _start(f, p0, bounds, y)
+    whiten = _whitening(sigma, y)
+    is_torch = isinstance(start, Tensor)
+
+    def residuals(p: Any) -> Any:
+        curve = f(xdata, *p)
+        return whiten((curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1) - y)
+
+    def jacobian(p: Any) -> Any:
+        assert callable(jac)
+        matrix = jac(xdata, *p)
+        return whiten(matrix.detach() if isinstance(matrix, Tensor) else np.asarray(matrix))
+
+    result = least_squares(residuals, start, jacobian if callable(jac) else jac, bounds, **options)
+    if not result.success:
+        raise NotConvergedError(
+            f"p0 = {shown(p0)} led to no fit: {result.message} Start closer to the solution, or allow more evaluations."
+        )
+    matrix = result.jac.numpy() if isinstance(result.jac, Tensor) else np.asarray(result.jac)
+    covariance = _covariance(matrix, 2.0 * result.cost, absolute_sigma)
+    pcov = torch.from_numpy(covariance).to(start) if is_torch else covariance
+    return (result.x, pcov, result, result.message, int(result.status)) if full_output else (result.x, pcov)
+
+
+def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
+    """Return the observations as a flat array or tensor, after checks."""
+    require(isinstance(check_finite, bool | np.bool_), "check_finite", check_finite, "pass True or False")
+    y = ydata.reshape(-1) if isinstance(ydata, Tensor) else np.asarray(ydata, np.float64).reshape(-1)
+    if len(y) == 0:
+        raise ArgumentError("ydata is empty: pass at least one observation.")
+    for name, data in (("xdata", xdata), ("ydata", ydata)):
+        if not check_finite or not isinstance(data, Tensor | np.ndarray | list | tuple):
+            continue
+        array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise ArgumentError(
+                f"{name} holds NaN or infinity: leave such observations out, or pass check_finite=False."
+            )
+    return y
+
+
+def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
+    """Return the initial parameters: those given, or ones, or points between finite bounds."""
+    if p0 is not None:
+        if isinstance(p0, Tensor) or not isinstance(y, Tensor):
+            return p0 if isinstance(p0, Tensor) else np.atleast_1d(np.asarray(p0, np.float64))
+        return torch.as_tensor(p0, dtype=y.dtype, device=y.device)
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except ValueError:
+        parameters = []
+    if len(parameters) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise ArgumentError("p0 = None cannot be used: the number of parameters of f is not known, so pass p0.")
+    start = np.ones(len(parameters) - 1)
+    if bounds is not None:
+        lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, Bounds) else bounds
+        sides = [np.broadcast_to(np.asarray(side, np.float64), start.shape) for side in (lower, upper)]
+        start = np.array([_between(*pair) for pair in zip(*sides, strict=True)])
+    return torch.as_tensor(start, dtype=y.dtype, device=y.device) if isinstance(y, Tensor) else start
+
+
+def _between(lower: float, upper: float) -> float:
+    """Return the middle of an interval, a point 1 from its only finite end, or 1: SciPy's rule."""
+    if math.isfinite(lower) and math.isfinite(upper):
+        return 0.5 * (lower + upper)
+    if math.isfinite(lower):
+        return lower + 1.0
+    return upper - 1.0 if math.isfinite(upper) else 1.0
+
+
+def _whitening(sigma: Any, y: Any) -> Callable[[Any], Any]:
+    """Return the function that divides residuals, or rows of a Jacobian, by their standard deviations."""
+    if sigma is None:
+        return lambda r: r
+    array = np.asarray(sigma.detach().cpu() if isinstance(sigma, Tensor) else sigma, np.float64)
+    if array.ndim == 1 or array.size == 1:
+        if array.size not in (1, len(y)):
+            raise ArgumentError(f"sigma has {array.size} numbers for {len(y)} observations: pass one for each.")
+        require(bool(np.all(array > 0.0)), "sigma", sigma, "pass positive standard deviations")
+        inverse = 1.0 / np.broadcast_to(array.reshape(-1), len(y))
+        return lambda r: _scaled_rows(r, inverse)
+    if array.shape != (len(y), len(y)):
+        raise ArgumentError(f"sigma has shape {array.shape} for {len(y)} observations: pass ({len(y)},) or a matrix.")
+    try:
+        factor = np.linalg.inv(scipy.linalg.cholesky(array, lower=True))
+    except np.linalg.LinAlgError:
+        raise ArgumentError("sigma is not positive definite: pass the covariance matrix of the observations.") from None
+    return lambda r: (torch.as_tensor(factor).to(r) if isinstance(r, Tensor) else factor) @ r
+
+
+def _scaled_rows(r: Any, weights: Floats) -> Any:
+    """Return the rows times weights."""
+    w = torch.from_numpy(weights.copy()).to(r) if isinstance(r, Tensor) else weights
+    return r * (w if r.ndim == 1 else w[:, None])
+
+
+def _covariance(jacobian: Floats, squares: float, absolute_sigma: bool) -> Floats:
+    """Return (JᵀJ)⁻¹, scaled by χ² per degree of freedom unless `absolute_sigma`; infinite if it is not determined."""
+    m, n = jacobian.shape
+    _, singular, rows = np.linalg.svd(jacobian, full_matrices=False)
+    is_full = len(singular) == n and singular[-1] > np.finfo(jacobian.dtype).eps * max(m, n) * singular[0]
+    if is_full and (absolute_sigma or m > n):
+        scaled = rows / singular[:, None]
+        covariance: Floats = scaled.T @ scaled
+        return covariance if absolute_sigma else covariance * (squares / (m - n))
+    warnings.warn("The covariance of the parameters could not be estimated.", OptimizeWarning, stacklevel=3)
+    return np.full((n, n), np.inf)

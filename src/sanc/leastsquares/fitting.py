@@ -1,0 +1,294 @@
+"""`least_squares`, with the interface of SciPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, OptimizeResult
+from torch import Tensor
+
+from sanc.core.iteration import Iteration
+from sanc.core.loop import run_to_end
+from sanc.core.method import Method
+from sanc.core.model import CubicModel
+from sanc.core.run import Limits, Run
+from sanc.core.space import Floats
+from sanc.core.status import Status
+from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.leastsquares.losses import Loss
+from sanc.leastsquares.model import DenseModel, GaussNewtonSigma
+from sanc.leastsquares.oracle import ResidualOracle
+from sanc.leastsquares.residuals import SCHEMES, Residuals
+from sanc.leastsquares.run import LeastSquaresRun
+from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
+from sanc.minimisation.objective import checked_point
+from sanc.minimisation.result import Result
+from sanc.minimisation.trees import Tree, is_tree
+from sanc.presets import PRESETS
+
+_TOLERANCES = {"float64": 1e-8, "float32": 1e-4}
+"""Default tolerances: about the square root of the machine precision, as in `minimize`; 1e-8 is SciPy's gtol."""
+_DIFFERENCE_TOLERANCE = 1e-6
+"""Default tolerance for Jacobians by differences, whose relative error is 1.5e-8 ("2-point") or 4e-11 ("3-point")."""
+
+
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Any,
+    jac: Callable[..., Any] | str | None = None,
+    bounds: Any = None,
+    *,
+    loss: str | Callable[..., Any] = "linear",
+    f_scale: float = 1.0,
+    tol: float | None = None,
+    max_nfev: int | None = None,
+    max_iter: int | None = 10_000,
+    max_time: float | None = None,
+    certify: bool = True,
+    seed: int = 0,
+    callback: Callable[..., Any] | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> OptimizeResult:
+    """Minimise the sum of squares of residuals, or a robust loss of them, to a second-order point.
+
+    The cost is ½ Σ r_i(x)², or ½ C² Σ ρ((r_i/C)²) with C = `f_scale`. The run is that of `minimize`, in variables
+    scaled by the column norms of the Jacobian.
+
+    Parameters
+    ----------
+    fun : callable
+        ``fun(x, *args)`` returns the residuals, an array or tensor of any shape.
+    x0 : array, Tensor or pytree of these
+        The starting point. If it is a tensor or a tree of tensors, torch differentiates `fun`.
+    jac : callable or {"2-point", "3-point", "cs"}, optional
+        The Jacobian ``jac(x, *args)``: a matrix, a sparse matrix or a `scipy.sparse.linalg.LinearOperator`, with a row
+        for each residual; or a scheme of differences. By default automatic differentiation for tensors and "3-point"
+        for arrays.
+    bounds : optional
+        `scipy.optimize.Bounds`, or a pair (lower, upper) of arrays, numbers or trees like `x0`. `fun` and `jac` are not
+        evaluated outside.
+    loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"} or callable
+        ρ, by SciPy's definitions. A callable gets the array z = (r/C)² and returns ρ, ρ' and ρ'' as three rows.
+    f_scale : float
+        C, the residual from which an observation is an outlier. It has no effect on "linear".
+    tol : float, optional
+        Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖ρ'r‖ in scaled
+        variables, and λ_min ≥ −√tol there. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
+    max_nfev, max_iter, max_time : number, optional
+        Limits on calls of `fun`, iterations and seconds, checked between iterations.
+    certify : bool
+        Compute the certificate of the final point; see `minimize`.
+    seed : int
+        Seed of the random start of certificates.
+    callback : callable, optional
+        Called as ``callback(x)`` after each iteration; True or StopIteration ends the run.
+    args, kwargs
+        Further arguments of `fun` and `jac`.
+
+    Returns
+    -------
+    sanc.minimisation.result.Result
+        SciPy's entries: x, cost, fun (residuals), jac (Jacobian), grad, optimality, active_mask, nfev, njev, status (a
+        `Status`), message, success. Also nit, nhev, history, certificate (in scaled variables) and second_order
+        (whether the last model had the second-order term); with bounds active, multipliers and weakly_active. Calls of
+        `fun` for differences count in nfev; those of the certificate do not count.
+
+    Examples
+    --------
+    >>> import torch, sanc
+    >>> t = torch.linspace(0, 1, 20, dtype=torch.float64)
+    >>> res = sanc.least_squares(lambda b: b[0] * torch.exp(b[1] * t) - 3 * torch.exp(-2 * t), torch.ones(2).double())
+    >>> res.success, [round(b, 6) for b in res.x.tolist()]
+    (True, [3.0, -2.0])
+    """
+    for name, function in (("fun", fun), ("callback", callback)):
+        if not callable(function) and not (name == "callback" and function is None):
+            raise ArgumentTypeError(f"{name} = {shown(function)} cannot be called: pass a function.")
+    if jac is not None and not callable(jac) and jac not in SCHEMES:
+        raise ArgumentError(f"jac = {shown(jac)} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
+    require_number("tol", tol)
+    require_number("max_time", max_time)
+    require_integer("max_nfev", max_nfev, 1)
+    require_integer("max_iter", max_iter, 0)
+    require_integer("seed", seed, 0, none=False)
+    require(isinstance(certify, bool | np.bool_), "certify", certify, "pass True or False")
+    measure = Loss(loss, f_scale)
+    points = _Points(x0)
+    function, jacobian = _with_keywords(fun, jac, kwargs)
+    residuals = Residuals(
+        function, points.build, points.is_torch, jacobian, args if isinstance(args, tuple) else (args,)
+    )
+    if residuals.jac == "cs" and points.is_torch:
+        raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
+    oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
+    method = _method()
+    box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
+    residuals.box = box
+    limits = Limits(
+        tol=0.0,
+        default_tol=False,
+        curvature_tol=math.sqrt(oracle.tol),
+        certify=bool(certify),
+        max_products=None,
+        max_iter=math.inf if max_iter is None else max_iter,
+        max_calls=math.inf,
+        max_time=math.inf if max_time is None else max_time,
+        max_nfev=math.inf if max_nfev is None else max_nfev,
+    )
+    run = LeastSquaresRun(oracle, Iteration(method, seed, ahead=True), limits, x, seed, box)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        status = _run(run, _reporter(callback, points))
+        return _result(run, status, points)
+
+
+def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
+    """Iterate until the run ends; a start whose residuals or Jacobian are not finite is an ending, too."""
+    oracle = run.residual_oracle
+    found = oracle.evaluation(run.point)
+    if not math.isfinite(found.terms.cost):
+        return Status.NOT_FINITE
+    run.prepare()
+    return run_to_end(run, report)
+
+
+class _Points:
+    """The form of the caller's points: arrays, tensors or trees, and their flat vectors."""
+
+    def __init__(self, x0: Any) -> None:
+        self._tree = Tree(x0, "x0") if is_tree(x0) else None
+        start = checked_point(x0 if self._tree is None else self._tree.flat, "x0")
+        self.is_torch = isinstance(start, Tensor)
+        self._device = start.device if isinstance(start, Tensor) else None
+        self._shape = tuple(start.shape)
+        array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
+        self.flat: Floats = np.array(array).reshape(-1)
+
+    def build(self, flat: Any) -> Any:
+        """Return a flat array or tensor in the form of x0."""
+        if self.is_torch:
+            flat = torch.from_numpy(flat.copy()) if isinstance(flat, np.ndarray) else flat
+            flat = flat.to(self._device)
+        else:
+            flat = flat.copy()
+        shaped = flat.reshape(self._shape)
+        return shaped if self._tree is None else self._tree.build(shaped)
+
+
+def _with_keywords(fun: Any, jac: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Return the functions with their keyword arguments."""
+    if not kwargs:
+        return fun, jac
+    require(isinstance(kwargs, Mapping), "kwargs", kwargs, "pass a mapping of names to values")
+    keywords = dict(kwargs)
+
+    def bound(function: Any) -> Any:
+        return lambda x, *args: function(x, *args, **keywords)
+
+    return bound(fun), bound(jac) if callable(jac) else jac
+
+
+def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
+    """Return the tolerance given, or the default for the precision of x and the kind of Jacobian."""
+    if tol is not None:
+        require(is_number(tol) and tol < 1.0, "tol", tol, "pass a number below 1, the cosine of an angle")
+        return float(tol)
+    default = _TOLERANCES["float64" if x.dtype == np.float64 else "float32"]
+    return max(default, _DIFFERENCE_TOLERANCE if residuals.is_differenced and residuals.jac != "cs" else 0.0)
+
+
+def _method() -> Method:
+    """Return the default method with the model of dense Jacobians."""
+    robust = PRESETS["robust"]
+    pieces = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
+    model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
+    sigma = GaussNewtonSigma(**{name: getattr(robust.sigma, name) for name in robust.sigma.__dataclass_fields__})
+    return Method(**pieces | {"model": model, "minibatch": None, "sigma": sigma})
+
+
+def _scipy_bounds(bounds: Any, x0: Any, flat: Floats) -> Any:
+    """Return bounds in the form of `minimize`: a pair is one lower and one upper side, as in SciPy's least_squares."""
+    if bounds is None or isinstance(bounds, Bounds) or is_tree(x0):
+        return bounds
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise ArgumentError(
+            f"bounds = {shown(bounds)} is no pair: pass (lower, upper), each a number or an array like x0, or "
+            "scipy.optimize.Bounds."
+        )
+    sides = []
+    for side, unbounded in zip(bounds, (-np.inf, np.inf), strict=True):
+        array = side.detach().cpu().numpy() if isinstance(side, Tensor) else side
+        array = np.asarray(unbounded if array is None else array)
+        if array.dtype == object:
+            array = np.array([unbounded if entry is None else entry for entry in array.reshape(-1)])
+        if array.size not in (1, flat.size) or array.dtype.kind not in "fiub":
+            raise ArgumentError(
+                f"bounds has {array.size} entries on one side for {flat.size} variables: pass (lower, upper), each a "
+                "number or an array like x0."
+            )
+        sides.append(np.broadcast_to(array.reshape(-1), flat.size).astype(np.float64))
+    return Bounds(*sides)
+
+
+def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[[Run], bool]:
+    """Return the function that calls the callback after an iteration, and returns whether to stop."""
+
+    def report(run: Run) -> bool:
+        if callback is None:
+            return False
+        oracle: Any = run.objective
+        try:
+            returned = callback(points.build(oracle.unscaled(run.point)))
+        except StopIteration:
+            return True
+        return returned is True
+
+    return report
+
+
+def _result(run: LeastSquaresRun, status: Status, points: _Points) -> OptimizeResult:
+    """Return the result of a run, in the caller's variables."""
+    oracle, z = run.residual_oracle, run.point
+    meter = oracle.meter
+    counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
+    found = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
+    if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
+        run.certificate, _ = run.compute_certificate(run.oracle, None, run.seed)
+    g = np.full_like(found.x, np.nan) if found.jacobian is None else found.gradient()
+    active = np.zeros(len(g), int)
+    if run.box is not None:
+        space = oracle.space
+        active = run.box.active(space.tensor(z), space.tensor(g)).numpy().astype(int)
+    held = ((active == -1) & (g >= 0.0)) | ((active == 1) & (g <= 0.0))
+    result = Result(
+        x=points.build(found.x),
+        cost=found.terms.cost,
+        fun=_like(found.r, points),
+        jac=_like(found.jacobian, points),
+        grad=_like(g, points),
+        optimality=float(np.max(np.where(held, 0.0, np.abs(g)))),
+        active_mask=active,
+        success=status.success,
+        status=status,
+        message=f"{bounded_sentence(run, status)} {run.message}".rstrip(),
+        nit=run.iterations,
+        history=run.history,
+        certificate=run.unscaled_certificate,
+        second_order=oracle.term.is_used,
+        **counts,
+    )
+    if run.box is not None:
+        entries = bounded_entries(run, lambda v: points.build(v))
+        entries["multipliers"] = points.build(np.where(active != 0, g, 0.0))
+        result.update(entries)
+    return result
+
+
+def _like(array: Any, points: _Points) -> Any:
+    """Return an array as a tensor if the points are tensors."""
+    return torch.from_numpy(np.array(array)) if points.is_torch and isinstance(array, np.ndarray) else array

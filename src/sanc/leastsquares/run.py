@@ -1,0 +1,112 @@
+"""A least-squares run: the run of `minimize` in variables that follow the columns of the Jacobian."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sanc.core.curvature import Certificate
+from sanc.core.oracle import Oracle
+from sanc.core.run import Run
+from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
+from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+
+
+@dataclass
+class LeastSquaresRun(Run):
+    """A run whose variables are scaled by the column norms of the Jacobian.
+
+    The norms are the largest so far, as Moré (1978) has it. Before the run ends they are those of the last point, in
+    which gradient and curvature are tested.
+
+    Attributes
+    ----------
+    last : Evaluation or None
+        The point of the iteration before.
+    """
+
+    last: Evaluation | None = None
+
+    @property
+    def residual_oracle(self) -> ResidualOracle:
+        """The oracle of the residuals."""
+        oracle = self.objective
+        assert isinstance(oracle, ResidualOracle)
+        return oracle
+
+    @property
+    def tol(self) -> float:
+        """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
+        return self.residual_oracle.tolerance(self.point) * self.factor
+
+    def prepare(self) -> None:
+        """Measure the last step, and scale the variables; at a stationary point, prepare the whole Hessian."""
+        oracle = self.residual_oracle
+        found = oracle.with_jacobian(self.point)
+        last, self.last = self.last, found
+        step = None
+        if last is not None and found is not last:
+            step = found.x - last.x
+            oracle.term.update(last, found, oracle.scale)
+        now = oracle.column_exponents(found)
+        largest = np.maximum(oracle.exponents, now)
+        if not np.array_equal(largest, oracle.exponents):
+            self._rescale(largest, step)
+        oracle.full = self._is_stationary()
+        if not oracle.full:
+            return
+        threshold = ROUNDING_ERRORS * oracle.space.eps * float(np.linalg.norm(found.terms.weighted))
+        has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
+        exponents = np.where(np.isfinite(now) & has_effect, now, oracle.exponents)
+        if not np.array_equal(exponents, oracle.exponents):
+            self._rescale(exponents, step)
+            oracle.full = self._is_stationary()
+
+    def _is_stationary(self) -> bool:
+        """Whether the gradient of the variables that f can decrease along is below the tolerance."""
+        oracle = self.full_oracle
+        g = oracle.space.tensor(oracle.gradient(self.point)[1])
+        if self.box is not None:
+            z = oracle.space.tensor(self.point)
+            g = g * self.box.free(z, g, released=True)
+        return float(g.norm()) <= self.tol
+
+    def _rescale(self, exponents: Floats, step: Floats | None) -> None:
+        """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""
+        oracle, full = self.residual_oracle, self.full_oracle
+        x = oracle.unscaled(self.point)
+        old = oracle.scale
+        g = oracle.gradient(self.point)[1]
+        self.box = oracle.rescale(exponents, self.box)
+        self.oracle, self.x = full, oracle.scaled(x)
+        iteration: Any = self.iteration
+        state = iteration.numbers()
+        if not state["unit_length"]:
+            return
+        reference = x if step is None or not np.any(step) else step
+        length = _ratio(reference / oracle.scale, reference / old)
+        slope = _ratio(g / old * oracle.scale, g)
+        state["sigma"] /= length**3
+        state["unit_cubic"] /= length**3
+        state["unit_length"] *= length
+        state["last_step_norm"] *= length
+        state["last_grad_norm"] *= slope
+        iteration.restore(state, iteration.vectors(), iteration.tensors())
+        self.stall.best_grad_norm *= slope
+
+    def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+        """Return the certificate of the whole Hessian, with which a saddle is left in the next iteration."""
+        residuals = self.residual_oracle
+        residuals.full = True
+        self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
+        return super().compute_certificate(oracle, max_products, seed)
+
+
+def _ratio(new: Any, old: Any) -> float:
+    """Return the ratio of two norms; 1 if it is not a positive finite number."""
+    above, below = float(np.linalg.norm(new)), float(np.linalg.norm(old))
+    ratio = above / below if below > 0.0 else 1.0
+    return ratio if 0.0 < ratio < math.inf else 1.0
