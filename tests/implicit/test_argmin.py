@@ -16,6 +16,7 @@ from torch import func
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
+from sanc.autograd.oracle import AutogradOracle
 from sanc.core.curvature import explore
 from sanc.implicit.free import free_variables
 from sanc.implicit.linear import solve, solve_least_squares, spectral_scaling
@@ -625,17 +626,29 @@ def test_weakly_active_bounds_have_no_derivative(shift, x0):
 
 
 def test_the_last_newton_step_stays_within_the_bounds():
-    """The run ends with a gradient below a large tol, and the Newton step of f crosses the bound at 1."""
+    """The run ends with a gradient below a large tol, and the Newton step of the first variable crosses its bound."""
     evaluated = []
 
     def fun(x, t):
-        evaluated.append(float(x.detach().max()))
-        return 0.5 * ((x - t) ** 2).sum() * 1e-3
+        evaluated.append(float(x[0].detach()))
+        return 0.5 * (torch.tensor([1e-3, 10.0], dtype=D) * (x - t) ** 2).sum()
 
-    t = torch.tensor([1.05], dtype=D, requires_grad=True)
+    t = torch.tensor([1.05, 0.3], dtype=D, requires_grad=True)
     with pytest.raises(sanc.SingularMinimumError, match="one-sided"):
-        sanc.argmin(fun, torch.full((1,), 0.999, dtype=D), t, bounds=[(0.0, 1.0)], tol=1e-4)
+        sanc.argmin(fun, torch.tensor([0.999, 0.3], dtype=D), t, bounds=[(0.0, 1.0)] * 2, tol=1e-4)
     assert max(evaluated) <= 1.0
+
+
+def test_the_graphs_of_the_last_newton_step_are_released(monkeypatch):
+    operators, hessian = [], AutogradOracle.hessian
+
+    def collected(self, x):
+        operators.append(hessian(self, x))
+        return operators[-1]
+
+    monkeypatch.setattr(AutogradOracle, "hessian", collected)
+    ridge_argmin(leaf())
+    assert len(operators) > 2 and all(operator._graph is None for operator in operators)
 
 
 def test_a_start_outside_the_bounds_is_projected_before_the_first_evaluation():
