@@ -116,6 +116,23 @@ def test_every_method_stays_within_the_bounds(method):
     assert np.all((res.x.numpy() >= LOWER) & (res.x.numpy() <= UPPER)) and res.fun <= rosen(X0)
 
 
+def test_two_arrays_for_two_variables_are_ambiguous():
+    """Sides give the minimiser (2, 3), pairs (1, 3): arrays and tensors raise an error, and tuples are pairs."""
+    fun, first, second = (lambda x: ((x - 9.0) ** 2).sum()), np.array([0.0, 1.0]), np.array([2.0, 3.0])
+    x0 = torch.zeros(2, dtype=torch.float64) + 2.5
+    calls = []
+    for bounds in [(first, second), [first, second], (torch.tensor(first), torch.tensor(second)), (first, [2.0, 3.0])]:
+        with pytest.raises(sanc.ArgumentError, match=r"sides or pairs.*scipy.optimize.Bounds\(lower, upper\)"):
+            sanc.minimize(lambda x: calls.append(1), x0, bounds=bounds)
+    assert not calls
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", scipy.optimize.OptimizeWarning)
+        for pairs in [np.stack([first, second]), [(0.0, 1.0), (2.0, 3.0)], [[0.0, 1.0], [2.0, 3.0]]]:
+            assert sanc.minimize(fun, x0, bounds=pairs).x.tolist() == [1.0, 3.0]
+        for sides in [Bounds(first, second), (None, second)]:
+            assert sanc.minimize(fun, x0, bounds=sides).x.tolist() == [2.0, 3.0]
+
+
 # ---------------------------------------------------------------------- steps
 
 

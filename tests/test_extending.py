@@ -13,11 +13,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc.core import cubic
+from sanc.core.box_model import BoxStep
 from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Escape, Model, Subspace
 from sanc.core.record import Note
@@ -307,6 +309,32 @@ def test_a_model_may_propose_steps_without_hessian_products():
     first = res.history[0]
     c, sigma, norm = 10.0, first.sigma, np.linalg.norm(A @ x0)
     assert first.step_norm == pytest.approx((math.sqrt(c * c + 4 * sigma * norm) - c) / (2 * sigma))  # c t + σ t² = ‖g‖
+
+
+@pytest.mark.parametrize("model", [DenseModel(), SecantModel()], ids=["dense", "secant"])
+def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic(model):
+    """f is quadratic, so that f(x) − f(x + s) − predicted decrease is (σ/3)‖s‖³ for every step that bounds truncate."""
+    A, b = np.array([[4.0, 1.5, 0.0], [1.5, 3.0, -1.0], [0.0, -1.0, 5.0]]), np.array([6.0, -9.0, 1.0])
+    seen = []
+
+    class Watched(sanc.RatioTest):
+        def __call__(self, here, subspace, step, trial, trials):
+            if isinstance(step, BoxStep):
+                actual = here.objective - here.evaluate(trial)
+                assert here.oracle.box.contains(torch.as_tensor(trial)) and step.decrease > 0.0
+                assert step.norm == pytest.approx(np.linalg.norm(trial - here.x))
+                assert actual - step.decrease == pytest.approx(step.sigma / 3 * step.norm**3, rel=1e-6, abs=1e-12)
+                seen.append(step)
+            return super().__call__(here, subspace, step, trial, trials)
+
+    method = sanc.Method(name="own", model=model, acceptance=Watched(), escape=sanc.CheckedEscape())
+    bounds = scipy.optimize.Bounds([-1.0, -0.5, -0.1], [0.7, 1.0, 0.05])
+    given = {"jac": lambda x: A @ x - b, "hess": lambda x: A, "bounds": bounds}
+    res = sanc.minimize(lambda x: 0.5 * x @ A @ x - b @ x, np.zeros(3), method=method, **given)
+    expected = scipy.optimize.minimize(
+        lambda x: 0.5 * x @ A @ x - b @ x, np.zeros(3), jac=given["jac"], bounds=bounds, method="L-BFGS-B", tol=1e-14
+    )
+    assert seen and res.success and res.x == pytest.approx(expected.x, abs=1e-6)
 
 
 # ---------------------------------------------------------------------- a rule for σ, and incomplete pieces

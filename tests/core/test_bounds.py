@@ -32,11 +32,11 @@ def test_a_point_in_the_box_is_not_copied():
     assert not BOX.contains(tensor(0.5, math.nan, 0.0, 2.0))
 
 
-def test_variables_are_held_where_the_gradient_points_out_of_the_box():
+def test_variables_are_held_where_the_negative_gradient_points_out_of_the_box():
     x = tensor(0.0, -1.0, 3.0, 2.0)
-    assert BOX.free(x, tensor(1.0, -1.0, 1.0, 5.0), released=True).tolist() == [False, True, True, False]
-    assert BOX.free(x, tensor(1.0, -1.0, 1.0, 5.0), released=False).tolist() == [False] * 4
-    assert BOX.free(x, tensor(math.nan, 0.0, -1.0, 5.0), released=True).tolist() == [True, False, False, False]
+    assert BOX.free(x, tensor(1.0, -1.0, 1.0, 5.0)).tolist() == [False, True, True, False]
+    assert BOX.between(x).tolist() == [False] * 4
+    assert BOX.free(x, tensor(math.nan, 0.0, -1.0, 5.0)).tolist() == [True, False, False, False]
     assert BOX.active(x, tensor(1.0, -1.0, -1.0, -5.0)).tolist() == [-1, -1, 1, 1]
 
 

@@ -179,6 +179,9 @@ def test_verdicts():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     data = [(part, part.sum(1, keepdim=True)) for part in x.split(10)]
     saddle = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
+    whole = sanc.diagnose(model, nn.MSELoss(), [(x, x.sum(1, keepdim=True))], starts=1)
+    assert math.isnan(whole.curvature_decrease) and whole.curvature_length > 0.0  # measured on the data themselves
+    assert "no step along it was tested" in whole.verdict
     words = {
         (0.0, 0.0): "Negative curvature exists",
         (0.0, 1.0): "At a saddle",
@@ -189,6 +192,8 @@ def test_verdicts():
         report = replace(saddle, noise_share=0.1, gradient_decrease=gradient, curvature_decrease=curvature)
         assert text in report.verdict
         assert ("Not trained to the end" in report.verdict) == (gradient > 0)
+    untested = replace(saddle, noise_share=0.1, gradient_decrease=math.nan, curvature_decrease=math.nan)
+    assert "no step along it was tested" in untested.verdict and "does not lower" not in untested.verdict
     assert "Batch noise dominates" in replace(saddle, noise_share=0.9).verdict
     up = replace(saddle, lambda_min=1.0, lambda_min_bound=0.9, noise_share=0.0)
     assert "curves up" in up.verdict and "No negative" in replace(up, lambda_min_bound=-1.0).verdict

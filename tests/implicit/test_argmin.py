@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import warnings
 import weakref
@@ -10,12 +11,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import Bounds, OptimizeWarning
 from torch import func
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
+from sanc.autograd.oracle import AutogradOracle
 from sanc.core.curvature import explore
-from sanc.implicit.free import FreeOracle, free_variables
+from sanc.implicit.free import free_variables
 from sanc.implicit.linear import solve, solve_least_squares, spectral_scaling
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.result import Result
@@ -523,38 +526,163 @@ def test_the_free_variables_of_a_result():
     assert free_variables(Result(active=tree)).tolist() == [False, True, False]
 
 
-def test_derivatives_at_active_bounds_are_those_of_the_free_variables(monkeypatch):
-    """min ½xᵀHx − tᵀx with x[1] fixed at its bound 0.5: the others have the derivative of the reduced system."""
-    H = random(4, 4)
-    H = H @ H.T + torch.eye(4, dtype=D)
-    t = random(4, seed=6).requires_grad_()
-    free = torch.tensor([True, False, True, True])
+H = random(4, 4)
+H = H @ H.T + torch.eye(4, dtype=D)
+LOWER, UPPER = torch.tensor([-0.5, 0.2, -9.0, -math.inf], dtype=D), torch.tensor([math.inf, 0.5, 9.0, 0.4], dtype=D)
+WEIGHTS = torch.arange(1.0, 5.0, dtype=D)
 
-    def bounded(fun, x0, args, **options):
-        x = torch.full((4,), 0.5, dtype=D)
-        x[free] = torch.linalg.solve(H[free][:, free], args[0][free] - 0.5 * H[free][:, 1])
-        return Result(x=x, jac=torch.zeros(4, dtype=D), success=True, active=~free, certificate=None)
 
-    monkeypatch.setattr("sanc.implicit.problem.minimize", bounded)
-    x, solution = sanc.argmin(lambda x, t: 0.5 * x @ H @ x - t @ x, torch.zeros(4, dtype=D), t, details=True)
-    (g,) = torch.autograd.grad(x @ torch.arange(1, 5, dtype=D), t)
+def inside(x):
+    return bool(((x >= LOWER) & (x <= UPPER)).all())
+
+
+def bounded_quadratic(x, t):
+    """½xᵀHx − tᵀx, which raises an error outside the bounds."""
+    if not inside(x):
+        raise ValueError(f"outside: {x}")
+    return 0.5 * x @ H @ x - t @ x
+
+
+def bounded_minimum(t):
+    """The minimum of `bounded_quadratic` and the mask of its free variables, by enumeration of the faces."""
+    best, found = math.inf, None
+    for sides in itertools.product((-1, 0, 1), repeat=4):
+        active = torch.tensor(sides)
+        free = active == 0
+        x = torch.where(active < 0, LOWER, UPPER)
+        if not bool(x[~free].isfinite().all()):
+            continue
+        x[free] = torch.linalg.solve(H[free][:, free], t[free] - H[free][:, ~free] @ x[~free])
+        if inside(x) and float(bounded_quadratic(x, t)) < best:
+            best, found = float(bounded_quadratic(x, t)), (x, free)
+    return found
+
+
+@pytest.mark.parametrize("hvp", ["auto", "finite-difference"])
+@pytest.mark.parametrize("seed", [1, 3, 6])
+def test_derivatives_at_active_bounds_are_those_of_the_free_variables(seed, hvp):
+    t = (3.0 * random(4, seed=seed)).requires_grad_()
+    expected_x, free = bounded_minimum(t.detach())
+    assert not free.all()
+    x0 = torch.tensor([0.0, 0.3, 0.0, 0.0], dtype=D)
+    x, solution = sanc.argmin(bounded_quadratic, x0, t, bounds=Bounds(LOWER, UPPER), hvp=hvp, details=True)
+    (g,) = torch.autograd.grad(x @ WEIGHTS, t)
     expected = torch.zeros(4, dtype=D)
-    expected[free] = torch.linalg.solve(H[free][:, free], torch.arange(1, 5, dtype=D)[free])
-    assert torch.allclose(g, expected, rtol=1e-9)
-    smallest = float(torch.linalg.eigvalsh(H[free][:, free])[0])
-    assert solution.certificate.lambda_min == pytest.approx(smallest)
-    assert solution.certificate.grad_norm < 1e-10  # of the free variables
+    expected[free] = torch.linalg.solve(H[free][:, free], WEIGHTS[free])
+    assert torch.allclose(x, expected_x, atol=1e-9) and torch.equal(x[~free], expected_x[~free])
+    assert torch.allclose(g, expected, rtol=1e-6, atol=1e-9) and torch.equal(g[~free], expected[~free])
+    assert (solution.result.active == 0).tolist() == free.tolist() and solution.grad_norm < 1e-7
+    if hvp == "auto":
+        smallest = float(torch.linalg.eigvalsh(H[free][:, free])[0])
+        assert solution.certificate.lambda_min == pytest.approx(smallest)
 
 
-def test_the_oracle_of_the_free_variables():
-    oracle, x = operator(torch.diag(torch.arange(1.0, 5.0, dtype=D)))
-    x = torch.ones(4, dtype=D)
-    free = FreeOracle(oracle, x, torch.tensor([True, False, True, False]))
-    value, g = free.gradient(free.restrict(x))
-    assert value == pytest.approx(5.0) == free.value(free.restrict(x)) and g.tolist() == [1.0, 3.0]
-    hessian = free.hessian(free.restrict(x))
-    assert hessian(torch.ones(2, dtype=D)).tolist() == [1.0, 3.0] and hessian.gradient().tolist() == [1.0, 3.0]
-    assert hessian.error(torch.ones(2, dtype=D), torch.ones(2, dtype=D)) == 0.0
+def test_bounds_of_trees_forward_mode_and_second_derivatives():
+    """min Σ x³/3 − t²x over [0, 1.5] has x = t if t < 1.5, and x = 1.5 with the derivative zero otherwise."""
+
+    def cubic(x, t):
+        assert all(bool(((leaf >= 0.0) & (leaf <= 1.5)).all()) for leaf in x.values())
+        return (x["a"] ** 3 / 3 - t**2 * x["a"]).sum()
+
+    def minimum(t):
+        return sanc.argmin(cubic, {"a": torch.full((3,), 0.7, dtype=D)}, t, bounds=({"a": 0.0}, {"a": 1.5}))["a"]
+
+    t = torch.tensor([0.5, 2.0, 1.25], dtype=D)
+    assert torch.allclose(minimum(t), torch.tensor([0.5, 1.5, 1.25], dtype=D))
+    expected = torch.diag(torch.tensor([1.0, 0.0, 1.0], dtype=D))
+    assert torch.allclose(func.jacrev(minimum)(t), expected, atol=1e-9)
+    assert torch.allclose(func.jvp(minimum, (t,), (torch.ones_like(t),))[1], expected.diag(), atol=1e-9)
+    second = torch.autograd.functional.hessian(lambda t: (minimum(t) ** 2).sum(), t)
+    assert torch.allclose(second, 2.0 * expected, atol=1e-7)
+
+
+def test_all_variables_at_bounds_have_the_derivative_zero():
+    t = leaf(5.0)
+    for on_singular in ("raise", "pinv"):
+        x = sanc.argmin(ridge_to, torch.zeros(3, dtype=D), t, bounds=[(0.0, 1.0)] * 3, on_singular=on_singular)
+        (g,) = torch.autograd.grad(x.sum(), t)
+        assert x.tolist() == [1.0] * 3 and g.tolist() == [0.0] * 3
+
+
+def ridge_to(x, t):
+    return 0.5 * ((x - t) ** 2).sum()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-13, -1e-13])
+@pytest.mark.parametrize("x0", [0.5, 0.0])
+def test_weakly_active_bounds_have_no_derivative(shift, x0):
+    """x = max(t, 0) has a kink at t = 0; beyond the tolerance it is differentiable on both sides."""
+    t, start = torch.tensor([shift, 2.0], dtype=D, requires_grad=True), torch.full((2,), x0, dtype=D)
+    given = {"bounds": [(0.0, None)] * 2}
+    for on_singular in ("raise", "pinv"):
+        with pytest.raises(sanc.SingularMinimumError, match=r"one-sided.*Pass other bounds"):
+            sanc.argmin(ridge_to, start, t, on_singular=on_singular, **given)
+    with pytest.warns(RuntimeWarning, match="one-sided"):
+        sanc.argmin(ridge_to, start, t, on_singular="warn", **given)
+    for side in (1e-3, -1e-3):
+        t = torch.tensor([side, 2.0], dtype=D, requires_grad=True)
+        (g,) = torch.autograd.grad(sanc.argmin(ridge_to, start, t, **given).sum(), t)
+        assert g.tolist() == pytest.approx([float(side > 0.0), 1.0])
+
+
+def test_the_last_newton_step_stays_within_the_bounds():
+    """The run ends with a gradient below a large tol, and the Newton step of the first variable crosses its bound."""
+    evaluated = []
+
+    def fun(x, t):
+        evaluated.append(float(x[0].detach()))
+        return 0.5 * (torch.tensor([1e-3, 10.0], dtype=D) * (x - t) ** 2).sum()
+
+    t = torch.tensor([1.05, 0.3], dtype=D, requires_grad=True)
+    with pytest.raises(sanc.SingularMinimumError, match="one-sided"):
+        sanc.argmin(fun, torch.tensor([0.999, 0.3], dtype=D), t, bounds=[(0.0, 1.0)] * 2, tol=1e-4)
+    assert max(evaluated) <= 1.0
+
+
+def test_the_graphs_of_the_last_newton_step_are_released(monkeypatch):
+    operators, hessian = [], AutogradOracle.hessian
+
+    def collected(self, x):
+        operators.append(hessian(self, x))
+        return operators[-1]
+
+    monkeypatch.setattr(AutogradOracle, "hessian", collected)
+    ridge_argmin(leaf())
+    assert len(operators) > 2 and all(operator._graph is None for operator in operators)
+
+
+def test_a_start_outside_the_bounds_is_projected_before_the_first_evaluation():
+    t = (3.0 * random(4, seed=1)).requires_grad_()
+    with pytest.warns(OptimizeWarning, match="projected"):
+        x = sanc.argmin(bounded_quadratic, torch.full((4,), 20.0, dtype=D), t, bounds=Bounds(LOWER, UPPER))
+    assert torch.allclose(x, bounded_minimum(t.detach())[0], atol=1e-9)
+
+
+def test_bounds_that_require_a_gradient_raise_an_error():
+    t, lower = leaf(), leaf(0.0)
+    with pytest.raises(sanc.ArgumentError, match="bounds depend on a tensor that requires a gradient"):
+        sanc.argmin(ridge_to, torch.ones(3, dtype=D), t, bounds=(lower, torch.full((3,), 2.0)))
+    with pytest.raises(sanc.ArgumentError, match="bounds depend on a tensor"):
+        func.grad(lambda u: sanc.argmin(ridge_to, torch.ones(3, dtype=D), t, bounds=(None, u)).sum())(
+            leaf(2.0).detach()
+        )
+
+
+def test_the_pseudo_inverse_reports_a_derivative_with_a_large_error():
+    """Three products do not solve a singular system with a spectrum from 1 to 1e4."""
+    values = torch.cat([torch.zeros(1, dtype=D), torch.logspace(0, 4, 39, dtype=D)])
+    t = random(40, seed=7)
+    t[0] = 0.0
+    t = t.requires_grad_()
+    x = sanc.argmin(
+        lambda x, t: 0.5 * (values * x**2).sum() - t @ x,
+        torch.zeros(40, dtype=D),
+        t,
+        on_singular="pinv",
+        max_products=3,
+    )
+    with pytest.raises(sanc.SingularMinimumError, match="estimated relative error"):
+        torch.autograd.grad(x.sum(), t)
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """Bounds on the variables: the box, its faces, and the objective on a face.
 
 A run with bounds minimises on one face of the box in each iteration. Variables at a bound are held there if the
-gradient points out of the box; the others are free, and all those that were held with the wrong sign are released
-together. A `FaceOracle` evaluates f as a function of the free variables alone, so that the iteration, the certificate
-and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors are the
-same objects, and the steps are those without bounds bit for bit.
+negative gradient points out of the box; the others are free, and all those that were held with the wrong sign are
+released together. A `FaceOracle` evaluates f as a function of the free variables alone, so that the iteration, the
+certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
+are the same objects, and the steps are those without bounds bit for bit.
 
 `sanc.core.faces` changes the face of a run, and `sanc.core.box_model` has the step: a minimiser of the cubic model in
 the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
@@ -54,7 +54,7 @@ class Box:
 
     def is_interior(self, x: Tensor) -> bool:
         """Whether every variable of x lies between its bounds."""
-        return bool(((x > self.lower) & (x < self.upper)).all())
+        return bool(self.between(x).all())
 
     def difference_points(self, x: Tensor, d: Tensor) -> list[tuple[float, Tensor]]:
         """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
@@ -94,15 +94,14 @@ class Box:
         at_lower = at_lower & ~(at_upper & (g < 0.0))
         return (at_upper & ~at_lower).to(torch.int8) - at_lower.to(torch.int8)
 
-    def free(self, x: Tensor, g: Tensor, *, released: bool) -> Tensor:
-        """Return the mask of the free variables, which lie between their bounds.
+    def between(self, x: Tensor) -> Tensor:
+        """Return the mask of the variables that lie strictly between their bounds."""
+        return (x > self.lower) & (x < self.upper)
 
-        If `released`, those at a bound from which f decreases into the box are free, too.
-        """
+    def free(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the mask of the variables between their bounds, and at a bound from which f decreases into the box."""
         can_fall, can_rise = x > self.lower, x < self.upper
-        if not released:
-            return can_fall & can_rise
-        # Not "held": a gradient that is not finite releases its variable, so that the run detects it.
+        # Comparisons with NaN are false: a variable whose derivative is NaN is free, so that the run detects it.
         return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
 
 

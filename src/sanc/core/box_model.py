@@ -9,6 +9,9 @@ products of Lanczos, B̂Q = BQ = QT + β q eᵀ, where q is the next vector. Out
 lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole face, B̂ = B. So a truncated step needs no
 further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
 bounds.
+
+A model of a user may have another subspace. Its step is then projected on the box, and one product gives m(s) with the
+Hessian as B̂. If m does not decrease, the step is the Cauchy point on the projected gradient.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 
 from sanc.core.bounds import FaceOracle
 from sanc.core.cubic import CubicStep
+from sanc.core.krylov import NonFiniteProductError
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Model, Subspace
 from sanc.core.point import Point
@@ -199,12 +203,13 @@ class BoundedSubspace:
         box = oracle.box
         projected = space.tensor(trial).clamp(box.lower, box.upper)
         if not isinstance(subspace, KrylovSubspace) or subspace.spectrum is None:
-            return _as_box_step(step, space.vector(projected), float((projected - x).norm()), step.decrease)
-        if self._quadratic is None:
-            self._quadratic = _Quadratic.from_krylov(here, subspace)
+            quadratic: _Products | _Quadratic = _Products(here)
+        else:
+            quadratic = self._quadratic = self._quadratic or _Quadratic.from_krylov(here, subspace)
         lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
-        model = _BoxModel(self._quadratic, step.sigma, lower, upper)
-        s, decrease = model.minimise(_host(projected - x))
+        model = _BoxModel(quadratic, step.sigma, lower, upper)
+        start = _host(projected - x)
+        s, decrease = model.improve(start) if isinstance(quadratic, _Products) else model.minimise(start)
         # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
         point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
         point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
@@ -266,15 +271,35 @@ class _Quadratic:
         return product
 
 
+class _Products:
+    """gᵀs + ½ sᵀBs with products of the Hessian B, for subspaces of which no basis is known."""
+
+    def __init__(self, here: Point) -> None:
+        self._here = here
+        self.g = _host(here.space.tensor(here.g))
+
+    def multiply(self, v: Floats) -> Floats:
+        """Return Bv."""
+        oracle, space = self._here.oracle, self._here.space
+        operator = oracle.hessian(self._here.x)
+        try:
+            product = _host(space.tensor(operator(space.vector(space.tensor(self._here.x).new_tensor(v)))))
+        finally:
+            operator.release()
+        if not np.isfinite(product).all():
+            raise NonFiniteProductError("a Hessian product is not finite")
+        return product
+
+
 class _BoxModel:
     """The cubic model in a box: m(s) = q(s) + (σ/3)‖s‖³ with lower ≤ s ≤ upper, where 0 is in the box."""
 
-    def __init__(self, quadratic: _Quadratic, sigma: float, lower: Floats, upper: Floats) -> None:
+    def __init__(self, quadratic: _Quadratic | _Products, sigma: float, lower: Floats, upper: Floats) -> None:
         self.q, self.cubic, self.lower, self.upper = quadratic, sigma, lower, upper
 
     def minimise(self, start: Floats) -> tuple[Floats, float]:
         """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
-        cauchy = self._search(np.zeros_like(start), -self.q.g * self._cauchy_length())
+        cauchy = self._cauchy_point()
         s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
         value, r = self.evaluate(s)
         tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.q.g))
@@ -290,18 +315,30 @@ class _BoxModel:
             s, value, r = trial, trial_value, trial_r
         return s, -value
 
+    def improve(self, start: Floats) -> tuple[Floats, float]:
+        """Return `start` if m decreases there, otherwise the Cauchy point, and the decrease of m there."""
+        value = self.evaluate(start)[0]
+        if value < 0.0:
+            return start, -value
+        cauchy = self._cauchy_point()
+        return cauchy, -self.evaluate(cauchy)[0]
+
     def evaluate(self, s: Floats) -> tuple[float, Floats]:
         """Return m(s) and its gradient."""
         norm, product = float(np.linalg.norm(s)), self.q.multiply(s)
         value = float(self.q.g @ s) + 0.5 * float(s @ product) + self.cubic / 3.0 * norm * norm * norm
         return value, self.q.g + product + (self.cubic * norm) * s
 
-    def _cauchy_length(self) -> float:
-        """Return t of the minimiser of m along −t·g, without bounds."""
+    def _cauchy_point(self) -> Floats:
+        """Return a point on the projected gradient at which m decreases, from its minimiser along −g without bounds."""
         g = self.q.g
         square = float(g @ g)
         curvature, cubic = float(g @ self.q.multiply(g)), self.cubic * square * math.sqrt(square)
-        return _positive_root(square, curvature, cubic)
+        return self._search(np.zeros_like(g), -g * _positive_root(-square, curvature, cubic))
+
+    def _step_length(self, norm: float, derivative: float, curvature: float) -> float:
+        """Return t > 0 of the minimiser t·d of m along a descent direction d, given ‖d‖, gᵀd and dᵀB̂d."""
+        return _positive_root(derivative, curvature, self.cubic * norm * norm * norm)
 
     def _newton_direction(self, s: Floats, r: Floats, free: Any) -> Floats:
         """Return a descent direction of the free variables: truncated conjugate gradients on m'' d = −r.
@@ -316,7 +353,7 @@ class _BoxModel:
             return np.where(free, product, 0.0)
 
         residual = np.where(free, -r, 0.0)
-        return _conjugate_gradients(multiply, residual, lambda p, c, s: _positive_root(c, s, self.cubic * p * p * p))
+        return _conjugate_gradients(multiply, residual, self._step_length)
 
     def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
@@ -329,15 +366,15 @@ class _BoxModel:
         return s
 
 
-def _positive_root(slope: float, curvature: float, cubic: float) -> float:
-    """Return t > 0 with −slope + curvature·t + cubic·t² = 0: the minimiser of the model along a descent direction."""
-    root = math.sqrt(curvature * curvature + 4.0 * cubic * slope)
+def _positive_root(derivative: float, curvature: float, cubic: float) -> float:
+    """Return t > 0 with derivative + curvature·t + cubic·t² = 0, for a directional derivative below zero."""
+    root = math.sqrt(curvature * curvature - 4.0 * cubic * derivative)
     denominator = curvature + root
-    return 2.0 * slope / denominator if denominator > 0.0 else (-curvature / cubic if cubic > 0.0 else 1.0)
+    return -2.0 * derivative / denominator if denominator > 0.0 else (-curvature / cubic if cubic > 0.0 else 1.0)
 
 
 def _conjugate_gradients(
-    multiply: Callable[[Floats], Floats], residual: Floats, length: Callable[[float, float, float], float]
+    multiply: Callable[[Floats], Floats], residual: Floats, step_length: Callable[[float, float, float], float]
 ) -> Floats:
     """Return the solution of A d = residual to one per cent, or d up to the first direction of negative curvature."""
     d, p, square = np.zeros_like(residual), residual, float(residual @ residual)
@@ -348,8 +385,8 @@ def _conjugate_gradients(
         product = multiply(p)
         curvature = float(p @ product)
         if curvature <= 0.0:
-            slope = float(residual @ p)
-            return d + length(math.sqrt(float(p @ p)), max(slope, square), curvature) * p
+            derivative = min(-float(residual @ p), -square)
+            return d + step_length(math.sqrt(float(p @ p)), derivative, curvature) * p
         step = square / curvature
         d = d + step * p
         residual = residual - step * product

@@ -27,9 +27,9 @@ def enter_face(run: Run) -> None:
         _change_face(run, None)
         return
     g = space.tensor(oracle.gradient(point)[1])
-    free = run.box.free(x, g, released=True)
+    free = run.box.free(x, g)
     if oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.tol:
-        free = run.box.free(x, g, released=False)
+        free = run.box.between(x)
     _change_face(run, free)
 
 
@@ -75,5 +75,5 @@ def release_weak_bounds(run: Run) -> bool:
     if not bool(weak.any()):
         return False
     x = run.full_oracle.space.tensor(run.point)
-    _change_face(run, weak | run.box.free(x, x, released=False))
+    _change_face(run, weak | run.box.between(x))
     return True

@@ -32,8 +32,8 @@ _MEMORY_PREFIX = "memory."
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The outcome of an iteration so far.
+class _Progress:
+    """An iteration in progress: its last decision, and what the next rule and the record need.
 
     Attributes
     ----------
@@ -142,13 +142,13 @@ class Iteration:
         judge = method.sigma.judge(oracle.space.eps, exact=oracle.exact)
         options = (self.tol, self._one_sample, self._ahead, start)
         here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *options)
-        outcome = self._advance(here)
-        decision = outcome.decision
-        dim = 0 if outcome.subspace is None else outcome.subspace.dim
+        progress = self._advance(here)
+        decision = progress.decision
+        dim = 0 if progress.subspace is None else progress.subspace.dim
         products = method.model.charge(here, dim) if method.needs_products else 0
         oracle.count_paper_calls(1 + decision.extra_gradients, products)
         seconds = state.seconds + time.perf_counter() - clock
-        self.at_rest = self._stopping_test(outcome)
+        self.at_rest = self._stopping_test(progress)
         self.state = State(
             seed=state.seed,
             iteration=state.iteration + 1,
@@ -156,106 +156,108 @@ class Iteration:
             seconds=seconds,
             last_step_norm=decision.step_norm or state.last_step_norm,
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
-            unit_length=outcome.here.units.length,
-            unit_cubic=outcome.here.units.cubic,
+            unit_length=progress.here.units.length,
+            unit_cubic=progress.here.units.cubic,
             memory=state.memory if decision.memory is None else decision.memory,
         )
-        return x if decision.point is None else decision.point, self._record(outcome, seconds)
+        return x if decision.point is None else decision.point, self._record(progress, seconds)
 
-    def _advance(self, here: Point) -> _Outcome:
-        """Return the outcome of 2.2 to 2.6 at a point."""
-        outcome, model, subspace = _Outcome(Decision(here.state.sigma), here), self.method.model, None
+    def _advance(self, here: Point) -> _Progress:
+        """Return the iteration after 2.2 to 2.6 at a point."""
+        progress, model, subspace = _Progress(Decision(here.state.sigma), here), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
-                return self._stay_after_nonfinite(outcome, f"the {label} of the gradient sample is not finite")
+                return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
                 here = replace(here, units=subspace.units)
-                outcome = _Outcome(Decision(subspace.sigma), here, subspace=subspace)
-                outcome = self._try_cubic_steps(outcome, subspace)  # 2.3, 2.5, 2.6
-            if outcome.decision.point is not None or outcome.skips_escape:
-                return outcome
-            sigma = outcome.decision.sigma
-            escaped = self.method.escape(here, outcome.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
-            keeps_note = escaped.point is None and outcome.note == Note.GRADIENT_NOT_FINITE
-            note = outcome.note if keeps_note else escaped.note or outcome.note
-            return replace(outcome, decision=escaped, note=note)
+                progress = _Progress(Decision(subspace.sigma), here, subspace=subspace)
+                progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
+            if progress.decision.point is not None or progress.skips_escape:
+                return progress
+            sigma = progress.decision.sigma
+            escaped = self.method.escape(here, progress.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
+            keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
+            note = progress.note if keeps_note else escaped.note or progress.note
+            return replace(progress, decision=escaped, note=note)
         except NonFiniteValueError as error:
-            return self._stay_after_nonfinite(outcome, str(error), error.value)
+            return self._stay_with_larger_sigma(progress, str(error), error.value)
         except NonFiniteProductError as error:
-            return self._stay_after_nonfinite(outcome, str(error))
+            return self._stay_with_larger_sigma(progress, str(error))
         finally:
             if subspace is not None:
                 subspace.release()
 
-    def _try_cubic_steps(self, outcome: _Outcome, subspace: Subspace) -> _Outcome:
-        """Return the outcome after the cubic steps; its decision has no point if all of them were rejected."""
+    def _try_cubic_steps(self, progress: _Progress, subspace: Subspace) -> _Progress:
+        """Return the iteration after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
         if subspace.problem:  # without a cubic step, the gradient step of 2.6 follows
-            return self._stay_after_nonfinite(outcome, subspace.problem)
+            return self._stay_with_larger_sigma(progress, subspace.problem)
         for _ in range(1 + model.resolves if model.proposes else 0):
-            step = model.propose(outcome.here, subspace, outcome.decision.sigma)  # 2.3  u minimises m, globally
+            step = model.propose(progress.here, subspace, progress.decision.sigma)  # 2.3  u minimises m, globally
             if step is None:
                 break
-            outcome, is_rejected = self._try_step(outcome, subspace, step)
+            progress, is_rejected = self._try_step(progress, subspace, step)
             if not is_rejected:
                 break
-        return outcome
+        return progress
 
-    def _try_step(self, outcome: _Outcome, subspace: Subspace, step: CubicStep) -> tuple[_Outcome, bool]:
-        """Return the outcome after one cubic step, and whether the step was rejected, so that another σ may be tried.
+    def _try_step(self, progress: _Progress, subspace: Subspace, step: CubicStep) -> tuple[_Progress, bool]:
+        """Return the iteration after one cubic step, and whether the step was rejected, so that another σ may be tried.
 
         A step that could not be tried is not a rejected one.
         """
-        here, sigma = outcome.here, outcome.decision.sigma
-        last_trial = replace(outcome.last_trial or Decision(sigma), step=step)
-        outcome, trials = replace(outcome, last_trial=last_trial), last_trial.trials
+        here, sigma = progress.here, progress.decision.sigma
+        last_trial = replace(progress.last_trial or Decision(sigma), step=step)
+        progress, trials = replace(progress, last_trial=last_trial), last_trial.trials
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-            return replace(outcome, note=Note.AT_MINIMUM), False
+            return replace(progress, note=Note.AT_MINIMUM), False
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
             decision = Decision(here.judge.after_negligible_step(sigma, norm_ratio))
-            return replace(outcome, decision=decision, note=Note.BELOW_PRECISION), False
+            return replace(progress, decision=decision, note=Note.BELOW_PRECISION), False
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
         except NonFiniteProductError as error:
-            return replace(self._stay_after_nonfinite(outcome, str(error)), subspace=subspace.failed(str(error))), False
+            return replace(
+                self._stay_with_larger_sigma(progress, str(error)), subspace=subspace.failed(str(error))
+            ), False
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            return replace(self._stay_after_nonfinite(outcome, str(error), error.value), skips_escape=True), False
+            return replace(self._stay_with_larger_sigma(progress, str(error), error.value), skips_escape=True), False
         decision = replace(decision, step=decision.step or step)
         last_trial = replace(decision, trials=trials + decision.trials)
-        outcome = replace(outcome, decision=decision, last_trial=last_trial, note=decision.note or outcome.note)
-        return outcome, decision.point is None
+        progress = replace(progress, decision=decision, last_trial=last_trial, note=decision.note or progress.note)
+        return progress, decision.point is None
 
-    def _stay_after_nonfinite(self, outcome: _Outcome, note: str, value: float = math.nan) -> _Outcome:
-        """Return the outcome of staying at x with a larger σ, since a value, gradient or product is not finite.
+    def _stay_with_larger_sigma(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
+        """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
 
         In the first iteration an error is raised instead.
         """
-        here = outcome.here
+        here = progress.here
         if here.state.iteration == 0:
             raise NonFiniteStartError(
                 f"{note} at the starting point (loss {here.known_value!r}, gradient norm {here.grad_norm!r}). "
                 "Start where the loss is finite, and check the data and the initial weights."
             )
-        sigma = here.judge.after_failure(outcome.decision.sigma)
-        return replace(outcome, decision=Decision(sigma), note=note, value=value)
+        sigma = here.judge.after_failure(progress.decision.sigma)
+        return replace(progress, decision=Decision(sigma), note=note, value=value)
 
-    def _stopping_test(self, outcome: _Outcome) -> bool:
+    def _stopping_test(self, progress: _Progress) -> bool:
         """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
-        here, last_trial = outcome.here, outcome.last_trial
+        here, last_trial = progress.here, progress.last_trial
         norm = 0.0 if last_trial is None or last_trial.step is None else last_trial.step.norm
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
-        return outcome.decision.at_rest and is_conclusive and norm <= self.method.epsilon_s
+        return progress.decision.at_rest and is_conclusive and norm <= self.method.epsilon_s
 
-    def _record(self, outcome: _Outcome, seconds: float) -> Record:
+    def _record(self, progress: _Progress, seconds: float) -> Record:
         """Return the record of the iteration."""
-        here, decision, subspace = outcome.here, outcome.decision, outcome.subspace
-        last_trial = outcome.last_trial or Decision(decision.sigma)
+        here, decision, subspace = progress.here, progress.decision, progress.subspace
+        last_trial = progress.last_trial or Decision(decision.sigma)
         step, escaped = last_trial.step, decision.point is not None and decision.step is None
         evaluated = decision if decision.step is not None or escaped else last_trial
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
@@ -269,14 +271,14 @@ class Iteration:
             ritz_value=math.nan if subspace is None else subspace.ritz_value,
             step_norm=decision.step_norm,
             model_decrease=math.nan if step is None else step.decrease,
-            value=here.known_value if math.isnan(outcome.value) else outcome.value,
+            value=here.known_value if math.isnan(progress.value) else progress.value,
             trial_value=evaluated.trial_value,
             krylov_dim=0 if subspace is None else subspace.dim,
             trials=last_trial.trials + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
             curvature_share=float(decision.branch is Branch.CURVATURE) if escaped else share,
-            note=str(outcome.note),
+            note=str(progress.note),
             hvp=here.oracle.hvp,
         )
 

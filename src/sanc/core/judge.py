@@ -68,6 +68,9 @@ class Ray:
     The minimiser satisfies −gᵀs = sᵀBs + σ‖s‖³, and the decrease is −½gᵀs + (σ/6)‖s‖³. With p = −gᵀs/(σ‖s‖³) the model
     of σ(t + (1−t)p)/t² has its minimum along s at t·s.
 
+    A step that bounds truncate does not minimise the model along itself. For such a step p is an estimate from its norm
+    and predicted decrease, and the resulting σ only bounds how much the next σ may change.
+
     Attributes
     ----------
     sigma : float
@@ -206,7 +209,7 @@ class Judge:
         return self.bounded(min(sigma, ray.sigma_for(min(t_zero, MAX_GROWTH_FACTOR))))
 
     def after_failure(self, sigma: float) -> float:
-        """Return γσ, after a rejection without a usable value of f."""
+        """Return γσ: after a rejection by the paper's rule, of an escape step, or for lack of a finite f or ∇f."""
         return min(sigma * self.gamma, max(self.ceiling, self.sigma0))
 
     def after_negligible_step(self, sigma: float, norm_ratio: float) -> float:

@@ -43,8 +43,8 @@ _LONGEST_STEP = 10.0
 """Longest step along negative curvature relative to ‖x‖."""
 _PROFILE_POINTS = 11
 """Points of each loss profile."""
-_HELD_OUT_SHARE = 4
-"""Without held-out batches of the caller, every fourth batch is held out, from the end."""
+_HELD_OUT_DIVISOR = 4
+"""Without held-out batches of the caller, the last quarter of the batches is held out, and at least one."""
 
 
 def diagnose(
@@ -75,7 +75,8 @@ def diagnose(
     data : iterable
         Batches, for instance a DataLoader. All of them together define the loss that is differentiated.
     held_out : iterable, optional
-        Batches on which steps are judged. By default the last quarter of `data` if it has at least two batches.
+        Held-out batches, on which steps are evaluated. By default the last quarter of `data`, and at least one of its
+        batches, if it has two or more.
     batches : int, optional
         Use only this many batches of `data` and of `held_out`.
     relative_error : float
@@ -131,13 +132,13 @@ def diagnose(
     deadline = math.inf if max_time is None else time.perf_counter() + max_time
     leaves = Leaves(parameters, [0.0] * len(parameters))
     oracle = AutogradOracle(leaves, hvp=hvp, exact=True)
-    sample, judged = (_sample(model, loss, part, seed) if part else None for part in (used, kept))
+    sample, held_out_sample = (_sample(model, loss, part, seed) if part else None for part in (used, kept))
     assert sample is not None
     oracle.bind(sample, sample, sample)
     x = oracle.start()
     with full_precision(leaves.device), torch.enable_grad(), UndoneDraws(leaves.device), _grads_kept(parameters):
         try:
-            measured = _Measurement(oracle, x, sample, judged)
+            measured = _Measurement(oracle, x, sample, held_out_sample)
             measured.measure_gradients()
             measured.measure_curvature(
                 relative_error=relative_error,
@@ -158,8 +159,8 @@ def diagnose(
 class _Measurement:
     """Measurements at the parameters x of a network."""
 
-    def __init__(self, oracle: AutogradOracle, x: Tensor, sample: Sample, judged: Sample | None) -> None:
-        self.oracle, self.x, self.sample, self.judged = oracle, x, sample, judged
+    def __init__(self, oracle: AutogradOracle, x: Tensor, sample: Sample, held_out: Sample | None) -> None:
+        self.oracle, self.x, self.sample, self.held_out = oracle, x, sample, held_out
         self.products = 0
 
     def measure_gradients(self) -> None:
@@ -257,9 +258,9 @@ class _Measurement:
 
     def _decrease(self, step: Any) -> float:
         """Return the decrease of the held-out loss by a step; NaN without held-out batches."""
-        if self.judged is None:
+        if self.held_out is None:
             return math.nan
-        return self.held_out_value - self._loss(self.x + step, self.judged)
+        return self.held_out_value - self._loss(self.x + step, self.held_out)
 
     def _escape(self) -> tuple[float, float]:
         """Return the held-out decrease and the length of the best step along negative curvature."""
@@ -288,7 +289,7 @@ class _Measurement:
     def report(self, relative_error: float, batches: int) -> Report:
         """Evaluate the steps and return the report."""
         extremes = self.extremes
-        self.held_out_value = math.nan if self.judged is None else self._loss(self.x, self.judged)
+        self.held_out_value = math.nan if self.held_out is None else self._loss(self.x, self.held_out)
         dimension, dimension_error = self.effective_dimension()
         curvature_decrease, curvature_length = self._escape()
         norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
@@ -365,7 +366,7 @@ def _split(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], li
         return used, kept
     if len(used) == 1:
         return used, []
-    count = max(1, len(used) // _HELD_OUT_SHARE)
+    count = max(1, len(used) // _HELD_OUT_DIVISOR)
     return used[:-count], used[-count:]
 
 

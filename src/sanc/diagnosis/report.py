@@ -50,10 +50,12 @@ class Report:
     effective_dimension_error : float
         Its standard error over the random start vectors; NaN for one.
     gradient_decrease : float
-        Decrease of the held-out loss by the gradient step of length ‖g‖/λ_max; NaN without held-out batches.
+        Decrease of the held-out loss by the gradient step of length ‖g‖/max(|λ_min|, |λ_max|); NaN without held-out
+        batches.
     curvature_decrease, curvature_length : float
         Decrease of the held-out loss by the step along the most negative curvature, and the length of this step, which
-        minimises the loss of the other batches. NaN without negative curvature or held-out batches.
+        minimises the loss of the other batches. Both are NaN without negative curvature, and the decrease is NaN
+        without held-out batches.
     products : int
         Hessian products.
     hvp : str
@@ -134,6 +136,8 @@ class Report:
         if not self.saddle:
             is_bounded = self.lambda_min_bound >= -_NEGLIGIBLE * abs(self.lambda_max)
             curvature = "The loss curves up in all directions." if is_bounded else "No negative curvature was found."
+        elif math.isnan(self.curvature_decrease):
+            curvature = "Negative curvature exists; without held-out batches no step along it was tested."
         elif not escapes:
             curvature = "Negative curvature exists, but a step along it does not lower the loss by 1 %."
         elif not descends:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import Bounds
 from torch import Tensor
 
-from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Space, Vector
+from sanc.core.bounds import Box, FaceOracle
+from sanc.core.oracle import Oracle
+from sanc.errors import ArgumentError
+from sanc.implicit.derivatives import is_transformed
 from sanc.minimisation.trees import is_tree, tree_leaves
 
 
@@ -19,61 +23,49 @@ def free_variables(result: Any) -> Tensor | None:
     The field ``active`` of a result has the form of x and marks variables at a bound, by True or by its sign. A result
     without this field has no bounds.
     """
-    active = result.get("active")
-    if active is None:
+    marked = _marked(result, "active")
+    return None if marked is None or not bool(marked.any()) else ~marked
+
+
+def has_weak_bounds(result: Any) -> bool:
+    """Whether a variable of a result is at a bound with a multiplier of zero up to `tol`."""
+    marked = _marked(result, "weakly_active")
+    return marked is not None and bool(marked.any())
+
+
+def _marked(result: Any, field: str) -> Tensor | None:
+    """Return the flat mask of the variables that a field of a result marks; None if it has no such field."""
+    marks = result.get(field)
+    if marks is None:
         return None
-    leaves = [leaf for _, leaf in tree_leaves(active, "active")] if is_tree(active) else [active]
+    leaves = [leaf for _, leaf in tree_leaves(marks, field)] if is_tree(marks) else [marks]
     parts = [leaf.detach().cpu() if isinstance(leaf, Tensor) else torch.as_tensor(np.asarray(leaf)) for leaf in leaves]
-    mask = torch.cat([part.reshape(-1) == 0 for part in parts])
-    return None if bool(mask.all()) else mask
+    return torch.cat([part.reshape(-1) != 0 for part in parts])
 
 
-class FreeOracle(Oracle):
-    """f as a function of the free variables alone, with the others fixed at the values of `x`."""
-
-    def __init__(self, inner: Oracle, x: Any, free: Tensor) -> None:
-        self.inner = inner
-        self.indices = torch.nonzero(free.to(x.device)).reshape(-1)
-        self.space = Space(len(self.indices), x.dtype, x.device)
-        self.meter, self.exact, self.hvp = inner.meter, inner.exact, inner.hvp
-        self._x = x
-
-    def restrict(self, v: Any) -> Any:
-        """Return the free entries of a vector."""
-        return v[self.indices]
-
-    def extend(self, v: Any) -> Any:
-        """Return the vector with these free entries, and zeros elsewhere."""
-        return torch.zeros_like(self._x).index_copy(0, self.indices, v)
-
-    def _point(self, x: Any) -> Any:
-        return self._x.index_copy(0, self.indices, x)
-
-    def value(self, x: Vector) -> float:
-        return self.inner.value(self._point(x))
-
-    def gradient(self, x: Vector) -> tuple[float, Vector]:
-        value, g = self.inner.gradient(self._point(x))
-        return value, self.restrict(g)
-
-    def hessian(self, x: Vector) -> Operator:
-        return _FreeHessian(self, self.inner.hessian(self._point(x)))
+def free_oracle(oracle: Oracle, box: Box, x: Tensor, result: Any) -> FaceOracle:
+    """Return f as a function of the free variables, with the others at their values in x; nothing leaves the box."""
+    oracle.box = box
+    free = free_variables(result)
+    return FaceOracle(oracle, box, x, None if free is None else torch.nonzero(free.to(x.device)).reshape(-1))
 
 
-class _FreeHessian(Operator):
-    """Rows and columns of the Hessian that belong to free variables."""
+def require_constant(bounds: Any) -> None:
+    """Raise an error for bounds that are to be differentiated: variables at them would have the derivative zero."""
+    tensors = list(_tensors(bounds))
+    if any(tensor.requires_grad for tensor in tensors) or is_transformed(tensors):
+        raise ArgumentError(
+            "bounds depend on a tensor that requires a gradient, and their gradient would be missing: detach them, or "
+            "minimise over y with x = lower + y and lower in theta."
+        )
 
-    def __init__(self, oracle: FreeOracle, inner: Operator) -> None:
-        self._oracle, self._inner = oracle, inner
 
-    def __call__(self, v: Vector) -> Vector:
-        return self._oracle.restrict(self._inner(self._oracle.extend(v)))  # type: ignore[no-any-return]
-
-    def gradient(self) -> Vector:
-        return self._oracle.restrict(self._inner.gradient())  # type: ignore[no-any-return]
-
-    def error(self, v: Vector, product: Vector) -> float:
-        return self._inner.error(self._oracle.extend(v), self._oracle.extend(product))
-
-    def release(self) -> None:
-        self._inner.release()
+def _tensors(bounds: Any) -> Iterator[Tensor]:
+    """Yield all tensors in bounds."""
+    if isinstance(bounds, Tensor):
+        yield bounds
+    elif isinstance(bounds, Bounds):
+        yield from _tensors([bounds.lb, bounds.ub])
+    elif isinstance(bounds, dict | list | tuple):
+        for part in bounds.values() if isinstance(bounds, dict) else bounds:
+            yield from _tensors(part)

@@ -26,7 +26,7 @@ _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
 _SAFETY = 0.5
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
-_ZERO_EIGENVALUES = 0.5
+_CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
 _SCALED_PAIRS = 32
 """Ritz pairs of a scaling in a large space; each one costs four inner products per product."""
@@ -207,7 +207,7 @@ def solve_least_squares(
         return LinearSolution(torch.zeros_like(u), 0.0, 0.0, 0)
     lanczos = Lanczos(product, u, space, reorthogonalise=True)
     lanczos.max_dim = min(space.dim, max_products or affordable_dim(space.dim))
-    krylov, cutoff, next_test_dim = Krylov(lanczos), space.eps**_ZERO_EIGENVALUES, 1
+    krylov, cutoff, next_test_dim = Krylov(lanczos), space.eps**_CUTOFF_EXPONENT, 1
     while True:
         krylov.extend()
         if krylov.dim < next_test_dim and not krylov.is_complete:

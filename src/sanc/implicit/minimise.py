@@ -45,6 +45,7 @@ def argmin(
     x0: Any,
     theta: Any,
     *,
+    bounds: Any = None,
     on_singular: str = "raise",
     rtol: float | None = None,
     confidence: float = 0.99,
@@ -62,12 +63,16 @@ def argmin(
         The starting point, as in `minimize`. The minimum does not depend on it, so it receives no gradient.
     theta : Tensor or pytree
         The parameters. Every floating-point tensor in it receives gradients; other entries are passed on as they are.
+    bounds : optional
+        Bounds of x, as in `minimize`, which do not depend on theta. Variables at a bound have the derivative zero.
+        Derivatives, curvature and errors are those of the free variables. Nothing is evaluated outside.
     on_singular : {"raise", "warn", "pinv"}
         What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
-        bounded away from zero, the Hessian changes strongly within the uncertainty of x, or the estimated error of the
-        derivative exceeds 1 %. By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian:
-        minima that form a valley move along its normal. It still raises at negative curvature and after a run that
-        did not converge.
+        bounded away from zero, the Hessian changes strongly within the uncertainty of x, the estimated error of the
+        derivative exceeds 1 %, or a variable is at a bound with a multiplier of zero, where derivatives are one-sided.
+        By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian: minima that form a
+        valley move along its normal. It still raises at negative curvature, at such bounds, if the estimated error
+        exceeds 1 %, and after a run that did not converge.
     rtol : float, optional
         Relative error of the linear systems; by default √eps, 1.5e-8 in float64 and 3.5e-4 in float32.
     confidence : float
@@ -116,6 +121,8 @@ def argmin(
     for name in options:
         if name in _UNSUITABLE:
             raise ArgumentError(f"{name} = {shown(options[name])} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+    if bounds is not None:
+        options["bounds"] = bounds
     solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
     problem = ImplicitProblem(fun, x0, theta, solve_options, options)
     flat = minimum_of(problem, *problem.theta)

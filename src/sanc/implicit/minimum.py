@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sanc.core.bounds import Box
 from sanc.core.curvature import Certificate, explore
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.space import Space
 from sanc.errors import SingularMinimumError
-from sanc.implicit.free import FreeOracle
+from sanc.implicit.free import free_oracle, has_weak_bounds
 from sanc.implicit.linear import LinearSolution, SpectralScaling, solve, solve_least_squares, spectral_scaling
 from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.objective import torch_modes
@@ -31,6 +32,8 @@ At a regular minimum it is of the order of the step. At the minimum of x⁴ it i
 """
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
+_ONE_SIDED = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
+_BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
     'pseudo-inverse, or "warn" to use the derivative all the same.'
@@ -62,13 +65,13 @@ class Minimum:
     """
 
     def __init__(
-        self, oracle: Oracle, x: Tensor, theta: tuple[Tensor, ...], free: Tensor | None, solution: Solution,
+        self, oracle: Oracle, x: Tensor, theta: tuple[Tensor, ...], box: Box | None, solution: Solution,
         options: SolveOptions,
     ) -> None:  # fmt: skip
         self.theta, self.solution, self.options = theta, solution, options
         self._inner = oracle
-        self._free = None if free is None else FreeOracle(oracle, x, free)
-        self._oracle: Oracle = self._free or oracle
+        self._face = None if box is None else free_oracle(oracle, box, x, solution.result)
+        self._oracle: Oracle = oracle if self._face is None else self._face
         self._x_error = 0.0  # relative error of a derivative because ∇f is not exactly zero
         self.x = x
         with torch_modes(self._inner):
@@ -89,7 +92,16 @@ class Minimum:
 
     def _point(self) -> Any:
         """Return x in the space of the free variables."""
-        return self.x if self._free is None else self._free.restrict(self.x)
+        return self._compress(self.x)
+
+    def _compress(self, v: Tensor) -> Any:
+        """Return the free entries of a vector."""
+        return v if self._face is None else self._face.compress(v)
+
+    def _extend(self, v: Any, base: Tensor) -> Tensor:
+        """Return the vector with these free entries, and those of `base` for variables at a bound."""
+        full: Any = v if self._face is None or self._face.places is None else self._face.extend(v, base)
+        return full  # type: ignore[no-any-return]
 
     def matches(self, x: Tensor, theta: tuple[Tensor, ...]) -> bool:
         """Whether this is the minimum at x for these parameters."""
@@ -120,13 +132,19 @@ class Minimum:
         self.solution.grad_norm = certificate.grad_norm
         if not certificate.lower_bound > 0.0:
             self.solution.problem = "λ_min of its Hessian is not bounded away from zero"
+        # A variable whose distance from a bound is δ has a multiplier of at most ‖H‖δ there.
+        norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.factor
+        margin = known.eps_gradient / norm if known is not None and norm > 0.0 else 0.0
+        if has_weak_bounds(self.solution.result) or self._reaches_bound(self._point(), margin):
+            self.solution.problem = _ONE_SIDED
         return spectral_scaling(explored, self._oracle.space.dim)
 
     def _make_newton_step(self) -> None:
         """Make a Newton step to lower ‖∇f‖ further, and measure how the Hessian changes along it.
 
-        At a regular minimum the step is short, and the Hessian hardly changes. Otherwise neither the Hessian nor its
-        inverse at this point tell those of the minimum.
+        At a regular minimum the step is short, and the Hessian hardly changes. Otherwise the Hessian at this point is
+        no approximation of that at the minimum. Nothing is evaluated outside the bounds: if the step reaches one, the
+        variable has a multiplier of zero there.
         """
         oracle, x = self._oracle, self._point()
         space = oracle.space
@@ -138,33 +156,44 @@ class Minimum:
             step: Any = self._solve_with(before, g, _NEWTON_TOL).v
             image = before(step)
             before.release()
-            after = oracle.hessian(x - step)
+            new_x = x - step
+            if self._reaches_bound(new_x):
+                self.solution.problem = _ONE_SIDED
+                return
+            after = oracle.hessian(new_x)
             change, size = space.norm(after(step) - image), space.norm(image)
+            after.release()
         except NonFiniteProductError:
             self.solution.problem = "a Hessian product near it is not finite"
             return
         self.solution.hessian_change = change / size if size > 0.0 else 0.0
-        _, new_g = oracle.gradient(x - step)
+        _, new_g = oracle.gradient(new_x)
         ratio = space.norm(new_g) / space.norm(g)
         if self.solution.hessian_change > _DEGENERATE_CHANGE or not math.isfinite(ratio):
             self.solution.problem = (
                 f"its Hessian changes by {100 * self.solution.hessian_change:.0f} % along the last Newton step, so "
                 "that the minimum is degenerate or tol is too large"
             )
-        if ratio < 1.0 and self._free is None:
-            self.x = x - step
+        if ratio < 1.0:
+            self.x = self._extend(new_x, self.x)
             self.solution.grad_norm *= ratio
         else:
             ratio = 1.0
         self._x_error = 2.0 * self.solution.hessian_change * ratio  # of H and of ∂²f/∂x∂θ
 
+    def _reaches_bound(self, x: Any, margin: float = 0.0) -> bool:
+        """Whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
+        box = None if self._face is None else self._face.box
+        return box is not None and bool(((x - box.lower <= margin) | (box.upper - x <= margin)).any())
+
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
         problem = self.solution.problem
-        if self.options.on_singular == "pinv":
+        remedy = _BOUND_REMEDY if problem == _ONE_SIDED else _REMEDY
+        if self.options.on_singular == "pinv" and problem != _ONE_SIDED:
             problem = "it has negative curvature" if self.certificate.saddle else ""
         if problem:
-            report_singular(f"{problem} ({self._curvature()})", self.options.on_singular)
+            report_singular(f"{problem} ({self._curvature()})", self.options.on_singular, remedy)
 
     def _curvature(self) -> str:
         """Return λ_min, its bound and ‖∇f‖ in words."""
@@ -176,7 +205,7 @@ class Minimum:
 
     def solve(self, u: Tensor) -> Tensor:
         """Return v with H v = u; zero for variables at a bound."""
-        right = u.detach() if self._free is None else self._free.restrict(u.detach())
+        right = self._compress(u.detach())
         rtol = self.options.rtol or math.sqrt(self._oracle.space.eps)
         with torch_modes(self._inner):
             if self.options.on_singular == "pinv":
@@ -187,13 +216,14 @@ class Minimum:
                 solution = self._solve_with(self._operator, right, rtol)
         error = solution.error + self._x_error
         self.solution.derivatives.append(Derivative(error, solution.residual, solution.products))
-        if not error <= _LARGEST_ERROR and not self.solution.problem:
+        has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
+        if not error <= _LARGEST_ERROR and not has_warned:
             report_singular(
                 f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
                 f"({self._curvature()})",
                 self.options.on_singular,
             )
-        return solution.v if self._free is None else self._free.extend(solution.v)
+        return self._extend(solution.v, torch.zeros_like(self.x))
 
     def _solve_with(self, operator: Any, u: Any, rtol: float) -> LinearSolution:
         """Solve a linear system; the error of differenced products is added to that of the solution."""

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.autograd.internals import nodes
+from sanc.core.bounds import Box
 from sanc.core.oracle import difference_step
+from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 from sanc.implicit.derivatives import is_transformed
-from sanc.implicit.free import free_variables
+from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
 from sanc.implicit.solution import Solution
+from sanc.minimisation.bounds import build_box
 from sanc.minimisation.minimizer import minimize
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
@@ -43,6 +46,7 @@ class ImplicitProblem:
         self._solve_options = solve_options
         self._x0 = _tensors(x0)
         self._tree = Tree(self._x0, "x0") if is_tree(self._x0) else None
+        self._box = self._build_box(options.get("bounds"))
         leaves = [leaf for _, leaf in tree_leaves(theta, "theta")]
         self.theta = [leaf for leaf in leaves if _is_parameter(leaf)]
         if not self.theta:
@@ -81,7 +85,7 @@ class ImplicitProblem:
             self._check_captured(theta)
         result = self._run(self._x0, theta, certify=not self._needs_derivatives)
         if not self._needs_derivatives:
-            self.solutions.append(Solution(result, result.certificate, float(_norm(result.jac))))
+            self.solutions.append(Solution(result, result.certificate, _free_gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
         if minimum.certificate.saddle:  # the short probe of the run has missed it
@@ -95,7 +99,7 @@ class ImplicitProblem:
         result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
         if not result.success:
             report_singular(
-                f"the run did not converge. {result.message} ‖∇f‖ = {_norm(result.jac):.2e}",
+                f"the run did not converge. {result.message} ‖∇f‖ = {_free_gradient_norm(result):.2e}",
                 self._solve_options.on_singular,
                 'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
             )
@@ -107,9 +111,7 @@ class ImplicitProblem:
             self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
             hvp=self._options.get("hvp", "auto"),
         )  # fmt: skip
-        return Minimum(
-            oracle, self._flat(result.x), theta, free_variables(result), Solution(result), self._solve_options
-        )
+        return Minimum(oracle, self._flat(result.x), theta, self._box, Solution(result), self._solve_options)
 
     def _keep(self, minimum: Minimum) -> None:
         self._minima.append(minimum)
@@ -140,7 +142,17 @@ class ImplicitProblem:
             )
 
     def _flat_start(self) -> Tensor:
-        return self._flat(self._x0).detach()
+        """Return the flat starting point, projected on the bounds."""
+        start = self._flat(self._x0).detach()
+        return start if self._box is None else self._box.project(start)
+
+    def _build_box(self, bounds: Any) -> Box | None:
+        """Return the box of the caller's bounds; None if no variable is bounded, or if `minimize` rejects x0."""
+        start = self._flat(self._x0).detach()
+        if bounds is None or not start.is_floating_point():
+            return None
+        require_constant(bounds)
+        return build_box(bounds, self._x0, Space(len(start), start.dtype, start.device), start)
 
     # ------------------------------------------------------------------ derivatives
 
@@ -194,15 +206,17 @@ class ImplicitProblem:
         if norm == 0.0:
             return products
         h = 2.0 ** round(math.log2(difference_step(minimum.space, x) / norm))
-        for side in (h, -h):
+        x, d = x.detach(), h * v
+        points = [(0.5, x + d), (-0.5, x - d)] if self._box is None else self._box.difference_points(x, d)
+        for weight, point in points:
             with torch.enable_grad():
                 leaves = [tensor.detach() for tensor in theta]
                 chosen = [leaves[place].requires_grad_() for place in needed]
-                value = self.value(x.detach() + side * v, *leaves)
+                value = self.value(point, *leaves)
                 grads = torch.autograd.grad(value, chosen, allow_unused=True)
             for product, grad in zip(products, grads, strict=True):
                 if grad is not None:
-                    product.sub_(grad, alpha=0.5 / side)
+                    product.sub_(grad, alpha=weight / h)
         return products
 
 
@@ -237,7 +251,20 @@ def _is_differentiated(tensor: Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
+def _free_gradient_norm(result: Any) -> float:
+    """Return ‖∇f‖ of a result; with bounds that of the free variables."""
+    multipliers = result.get("multipliers")
+    if multipliers is None:
+        return _norm(result.jac)
+    pairs = zip(_leaves(result.jac), _leaves(multipliers), strict=True)
+    return _norm([gradient - multiplier for gradient, multiplier in pairs])
+
+
+def _leaves(v: Any) -> list[Any]:
+    """Return the tensors of a point."""
+    return [leaf for _, leaf in tree_leaves(v, "v")] if is_tree(v) else [v]
+
+
 def _norm(v: Any) -> float:
     """Euclidean norm of a tensor or of all leaves of a tree."""
-    leaves = [leaf for _, leaf in tree_leaves(v, "v")] if is_tree(v) else [v]
-    return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in leaves))
+    return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in _leaves(v)))

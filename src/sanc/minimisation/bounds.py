@@ -18,7 +18,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note
 from sanc.core.run import Run
-from sanc.core.space import Vector
+from sanc.core.space import Space, Vector
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
@@ -31,7 +31,7 @@ _NAMED_VARIABLES = 5
 
 def apply_bounds(bounds: Any, x0: Any, oracle: Oracle, x: Vector, method: Method) -> tuple[Box | None, Vector, Method]:
     """Return the box, or None if no variable is bounded, the start in it, and the method with steps in it."""
-    box = _build_box(bounds, x0, oracle, x)
+    box = build_box(bounds, x0, oracle.space, x)
     if box is None:
         return None, x, method
     if not oracle.exact:
@@ -43,11 +43,10 @@ def apply_bounds(bounds: Any, x0: Any, oracle: Oracle, x: Vector, method: Method
     return box, x, method
 
 
-def _build_box(bounds: Any, x0: Any, oracle: Oracle, x: Vector) -> Box | None:
+def build_box(bounds: Any, x0: Any, space: Space, x: Vector) -> Box | None:
     """Return the box of the caller's bounds; None if no variable is bounded."""
     if bounds is None or (isinstance(bounds, Sequence) and len(bounds) == 0):
         return None
-    space = oracle.space
     like = space.tensor(x)
     lower, upper = (like.new_tensor(side) for side in _sides(bounds, x0, space.dim))
     if bool(torch.isneginf(lower).all()) and bool(torch.isposinf(upper).all()):
@@ -151,7 +150,7 @@ def _sides(bounds: Any, x0: Any, dim: int) -> tuple[Any, Any]:
     try:
         if isinstance(bounds, Bounds):
             lower, upper = bounds.lb, bounds.ub
-        elif _is_pair_of_sides(bounds, x0):
+        elif _is_pair_of_sides(bounds, x0, dim):
             lower, upper = bounds
         elif isinstance(bounds, Mapping):
             raise TypeError("a mapping is one side only")
@@ -169,14 +168,24 @@ def _sides(bounds: Any, x0: Any, dim: int) -> tuple[Any, Any]:
         raise ArgumentTypeError(f"bounds = {shown(bounds)} are not pairs of numbers: {_FORMS}.") from None
 
 
-def _is_pair_of_sides(bounds: Any, x0: Any) -> bool:
-    """Whether bounds are one lower and one upper side, and not a sequence of pairs."""
+def _is_pair_of_sides(bounds: Any, x0: Any, dim: int) -> bool:
+    """Whether bounds are one lower and one upper side, and not a sequence of pairs.
+
+    Pairs are tuples, lists or the rows of an array. Two arrays or tensors of two entries for two variables may be
+    either, and raise an error.
+    """
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         return False
-    if is_tree(x0) or any(isinstance(side, Tensor) and side.ndim > 0 for side in bounds):
+    if is_tree(x0):
         return True
+    arrays = [side for side in bounds if isinstance(side, np.ndarray | Tensor) and side.ndim > 0]
+    if dim == 2 and arrays and all(np.shape(side) == (2,) for side in bounds):
+        raise ArgumentError(
+            f"bounds = {shown(bounds)} are two arrays for two variables, which may be sides or pairs: pass "
+            "scipy.optimize.Bounds(lower, upper), or a list of (lower, upper) tuples."
+        )
     shape = np.shape(x0)
-    return any(isinstance(side, np.ndarray) and side.shape == shape != (2,) for side in bounds)
+    return any(isinstance(side, Tensor) or side.shape == shape for side in arrays)
 
 
 def _flat_side(side: Any, x0: Any, dim: int, unbounded: float) -> Any:

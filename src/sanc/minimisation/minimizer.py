@@ -122,10 +122,11 @@ def minimize(
         the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
-        `x0`; None and infinite numbers are no bound, and equal ones fix a variable. Nothing is evaluated outside, also
-        not by differences. An `x0` outside is projected with a warning, but a fixed variable has to start at its value.
-        The run ends at a second-order point of the bound-constrained problem: `tol` and the certificate are those of
-        the free variables.
+        `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
+        in each row, as in SciPy. For two variables a pair of arrays or tensors is ambiguous and an error: pass
+        ``Bounds(lower, upper)``. Nothing is evaluated outside, also not by differences. An `x0` outside is projected
+        with a warning, but a fixed variable has to start at its value. The run ends at a second-order point of the
+        bound-constrained problem: `tol` and the certificate are those of the free variables.
     constraints : optional
         Constraints other than bounds are an error.
     tol : float, optional

@@ -1,7 +1,8 @@
 """The protocol of metrics: settings that create a preconditioner, which learns M from gradients and applies M⁻¹.
 
-A new metric is one file: a frozen dataclass with `create` and `couples`, and a `Preconditioner`. A user passes it as
-``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from the protocol.
+A new metric is one file: a frozen dataclass with `memory`, `refresh`, `couples` and `create`, and a `Preconditioner`. A
+user passes it as ``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from
+the protocol.
 """
 
 from __future__ import annotations
