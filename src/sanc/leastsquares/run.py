@@ -71,7 +71,7 @@ class LeastSquaresRun(Run):
         g = oracle.space.tensor(oracle.gradient(self.point)[1])
         if self.box is not None:
             z = oracle.space.tensor(self.point)
-            g = g * self.box.free(z, g, released=True)
+            g = g * self.box.free(z, g)
         return float(g.norm()) <= self.tol
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
