@@ -57,7 +57,7 @@ import torch
 import sanc
 from benchmarks import fits, unseen
 from benchmarks.common import Counted, Floats, StopRun, draw_profile, geometric_mean, median, zoo
-from benchmarks.reporting import command, markdown_table, number, write_results
+from benchmarks.reporting import command, table_of_methods, write_results
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
 FIRST_ORDER = ("L-BFGS-B", "BFGS")
@@ -296,13 +296,7 @@ HEAD = {
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of methods."""
-
-    def form(cell: Any) -> str:
-        if not isinstance(cell, float):
-            return str(cell)
-        return number(cell, ".0f" if cell.is_integer() else ".2f" if cell < 10 else ".1f")
-
-    return markdown_table(list(HEAD.values()), [[row.get(key, math.nan) for key in HEAD] for row in rows], form)
+    return table_of_methods(HEAD, rows)
 
 
 def legend(rows: Sequence[dict[str, Any]], problems: int, saddles: int) -> str:

@@ -85,6 +85,17 @@ def markdown_table(
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def table_of_methods(head: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write a table with one row for each method; `head` has the heading of each key, and a missing cell is NaN."""
+
+    def form(cell: Any) -> str:
+        if not isinstance(cell, float):
+            return str(cell)
+        return number(cell, ".0f" if cell.is_integer() else ".2f" if cell < 10 else ".1f")
+
+    return markdown_table(list(head.values()), [[row.get(key, math.nan) for key in head] for row in rows], form)
+
+
 # ---------------------------------------------------------------------- results files
 
 

@@ -13,14 +13,13 @@ the box. No evaluation leaves the box: `move` projects, and outside values are N
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.oracle import Operator, Oracle, RecentCache, WrappedOracle
 from sanc.core.space import NumpySpace, Space, Vector
 
 _REMEMBERED_POINTS = 4
@@ -105,7 +104,7 @@ class Box:
         return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
 
 
-class FaceOracle(Oracle):
+class FaceOracle(WrappedOracle):
     """Evaluates f as a function of the free variables; the others keep their values.
 
     Parameters
@@ -126,41 +125,13 @@ class FaceOracle(Oracle):
     """
 
     def __init__(self, inner: Oracle, box: Box, point: Vector, places: Tensor | None) -> None:
-        self.inner, self.point, self.places = inner, point, places
+        super().__init__(inner, inner.space if places is None else _smaller_space(inner.space, len(places)))
+        self.point, self.places = point, places
         self.box = box.restricted(places)
-        self.space = inner.space if places is None else _smaller_space(inner.space, len(places))
-        self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
-        self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
         self._full_points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
         self._gradients: RecentCache[Vector] = RecentCache(2)
         self._last_inside: Vector | None = None
-
-    @property
-    def meter(self) -> Meter:
-        """The counters of `inner`."""
-        return self.inner.meter
-
-    @meter.setter
-    def meter(self, meter: Meter) -> None:
-        self.inner.meter = meter
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.inner.sizes
-
-    def begin(self, iteration: int, *, products: bool = True) -> None:
-        self.inner.begin(iteration, products=products)
-
-    def end(self, step_norm: float) -> None:
-        self.inner.end(step_norm)
-        self.hvp = self.inner.hvp
-
-    def numbers(self) -> dict[str, Any]:
-        return self.inner.numbers()
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.inner.restore(numbers)
 
     # Vectors of the face and of the whole space.
 

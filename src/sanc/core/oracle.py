@@ -173,6 +173,41 @@ class Oracle(ABC):
         return Lanczos(operator, start, self.space, **options)
 
 
+class WrappedOracle(Oracle):
+    """An oracle that evaluates another one, `inner`, which counts the evaluations and draws the samples."""
+
+    def __init__(self, inner: Oracle, space: Space) -> None:
+        self.inner, self.space = inner, space
+        self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
+        self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
+
+    @property
+    def meter(self) -> Meter:
+        """The counters of `inner`."""
+        return self.inner.meter
+
+    @meter.setter
+    def meter(self, meter: Meter) -> None:
+        self.inner.meter = meter
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.inner.sizes
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self.inner.begin(iteration, products=products)
+
+    def end(self, step_norm: float) -> None:
+        self.inner.end(step_norm)
+        self.hvp = self.inner.hvp
+
+    def numbers(self) -> dict[str, Any]:
+        return self.inner.numbers()
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.inner.restore(numbers)
+
+
 class RecentCache(Generic[T]):
     """A cache of the last few evaluations, by the identity of the vector; the least recently used one is dropped.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sanc.core.oracle import Meter, Operator, Oracle
+from sanc.core.oracle import Operator, Oracle, WrappedOracle
 from sanc.core.saved import state_error
 from sanc.core.space import Vector
 
@@ -22,39 +22,16 @@ _MARGIN = 8
 """Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
 
 
-class ScaledOracle(Oracle):
+class ScaledOracle(WrappedOracle):
     """Evaluates 2^exponent · f, where `inner` is the oracle of f and counts the evaluations."""
 
     def __init__(self, inner: Oracle, exponent: int) -> None:
-        self.inner, self.exponent = inner, exponent
-        self.factor = math.ldexp(1.0, exponent)
-        self.space, self.exact, self.hvp = inner.space, inner.exact, inner.hvp
-        self.has_values, self.gradient_of_caller = inner.has_values, inner.gradient_of_caller
-        self.differenced_products = inner.differenced_products
-
-    @property
-    def meter(self) -> Meter:
-        """The counters of `inner`."""
-        return self.inner.meter
-
-    @meter.setter
-    def meter(self, meter: Meter) -> None:
-        self.inner.meter = meter
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.inner.sizes
+        super().__init__(inner, inner.space)
+        self.exponent, self.factor = exponent, math.ldexp(1.0, exponent)
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
         return self.inner.shapes
-
-    def begin(self, iteration: int, *, products: bool = True) -> None:
-        self.inner.begin(iteration, products=products)
-
-    def end(self, step_norm: float) -> None:
-        self.inner.end(step_norm)
-        self.hvp = self.inner.hvp
 
     def numbers(self) -> dict[str, Any]:
         return self.inner.numbers() | {"exponent": self.exponent}

@@ -52,8 +52,6 @@ class EigenSpace(Krylov):
         return [(c @ self._rows).astype(self._rows.dtype, copy=False) for c in coefficients]
 
 
-_RELEASED_SIGMA = 1e-6
-"""Factor of σ after a very successful step: that of `sanc.core.judge` for steps that σ does not limit."""
 _MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
 _FIRST_SIGMA = 1e-12
@@ -80,9 +78,9 @@ class GaussNewtonJudge(Judge):
         grad_norm: float,
         rounding: float = 0.0,
     ) -> float:
-        """Return σ after a trial step."""
+        """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
         if verdict is Verdict.VERY_SUCCESSFUL:
-            return self.bounded(_RELEASED_SIGMA * sigma)
+            return self.bounded(self._min_factor * sigma)
         return Judge.after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding)
 
 

@@ -76,9 +76,9 @@ class HostCopy:
         return list(self._copy.tolist())
 
 
-def on_device(numbers: Sequence[float] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers of the host as a tensor on the device, without waiting for the device."""
-    tensor = torch.as_tensor(numbers, dtype=dtype)
+    tensor = torch.tensor(numbers, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -491,9 +491,9 @@ class MinibatchIteration:
         factor = scale.rate_factor(largest, peak_rate)
         if len(set(self.rates)) <= 1:
             return factor, None
-        sizes = torch.tensor([math.prod(shape) for shape in shapes])
-        rates = torch.repeat_interleave(torch.tensor(self.rates, dtype=like.dtype), sizes)
-        return factor / (largest or 1.0), on_device(rates, like.dtype, like.device)
+        rates = on_device(self.rates, like.dtype, like.device).unbind()
+        expanded = [rate.expand(math.prod(shape)) for rate, shape in zip(rates, shapes, strict=True)]
+        return factor / (largest or 1.0), torch.cat(expanded)
 
     # ------------------------------------------------------------------ returning to an earlier point
 
