@@ -14,9 +14,9 @@ from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.errors import is_number, require
 
-_LONGER_STEP_RHO = 1.2
+LONGER_STEP_RHO = 1.2
 """ρ above which the model underestimates the decrease, so that a longer step is tried."""
-_CANCELLATION_ERRORS = 1e3
+CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
 
@@ -85,7 +85,7 @@ class RatioTest(Piece):
         quadratic_terms = subspace.curvature * length * length
         f_scale = max(abs(value_at_x), min(quadratic_terms, here.units.value))
         within_cancellation = (
-            abs(actual) <= _CANCELLATION_ERRORS * eps * f_scale and step.decrease <= math.sqrt(eps) * f_scale
+            abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and step.decrease <= math.sqrt(eps) * f_scale
         )
         if within_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
@@ -99,7 +99,7 @@ class RatioTest(Piece):
         Used only if `Subspace.sigma_untested`. A longer step is accepted if f is lower than at the step before. ρ then
         determines its branch and the next σ only, so that it may be below η1.
         """
-        while decision.step is not None and decision.rho > _LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
+        while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
             if longer is None or longer.norm < 2.0 * decision.step_norm:  # less than a doubling is not worth a value
                 break

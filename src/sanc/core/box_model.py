@@ -36,11 +36,11 @@ _MODEL_NEWTON_STEPS = 40
 """Largest number of projected Newton steps; each costs at most n products with B̂ and no evaluation of f."""
 _MODEL_RESIDUAL = 1e-3
 """The model is minimised until its projected gradient is below this fraction of ‖g‖."""
-_ARMIJO_SHARE = 1e-4
+ARMIJO_SHARE = 1e-4
 """Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
-_MODEL_HALVINGS = 30
+MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
-_SHORTER_STEP = 0.7
+SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
 
 
@@ -185,7 +185,7 @@ class BoundedSubspace:
             if step is None or not step.decrease > 0.0:
                 return step
             fitted = self._fit(here, step)
-            is_repeated = last is not None and sigma > last.sigma and fitted.norm > _SHORTER_STEP * last.norm
+            is_repeated = last is not None and sigma > last.sigma and fitted.norm > SHORTER_STEP * last.norm
             if not is_repeated or sigma >= here.judge.ceiling:
                 self._last = fitted if isinstance(fitted, BoxStep) else None
                 return fitted
@@ -358,9 +358,9 @@ class _BoxModel:
     def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
         value, r = self.evaluate(s) if r is None else (self.evaluate(s)[0], r)
-        for _ in range(_MODEL_HALVINGS):
+        for _ in range(MODEL_HALVINGS):
             trial = np.clip(s + direction, self.lower, self.upper)
-            if self.evaluate(trial)[0] <= value + _ARMIJO_SHARE * min(float(r @ (trial - s)), 0.0):
+            if self.evaluate(trial)[0] <= value + ARMIJO_SHARE * min(float(r @ (trial - s)), 0.0):
                 return trial
             direction = 0.5 * direction
         return s

@@ -22,11 +22,11 @@ from scipy.linalg.lapack import dstev
 
 from sanc.core.space import Floats
 
-_SECULAR_TOLERANCE = 4e-16
+SECULAR_TOLERANCE = 4e-16
 """Relative residual, or width of the bracket, at which the secular equation is solved: two roundings of float64."""
-_QUADRATIC_CONVERGENCE = 1e-10
+QUADRATIC_CONVERGENCE = 1e-10
 """Residual below which the next step of Newton's method is the last: its square is below double precision."""
-_MAX_SECULAR_STEPS = 200
+MAX_SECULAR_STEPS = 200
 """The most steps for the secular equation. Bisection on a logarithmic scale alone needs about 60; Newton about five."""
 _LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
@@ -223,15 +223,15 @@ def _find_secular_root(pairs: list[tuple[float, float]], mu_min: float, lower: f
     """Return the t between two bounds at which ‖y(t)‖ = mu_min + t, by Newton's method with bisection."""
     initial_upper = upper
     t = lower if lower > 0.0 else 0.5 * upper
-    for _ in range(_MAX_SECULAR_STEPS):
+    for _ in range(MAX_SECULAR_STEPS):
         residual, t_next = _newton_step(pairs, mu_min, t)
         if residual > 0.0:
             upper = t
         else:
             lower = t
-        if abs(residual) <= _SECULAR_TOLERANCE or upper - lower <= _SECULAR_TOLERANCE * upper:
+        if abs(residual) <= SECULAR_TOLERANCE or upper - lower <= SECULAR_TOLERANCE * upper:
             break
-        is_last = abs(residual) <= _QUADRATIC_CONVERGENCE
+        is_last = abs(residual) <= QUADRATIC_CONVERGENCE
         if not lower < t_next < upper:
             is_last = False
             if t_next >= upper == initial_upper:  # from the right of the root, convexity makes Newton decrease to it

@@ -15,9 +15,9 @@ from sanc.core.record import Branch, Note
 from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
 
-_HALVINGS = 40
+HALVINGS = 40
 """Largest number of trial points of an escape step, each half as far from x as the last."""
-_FALLBACK_LIPSCHITZ = 10.0
+FALLBACK_LIPSCHITZ = 10.0
 """L1 without Ritz values, as in the paper for w1a; the step is halved until f decreases."""
 
 
@@ -141,7 +141,7 @@ class CheckedEscape(Piece):
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
         """Step downhill along v or −g, or stay."""
-        L1, L2, ritz_value = _FALLBACK_LIPSCHITZ, _FALLBACK_LIPSCHITZ, math.nan
+        L1, L2, ritz_value = FALLBACK_LIPSCHITZ, FALLBACK_LIPSCHITZ, math.nan
         if subspace is not None and not math.isnan(subspace.ritz_value):
             L1, L2, ritz_value = subspace.curvature or L1, 2.0 * sigma, subspace.ritz_value
         branch, step_size = choose_branch(ritz_value, here.grad_norm, L1, L2)
@@ -187,7 +187,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
         return stay(sigma)
     value_at_x, note = here.objective, f"the {branch} step does not lower the loss"
     trials = 0
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         trial = here.oracle.move(here.x, d)
         value = here.evaluate(trial)
         trials += 1

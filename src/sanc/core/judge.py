@@ -19,10 +19,10 @@ MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
 """Bounds on the ratio of the next step norm to this one: the lower and the upper bound after a rejection, and the upper
 bound after a success."""
 
-_MIN_SIGMA_FACTOR, _MIN_SIGMA_FACTOR_EXACT = 1e-3, 1e-6
+_MIN_SIGMA_FACTOR, MIN_SIGMA_FACTOR_EXACT = 1e-3, 1e-6
 """The smallest factor on σ after one step, with samples and with an exact objective."""
 
-_NEGLIGIBLE_CUBIC_TERM = 1e-16
+NEGLIGIBLE_CUBIC_TERM = 1e-16
 """Ratio of σ‖s‖³ to the predicted decrease below which σ has no effect, so that it is not lowered further."""
 
 
@@ -120,7 +120,7 @@ def interpolated_sigma(ray: Ray, verdict: Verdict, actual: float, predicted: flo
         return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:
         return min(
-            max(kappa, ray.sigma_for(MAX_GROWTH_FACTOR), _NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed), sigma
+            max(kappa, ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed), sigma
         )
     return sigma
 
@@ -166,7 +166,7 @@ class Judge:
     @property
     def _min_factor(self) -> float:
         """The smallest factor on σ after one step."""
-        return _MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
+        return MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""

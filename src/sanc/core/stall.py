@@ -11,7 +11,7 @@ from sanc.core.record import Branch, Note, Record
 STALL_LIMIT = 10
 """Consecutive iterations without progress beyond roundoff after which the run has stalled."""
 
-_GRADIENT_PROGRESS = 0.99
+GRADIENT_PROGRESS = 0.99
 """A gradient norm below this fraction of the smallest one so far is progress. One per cent exceeds its roundoff."""
 
 
@@ -37,7 +37,7 @@ class StallMonitor:
 
     def update(self, record: Record, iteration: IterationProtocol, eps: float) -> None:
         """Count an iteration, given its record and the machine epsilon of f."""
-        gradient_decreased = record.grad_norm < _GRADIENT_PROGRESS * self.best_grad_norm
+        gradient_decreased = record.grad_norm < GRADIENT_PROGRESS * self.best_grad_norm
         self.best_grad_norm = min(self.best_grad_norm, record.grad_norm)
         moved = record.branch is not Branch.STAYED
         roundoff = eps * abs(record.value)

@@ -1,0 +1,108 @@
+"""Cubic steps with bounds, for all rows: a point in the box that decreases the model of the row.
+
+A step that leaves the box is replaced by the best of three points: the minimiser with the variables that leave it fixed
+at their bounds, its projection on the box, and the Cauchy point on the projected gradient. The first one is found by
+solving again until no further variable leaves the box. μ stays that of the step without bounds, with which the matrices
+of all faces are positive semidefinite.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
+from sanc.many.rows import Rows
+
+
+def free_variables(x: Tensor, g: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """Return the variables between their bounds, and at a bound from which f decreases into the box."""
+    assert lower is not None
+    assert upper is not None
+    can_fall, can_rise = x > lower, x < upper
+    return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
+
+
+def fit_steps(rows: Rows, s: Tensor) -> None:
+    """Replace the trial points outside the box, and the norms and predicted decreases of their steps."""
+    assert rows.lower is not None
+    assert rows.upper is not None
+    rows.truncated = ((rows.trial < rows.lower) | (rows.trial > rows.upper)).any(1)
+    places = torch.nonzero(rows.truncated).reshape(-1)
+    if len(places) == 0:
+        return
+    part = rows.take(places)
+    assert part.lower is not None
+    assert part.upper is not None
+    assert part.free is not None
+    lower, upper = (part.lower - part.x) / part.scale, (part.upper - part.x) / part.scale
+    model = _BoxModels(part, torch.where(part.free, lower, 0.0), torch.where(part.free, upper, 0.0))
+    start = s[places] / part.scale
+    best = start.clamp(model.lower, model.upper)
+    value = model.evaluate(best)
+    for candidate in (model.fixed_minimiser(start, part.multiplier), model.cauchy_point()):
+        other = model.evaluate(candidate)
+        better = other < value
+        best, value = torch.where(better[:, None], candidate, best), torch.where(better, other, value)
+    part.step_norm, part.predicted = torch.linalg.vector_norm(best, dim=1), -value
+    trial = (part.x + (best * part.scale).to(part.x.dtype)).clamp(part.lower, part.upper)
+    trial = torch.where((best <= lower) & part.free, part.lower, trial)
+    part.trial = torch.where((best >= upper) & part.free, part.upper, trial)
+    rows.step_norm[places], rows.predicted[places] = part.step_norm, part.predicted
+    rows.trial[places] = part.trial
+
+
+class _BoxModels:
+    """The cubic models of rows in their boxes, in scaled variables."""
+
+    def __init__(self, rows: Rows, lower: Tensor, upper: Tensor) -> None:
+        assert rows.free is not None
+        self.lower, self.upper, self.sigma = lower, upper, rows.step_sigma
+        self.g = rows.g * rows.scale * rows.free
+        self.vectors, self.values = rows.vectors, rows.values
+
+    def multiply(self, v: Tensor) -> Tensor:
+        """Return Bv."""
+        return (self.vectors @ ((v[:, None, :] @ self.vectors)[:, 0, :] * self.values)[:, :, None])[:, :, 0]
+
+    def evaluate(self, s: Tensor) -> Tensor:
+        """Return m(s)."""
+        norm = torch.linalg.vector_norm(s, dim=1)
+        return (self.g * s).sum(1) + 0.5 * (s * self.multiply(s)).sum(1) + self.sigma / 3.0 * norm * norm * norm
+
+    def fixed_minimiser(self, s: Tensor, multiplier: Tensor) -> Tensor:
+        """Return the minimiser of the quadratic model with μ after fixing, in turn, the variables that leave the box."""
+        shift = multiplier[:, None] + 1e-14 * self.values.abs().amax(1, keepdim=True) + 1e-300
+        matrix = (self.vectors * (self.values + shift)[:, None, :]) @ self.vectors.mT
+        identity = torch.eye(s.shape[1], dtype=s.dtype, device=s.device)
+        fixed = (s < self.lower) | (s > self.upper)
+        for _ in range(s.shape[1]):
+            held = torch.where(fixed, s.clamp(self.lower, self.upper), 0.0)
+            right = torch.where(fixed, held, -self.g - (matrix @ held[:, :, None])[:, :, 0])
+            both = ~fixed[:, :, None] & ~fixed[:, None, :]
+            reduced = torch.where(both, matrix, torch.where(fixed[:, :, None], identity, 0.0))
+            solution, failed = torch.linalg.solve_ex(reduced, right[:, :, None])
+            s = torch.where((failed == 0)[:, None], solution[:, :, 0], held)
+            leaves = ((s < self.lower) | (s > self.upper)) & ~fixed
+            if not bool(leaves.any()):
+                break
+            fixed = fixed | leaves
+        return s.clamp(self.lower, self.upper)
+
+    def cauchy_point(self) -> Tensor:
+        """Return a point on the projected gradient at which m decreases, from its minimiser along −g without bounds."""
+        g = self.g
+        square = (g * g).sum(1)
+        curvature, cubic = (g * self.multiply(g)).sum(1), self.sigma * square * square.sqrt()
+        denominator = curvature + (curvature * curvature + 4.0 * cubic * square).sqrt()
+        length = torch.where(denominator > 0.0, 2.0 * square / denominator, 1.0)
+        s, found = torch.zeros_like(g), torch.zeros_like(square, dtype=torch.bool)
+        for _ in range(MODEL_HALVINGS):
+            trial = (-g * length[:, None]).clamp(self.lower, self.upper)
+            enough = self.evaluate(trial) <= ARMIJO_SHARE * (g * trial).sum(1).clamp(max=0.0)
+            s = torch.where((enough & ~found)[:, None], trial, s)
+            found = found | enough
+            if bool(found.all()):
+                break
+            length = 0.5 * length
+        return s

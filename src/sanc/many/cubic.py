@@ -1,0 +1,148 @@
+"""The cubic models of all rows, minimised globally: `sanc.core.cubic`, for many small problems at once.
+
+Every function computes for each row what its namesake there computes for one problem, from the same constants. The
+eigenvalues of a row ascend along the last dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sanc.core.cubic import MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE, SECULAR_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class CubicSteps:
+    """The global minimisers of cubic models, a row each.
+
+    Attributes
+    ----------
+    y : Tensor
+        The minimisers in the eigenbases.
+    sigma, norm, multiplier, decrease : Tensor
+        σ, ‖y‖, μ = σ‖y‖, and the predicted decrease.
+    hard_case : Tensor
+        Whether a multiple of the first eigenvector, of either sign, is added.
+    """
+
+    y: Tensor
+    sigma: Tensor
+    norm: Tensor
+    multiplier: Tensor
+    decrease: Tensor
+    hard_case: Tensor
+
+    def take(self, rows: Tensor) -> CubicSteps:
+        """Return the steps of some rows."""
+        return CubicSteps(*(getattr(self, name)[rows] for name in self.__slots__))
+
+    def put(self, rows: Tensor, others: CubicSteps) -> None:
+        """Replace the steps of some rows."""
+        for name in self.__slots__:
+            getattr(self, name)[rows] = getattr(others, name)
+
+
+def solve(values: Tensor, c: Tensor, sigma: Tensor, sign: Tensor | None = None) -> CubicSteps:
+    """Minimise cᵀy + ½yᵀΛy + (σ/3)‖y‖³ globally in each row; `sign` is that of the hard case, by default 1."""
+    root = sigma.sqrt() * torch.linalg.vector_norm(c, dim=1).sqrt()
+    largest = torch.maximum(torch.maximum(-values[:, 0], values[:, -1]), root)
+    is_zero = ~(largest > 0.0)
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    unit = unit.masked_fill(is_zero, 1.0)
+    scale = unit / sigma
+    c = c / unit[:, None] * (sigma / unit)[:, None]
+    values = values / unit[:, None]
+    mu_min = (-values[:, 0]).clamp(min=0.0)
+    t, y, hard_case = _solve_secular(c, (values + mu_min[:, None]).clamp(min=0.0), mu_min)
+    if sign is not None:
+        y[:, 0] = torch.where(hard_case, y[:, 0] * sign, y[:, 0])
+    mu = mu_min + t
+    norm, multiplier = scale * mu, unit * mu
+    linear_term = (c * y).sum(1).abs()
+    decrease = (0.5 * unit * linear_term * scale + multiplier * norm * mu / 6.0) * scale
+    return CubicSteps(scale[:, None] * y, sigma, norm, multiplier, decrease, hard_case)
+
+
+def sigma_lower_bound(values: Tensor, c: Tensor, steps: CubicSteps, max_norm: Tensor) -> Tensor:
+    """Return a lower bound of the σ whose step norm is `max_norm`, given longer steps; 0 in the hard case."""
+    mu = steps.multiplier
+    for _ in range(4):
+        shifted = values + mu[:, None]
+        u = c / shifted
+        square = (u * u).sum(1)
+        mu = mu + (square.sqrt() / max_norm - 1.0) * square / (u * u / shifted).sum(1)
+    return torch.where(steps.hard_case, 0.0, mu / max_norm)
+
+
+def _solve_secular(c: Tensor, gaps: Tensor, mu_min: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve ‖y(t)‖ = mu_min + t for t ≥ 0 with y(t) = −c/(gaps + t); return t, y and whether it is the hard case."""
+    norm = torch.linalg.vector_norm(c, dim=1)
+    lower = _quadratic_root(c.abs(), gaps, mu_min[:, None]).amax(1)
+    upper = _quadratic_root(norm, gaps[:, 0], mu_min) * (1.0 + 1e-12)
+    upper = torch.maximum(torch.maximum(upper, lower), lower.new_tensor(torch.finfo(lower.dtype).tiny))
+    is_zero = (mu_min == 0.0) & (norm == 0.0)
+    # The hard case: y(0) without the first component is shorter than mu_min.
+    at_zero = torch.where((c != 0.0) & (gaps != 0.0), -c / gaps, 0.0)
+    other_norm = torch.linalg.vector_norm(at_zero, dim=1)
+    hard_case = (lower == 0.0) & (other_norm <= mu_min) & ~is_zero
+    t = torch.where(lower > 0.0, lower, 0.5 * upper)
+    t = _find_secular_root(c, gaps, mu_min, lower, upper, t, hard_case | is_zero)
+    t = t.masked_fill(hard_case | is_zero, 0.0)
+    y = torch.where(hard_case[:, None], at_zero, -c / (gaps + t[:, None]))
+    y = y.masked_fill(is_zero[:, None], 0.0)
+    mu = mu_min + t
+    other_norm = torch.linalg.vector_norm(y[:, 1:], dim=1)
+    nearly_hard = (mu_min > 0.0) & (y[:, 0].abs() > 0.5 * mu) & (other_norm < mu)
+    first = ((mu - other_norm) * (mu + other_norm)).clamp(min=0.0).sqrt()
+    first = torch.where(nearly_hard, torch.copysign(first, y[:, 0]), y[:, 0])
+    y[:, 0] = torch.where(hard_case, ((mu_min - other_norm) * (mu_min + other_norm)).clamp(min=0.0).sqrt(), first)
+    return t, y, hard_case
+
+
+def _find_secular_root(
+    c: Tensor, gaps: Tensor, mu_min: Tensor, lower: Tensor, upper: Tensor, t: Tensor, done: Tensor
+) -> Tensor:
+    """Return the t between two bounds at which ‖y(t)‖ = mu_min + t, by Newton's method with bisection."""
+    initial_upper = upper
+    for _ in range(MAX_SECULAR_STEPS):
+        residual, t_next = _newton_step(c, gaps, mu_min, t)
+        above = residual > 0.0
+        upper, lower = torch.where(above, t, upper), torch.where(above, lower, t)
+        solved = (residual.abs() <= SECULAR_TOLERANCE) | (upper - lower <= SECULAR_TOLERANCE * upper)
+        done = done | solved | residual.isnan()
+        outside = ~((lower < t_next) & (t_next < upper))
+        is_last = (residual.abs() <= QUADRATIC_CONVERGENCE) & ~outside
+        bisected = torch.where(lower > 0.0, lower.sqrt() * upper.sqrt(), 0.5 * upper)
+        from_right = (t_next >= upper) & (upper == initial_upper)
+        t_next = torch.where(outside, torch.where(from_right, upper, bisected), t_next)
+        is_last = is_last | (t_next == t)
+        t = torch.where(done, t, t_next)
+        done = done | is_last
+        if bool(done.all()):
+            break
+    return t
+
+
+def _newton_step(c: Tensor, gaps: Tensor, mu_min: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the residual μ/‖y‖ − 1 of the secular equation at t, and the next t of Newton's method."""
+    mu = mu_min + t
+    shifted = gaps + t[:, None]
+    terms = c / shifted / mu[:, None]
+    terms = terms * terms
+    square = terms.sum(1)
+    ratio = square.sqrt()
+    derivative = (terms / shifted).sum(1) / square
+    too_large = ~(square > 1e-280) & ~square.isnan()
+    residual = torch.where(too_large, torch.inf, 1.0 / ratio - 1.0)
+    return residual, torch.where(too_large, 0.0, t - (1.0 - ratio) * mu / (1.0 + mu * derivative))
+
+
+def _quadratic_root(product: Tensor, gap: Tensor, mu_min: Tensor) -> Tensor:
+    """Return the non-negative root of (mu_min + t)(gap + t) = product, or 0 if there is none."""
+    excess = product - mu_min * gap
+    total = mu_min + gap
+    root = 2.0 * excess / (total + (total * total + 4.0 * excess.clamp(min=0.0)).sqrt())
+    return torch.where(excess > 0.0, root, 0.0)

@@ -1,0 +1,224 @@
+"""The functions of all rows, with their derivatives by torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, jacrev, jvp, vmap
+
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.many.rows import Before, Evaluation, Problem, Rows
+
+_MIXING = 1e-6
+"""Relative change of a value, beyond roundoff also in float32 sums, that shows that a function mixes rows."""
+
+
+class RowFunction:
+    """A function of one row that torch maps over all of them, or a function of all rows.
+
+    Parameters
+    ----------
+    fun : callable
+        ``fun(x, *args)`` of one row, or of all rows if `vectorized`.
+    args : sequence
+        Further arguments.
+    dims : sequence of int or None
+        For each argument, 0 if it has an entry for each row along its first dimension, or None if all rows share it.
+    vectorized : bool
+        Whether `fun` takes all rows.
+    build : callable
+        Forms the argument x of `fun` from the flat variables of a row.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        dims: Sequence[int | None],
+        vectorized: bool,
+        build: Callable[[Tensor], Any],
+    ) -> None:
+        self.fun, self.args, self.dims, self.vectorized, self.build = fun, tuple(args), tuple(dims), vectorized, build
+        self._forward = True
+
+    def arguments(self, ids: Tensor) -> tuple[Any, ...]:
+        """Return the further arguments of some rows."""
+        pairs = zip(self.args, self.dims, strict=True)
+        return tuple(arg if dim is None else _rows_of(arg, ids) for arg, dim in pairs)
+
+    def _of_row(self, x: Tensor, *args: Any) -> Any:
+        """Return fun of the flat variables of one row."""
+        return self.fun(self.build(x), *args)
+
+    def _mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of one row, mapped over all rows."""
+        return vmap(function, in_dims=(0, *self.dims), randomness="different")
+
+    def values(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return f of some rows."""
+        args = self.arguments(ids)
+        with torch.no_grad():
+            if self.vectorized:
+                return self.fun(vmap(self.build)(x), *args)  # type: ignore[no-any-return]
+            return self._mapped(self._of_row)(x, *args)  # type: ignore[no-any-return]
+
+    def gradients(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and gradients of some rows."""
+        args = self.arguments(ids)
+        if self.vectorized:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                values = self.fun(vmap(self.build)(x), *args)
+                (g,) = torch.autograd.grad(values.sum(), x)
+            return values.detach(), g
+        g, values = self._mapped(grad_and_value(self._of_row))(x, *args)
+        return values.detach(), g.detach()
+
+    def hessians(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return the Hessians of some rows."""
+        args = self.arguments(ids)
+        if self.vectorized:
+            return self._hessians_of_all(x, args)
+        if self._forward:
+            try:
+                return self._mapped(self._hessian_forward)(x, *args).detach()  # type: ignore[no-any-return]
+            except (RuntimeError, NotImplementedError):  # an operator without forward derivatives
+                self._forward = False
+        return self._mapped(jacrev(grad(self._of_row)))(x, *args).detach()  # type: ignore[no-any-return]
+
+    def _hessian_forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Return the Hessian of one row by forward-over-reverse differentiation."""
+
+        def gradient(point: Tensor) -> Tensor:
+            return grad(self._of_row)(point, *args)  # type: ignore[no-any-return]
+
+        identity = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        return vmap(lambda v: jvp(gradient, (x,), (v,))[1])(identity)  # type: ignore[no-any-return]
+
+    def _hessians_of_all(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """Return the Hessians of a function of all rows: a backward pass for each variable."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (g,) = torch.autograd.grad(self.fun(vmap(self.build)(x), *args).sum(), x, create_graph=True)
+            columns = []
+            for k in range(x.shape[1]):
+                (column,) = torch.autograd.grad(g[:, k].sum(), x, retain_graph=True, allow_unused=True)
+                columns.append(torch.zeros_like(x) if column is None else column)
+        return torch.stack(columns, 1).detach()
+
+    def check(self, x: Tensor) -> None:
+        """Raise an error unless fun can be evaluated and differentiated, row by row."""
+        ids = torch.arange(min(2, len(x)), device=x.device)
+        try:
+            values = self.values(x[ids], ids)
+        except ArgumentError:
+            raise
+        except Exception as error:
+            raise ArgumentError(_failure(self, error)) from error
+        if not isinstance(values, Tensor) or values.shape != (len(ids),):
+            form = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            wanted = "one value for each row" if self.vectorized else "a scalar for each row"
+            raise ArgumentError(f"fun returned {form} for {len(ids)} rows: return {wanted}.")
+        if values.is_complex() or not values.is_floating_point():
+            raise ArgumentTypeError(f"fun returned values of {values.dtype}: return real floating-point numbers.")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                g = self.gradients(x[ids], ids)[1]
+                self.hessians(x[ids], ids)
+        except Exception as error:
+            raise ArgumentError(
+                f"fun cannot be differentiated twice ({_first_line(error)}): use operators of torch with derivatives, "
+                "and no in-place changes of captured tensors."
+            ) from error
+        if g.shape != x[ids].shape:
+            raise ArgumentError(f"fun has gradients of shape {tuple(g.shape)} for x of {tuple(x[ids].shape)}.")
+        if self.vectorized and len(x) > 1:
+            self._check_mixing(x, ids, values)
+
+    def _check_mixing(self, x: Tensor, ids: Tensor, values: Tensor) -> None:
+        """Raise an error if the value of a row depends on another row."""
+        changed = x[ids].clone()
+        changed[0] += 1e-2 * (1.0 + changed[0].abs())
+        pairs = [(self.values(changed, ids)[1], values[1]), (self.values(x[:1], ids[:1])[0], values[0])]
+        for now, then in pairs:
+            if now.isfinite() and then.isfinite() and (now - then).abs() > _MIXING * (1e-300 + then.abs()):
+                raise ArgumentError(
+                    "fun mixes rows: the value of one row changed with another row. Return a value for each row that "
+                    "depends on that row alone, or leave vectorized out and pass a function of one row."
+                )
+
+
+def _rows_of(arg: Any, ids: Tensor) -> Any:
+    """Return the entries of some rows, of a tensor or of a tree of tensors."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf[ids], arg)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+def _failure(function: RowFunction, error: Exception) -> str:
+    """Return the message for a function that fails on the first rows."""
+    if function.vectorized:
+        return (
+            f"fun failed on the first rows ({_first_line(error)}): it is called with some of the rows at a time, so "
+            "pass what belongs to rows in args, with in_dims 0."
+        )
+    return (
+        f"fun cannot be mapped over rows by torch.func.vmap ({_first_line(error)}): use torch functions of one row "
+        "without .item() and without branches on values (torch.where instead), or pass vectorized=True and a function "
+        "of all rows."
+    )
+
+
+class FunctionProblem(Problem):
+    """Functions of rows, with their Hessians: the rules of `minimize`.
+
+    Parameters
+    ----------
+    function : RowFunction
+        The function.
+    dim : int
+        Variables of a row.
+    eps : float
+        Machine epsilon of the values.
+    tol, curvature_tol : float
+        Tolerances on ‖g‖ and on negative curvature; a `curvature_tol` of None follows from `tol` and the units.
+    default_tol : bool
+        Whether `tol` is the default.
+    """
+
+    scales = False
+
+    def __init__(
+        self, function: RowFunction, dim: int, eps: float, tol: float, curvature_tol: float | None, default_tol: bool
+    ) -> None:
+        self.function, self.dim, self.eps = function, dim, eps
+        self.tol, self.curvature_tol, self.default_tol = tol, curvature_tol, default_tol
+
+    def values(self, x: Tensor, ids: Tensor) -> Tensor:
+        value = self.function.values(x, ids).double()
+        return torch.where(x.isfinite().all(1), value, torch.nan)
+
+    def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.function.gradients(x, ids)[1].double()
+
+    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
+        value, g = self.function.gradients(x, ids)
+        matrix = self.function.hessians(x, ids).double()
+        return Evaluation(value.double(), g.double(), 0.5 * (matrix + matrix.mT))
+
+    def prepare(self, rows: Rows, before: Before | None) -> None:
+        rows.tol = rows.tol.clamp(min=self.tol)
+        if self.curvature_tol is not None:
+            rows.curvature_tol = torch.full_like(rows.tol, self.curvature_tol)
+            return
+        unit = torch.where(rows.unit_cubic > 0.0, rows.unit_cubic, 1.0).clamp(max=1.0)
+        rows.curvature_tol = (rows.tol * unit).sqrt()

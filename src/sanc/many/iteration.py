@@ -1,0 +1,445 @@
+"""The iteration of all rows: in each round every row tries one point, and decides by the rules of the core.
+
+A round is one trial point, not one iteration: a row whose step was rejected tries its next point in the next round,
+from the same eigenvalues, while others have moved. So no row waits for another. Rows that end leave the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.core.acceptance import CANCELLATION_ERRORS
+from sanc.core.box_model import SHORTER_STEP
+from sanc.core.escape import HALVINGS
+from sanc.core.space import ROUNDING_ERRORS
+from sanc.core.stall import STALL_LIMIT
+from sanc.core.status import Status
+from sanc.many import cubic, rules
+from sanc.many.box import fit_steps, free_variables
+from sanc.many.endings import leave_saddles, rounding_of_gradients
+from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, Before, Evaluation, Problem, Rows
+from sanc.many.spectra import decompose
+
+
+class ManyIteration:
+    """Makes rounds of trial points for the rows of one batch.
+
+    Parameters
+    ----------
+    problem : Problem
+        Evaluates the rows.
+    max_iter : float
+        Limit on the iterations of a row.
+    seed : int
+        Seed of the signs in the hard case and of escape steps along ±v.
+    """
+
+    def __init__(self, problem: Problem, max_iter: float, seed: int) -> None:
+        self.problem, self.max_iter = problem, max_iter
+        self._seed = seed
+
+    def start(self, rows: Rows) -> Rows:
+        """Evaluate the rows at their starting points, and propose the first steps."""
+        found = self.problem.evaluate(rows.x, rows.ids)
+        rows.nfev += 1
+        rows.njev += 1
+        rows.accept(found)
+        rows.status.fill_(RUNNING)
+        rows.first_value = found.value.clone()
+        rows.best_grad_norm.fill_(torch.inf)
+        rows.status[~found.is_finite()] = Status.NOT_FINITE
+        _replace_failed(rows)
+        self._enter(rows, None)
+        return rows
+
+    def make_round(self, rows: Rows) -> None:
+        """Evaluate the trial points of all rows, and decide; afterwards every running row has a new trial point."""
+        value = self.problem.values(rows.trial, rows.ids)
+        unit = rows.unit_cubic * rows.unit_length**3
+        limit = (rows.value.abs() + unit) / self.problem.eps**2
+        value = torch.where(rows.value - value > limit, -torch.inf, value)  # one such value is not trusted
+        rows.nfev += 1
+        rows.trials += 1
+        was_longer, was_escape = rows.mode == LONGER, rows.mode == ESCAPE
+        accepted, rejected = self._test_cubic_steps(rows, value)
+        if bool(was_longer.any()):
+            accepted |= self._test_longer_steps(rows, value, was_longer)
+        stays = torch.zeros_like(accepted)
+        if bool(was_escape.any()):
+            lower, stays = self._test_escape_steps(rows, value, was_escape)
+            accepted |= lower
+        self._propose_again(rows, rejected)
+        self._move(rows, accepted)
+        if bool(was_escape.any()):
+            self._stay(rows, stays)
+
+    # Decisions about trial points.
+
+    def _test_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which cubic steps are accepted, and which are rejected; some rows try a longer step instead."""
+        is_cubic = rows.mode == CUBIC
+        rounding = ROUNDING_ERRORS * self.problem.eps * rows.value.abs()
+        actual = self._guarded_decrease(rows, rows.value - value, is_cubic)
+        verdict = rules.classify(actual, rows.predicted, rounding)
+        sigma = self.problem.after_trial(rows, verdict, actual, rounding)
+        accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
+        rejected = is_cubic & ~accepted
+        _set(rows, accepted, value, sigma)
+        rows.verdict = torch.where(accepted, verdict, rows.verdict)
+        rows.sigma = torch.where(rejected, sigma, rows.sigma)
+        if self.problem.tries_longer_steps:
+            rho = rules.ratio(actual, rows.predicted, rounding)
+            longer = accepted & rows.untested & rules.tries_longer_step(rho, sigma, rows.step_sigma)
+            accepted = accepted & ~self._propose_longer(rows, longer)
+        return accepted, rejected
+
+    def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor) -> Tensor:
+        """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
+        eps = self.problem.eps
+        length = torch.maximum(rows.unit_length, rows.x_norm)
+        unit = rows.unit_cubic * rows.unit_length**3
+        f_scale = torch.maximum(rows.value.abs(), torch.minimum(rows.curvature * length * length, unit))
+        doubtful = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (rows.predicted <= eps**0.5 * f_scale)
+        doubtful &= (actual < rules.ETA1 * rows.predicted) & is_cubic & (rows.trials == 1)
+        places = torch.nonzero(doubtful).reshape(-1)
+        if len(places) == 0:
+            return actual
+        part = rows.take(places)
+        g = self.problem.gradients(part.trial, part.ids) * part.scale
+        rows.njev[places] += 1
+        if part.lower is not None:
+            g = g * free_variables(part.trial, g, part.lower, part.upper)
+        halved = torch.linalg.vector_norm(g, dim=1) <= 0.5 * part.grad_norm
+        actual = actual.clone()
+        actual[places] = torch.where(halved, part.predicted, actual[places])
+        return actual
+
+    def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
+        """Set longer trial points in some of the rows `wanted`; return in which."""
+        places = torch.nonzero(wanted & (rows.trials <= rules.RESOLVES)).reshape(-1)
+        proposed = torch.zeros_like(wanted)
+        if len(places) == 0:
+            return proposed
+        part = rows.take(places)
+        part.sigma = part.next_sigma
+        self._propose(part, limited=False)
+        is_longer = (part.step_norm >= 2.0 * part.next_norm) & (part.mode == CUBIC)
+        part.mode.fill_(LONGER)
+        kept = torch.nonzero(is_longer).reshape(-1)
+        rows.put(places[kept], part.take(kept))
+        proposed[places[kept]] = True
+        return proposed
+
+    def _test_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
+        """Accept longer steps with a lower value; return the rows that do not try a further one."""
+        lower = longer & (value > -torch.inf) & (value < rows.next_value)
+        actual = rows.value - value
+        zero = torch.zeros_like(actual)
+        verdict = rules.classify(actual, rows.predicted, zero)
+        sigma = self.problem.after_trial(rows, verdict, actual, zero)
+        _set(rows, lower, value, sigma)
+        rho = rules.ratio(actual, rows.predicted, zero)
+        return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.step_sigma))
+
+    def _test_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
+        """Accept escape steps with a lower value, and halve the others; return the former, and the rows that stay."""
+        lower = escapes & (value > -torch.inf) & (value < rows.value)
+        _set(rows, lower, value, rows.sigma)
+        return lower, self._halve(rows, escapes & ~lower)
+
+    def _halve(self, rows: Rows, wanted: Tensor) -> Tensor:
+        """Halve the escape steps of some rows; return those whose steps are too short."""
+        rows.halvings += wanted
+        rows.step_norm = torch.where(wanted, 0.5 * rows.step_norm, rows.step_norm)
+        rows.trial = torch.where(wanted[:, None], rows.x + 0.5 * (rows.trial - rows.x), rows.trial)
+        is_short = rows.step_norm <= self.problem.eps * rows.x_norm.clamp(min=1e-300)
+        return wanted & (is_short | (rows.halvings >= HALVINGS))
+
+    def _propose_again(self, rows: Rows, rejected: Tensor) -> None:
+        """Propose shorter steps after rejections, and escape steps after the last one."""
+        places = torch.nonzero(rejected).reshape(-1)
+        if len(places) == 0:
+            return
+        part = rows.take(places)
+        self._propose_shorter(part)
+        last = torch.nonzero(part.trials > rules.RESOLVES).reshape(-1)
+        if len(last):
+            ending = part.take(last)
+            self._propose_escape(ending)
+            part.put(last, ending)
+        rows.put(places, part)
+
+    def _propose_shorter(self, rows: Rows) -> None:
+        """Propose steps with a larger σ; if bounds determined a rejected step, σ is raised until it is shorter."""
+        last_norm, was_truncated = rows.step_norm, rows.truncated
+        self._propose(rows, limited=False)
+        while rows.lower is not None:
+            repeated = was_truncated & rows.truncated & (rows.step_norm > SHORTER_STEP * last_norm)
+            places = torch.nonzero(repeated & (rows.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
+            if len(places) == 0:
+                break
+            part = rows.take(places)
+            part.sigma = rules.bounded(4.0 * part.sigma)
+            self._propose(part, limited=False)
+            rows.put(places, part)
+
+    # Moves.
+
+    def _move(self, rows: Rows, accepted: Tensor) -> None:
+        """Evaluate the accepted points, and begin the next iteration there; reject them if a gradient is not finite."""
+        places = torch.nonzero(accepted).reshape(-1)
+        if len(places) == 0:
+            return
+        every = len(places) == len(rows)
+        part = rows if every else rows.take(places)
+        found = self.problem.evaluate(part.next_x, part.ids)
+        part.njev += 1
+        finite = found.is_finite()
+        if not bool(finite.all()):
+            failed = torch.nonzero(~finite).reshape(-1)
+            self._reject(rows, places[failed], part.take(failed))
+            kept = torch.nonzero(finite).reshape(-1)
+            if len(kept) == 0:
+                return
+            every, part, places = False, part.take(kept), places[kept]
+            found = _taken_evaluation(found, kept)
+        self._advance(part, found)
+        if not every:
+            rows.put(places, part)
+
+    def _advance(self, part: Rows, found: Evaluation) -> None:
+        """Begin the next iteration of all rows at their accepted points."""
+        before = Before(part.x, part.value, part.g, part.more)
+        end_derivative = (found.g * (part.next_x - part.x)).sum(1)
+        lowered = rules.after_derivative(
+            part.next_sigma, part.next_step_sigma, part.next_predicted, part.next_norm, end_derivative
+        )
+        uses_derivative = (part.verdict == rules.SUCCESSFUL) & (part.mode != ESCAPE)
+        part.sigma = torch.where(uses_derivative, lowered, part.next_sigma)
+        decreased = part.value - part.next_value > self.problem.eps * part.value.abs()
+        self._count_iteration(part, torch.ones_like(decreased), decreased)
+        part.last_step_norm = torch.where(part.next_norm > 0.0, part.next_norm, part.last_step_norm)
+        part.last_grad_norm = part.grad_norm
+        part.x = part.next_x
+        part.accept(found)
+        self._enter(part, before)
+
+    def _reject(self, rows: Rows, places: Tensor, part: Rows) -> None:
+        """Treat steps to points with a gradient that is not finite as rejected."""
+        nan = torch.full_like(part.value, torch.nan)
+        part.step_sigma, part.step_norm, part.predicted = part.next_step_sigma, part.next_norm, part.next_predicted
+        escapes = part.mode == ESCAPE
+        sigma = self.problem.after_trial(part, torch.zeros_like(part.verdict), nan, torch.zeros_like(nan))
+        part.sigma = torch.where(escapes, part.sigma, sigma)
+        part.mode = torch.where(escapes, ESCAPE, CUBIC)
+        rows.put(places, part)
+        chosen = torch.zeros(len(rows), dtype=torch.bool, device=rows.x.device)
+        chosen[places] = True
+        self._propose_again(rows, chosen & (rows.mode == CUBIC))
+        stays = self._halve(rows, chosen & (rows.mode == ESCAPE))
+        if bool(stays.any()):
+            self._stay(rows, stays)
+
+    def _stay(self, rows: Rows, ended: Tensor) -> None:
+        """End the iteration of rows whose trial points were all rejected, and begin the next one at the same point."""
+        places = torch.nonzero(ended & (rows.status == RUNNING)).reshape(-1)
+        if len(places) == 0:
+            return
+        part = rows.take(places)
+        no = torch.zeros(len(part), dtype=torch.bool, device=part.x.device)
+        self._count_iteration(part, no, no)
+        part.last_grad_norm = part.grad_norm
+        self._test_stall(part)
+        self._test_limit(part)
+        part.untested = no
+        self._propose(part)
+        rows.put(places, part)
+
+    def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
+        """Count an iteration, and the iterations without progress."""
+        part.stall, part.best_grad_norm = rules.update_stall(
+            part.stall, part.best_grad_norm, part.grad_norm, moved, decreased
+        )
+        is_flat = part.predicted <= ROUNDING_ERRORS * self.problem.eps * part.value.abs()
+        part.flat = torch.where(is_flat, part.flat + 1, 0)
+        part.nit += 1
+        part.trials = torch.zeros_like(part.trials)
+        part.halvings = torch.zeros_like(part.halvings)
+        part.verdict = torch.zeros_like(part.verdict)
+
+    # The beginning of an iteration.
+
+    def _enter(self, rows: Rows, before: Before | None) -> None:
+        """Test rows at new points for their endings, and propose the next steps."""
+        problem = self.problem
+        problem.prepare(rows, before)
+        self._measure(rows)
+        decompose(self.problem, rows)
+        unit = rows.unit_cubic * rows.unit_length**3
+        unbounded = rows.first_value - rows.value > (rows.first_value.abs() + unit) / problem.eps**2
+        rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
+        self._test_stationary(rows, rows.grad_norm <= rows.tol)
+        self._test_stall(rows)
+        self._test_limit(rows)
+        self._measure_units(rows)
+        self._propose(rows)
+
+    def _measure(self, rows: Rows) -> None:
+        """Measure ‖x‖, the free variables and the norm of their gradient."""
+        g = rows.g * rows.scale
+        rows.x_norm = torch.linalg.vector_norm(rows.x / rows.scale, dim=1)
+        if rows.lower is not None:
+            free = free_variables(rows.x, g, rows.lower, rows.upper)
+            stationary = torch.linalg.vector_norm(g * free, dim=1) <= rows.tol
+            between = (rows.x > rows.lower) & (rows.x < rows.upper)
+            rows.free = torch.where(stationary[:, None], between, free)
+            g = g * rows.free
+        rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
+
+    def _test_stationary(self, rows: Rows, stationary: Tensor) -> None:
+        """End rows with a small gradient if their curvature is certified; the others follow negative curvature."""
+        places = torch.nonzero(stationary & (rows.status == RUNNING)).reshape(-1)
+        if len(places) == 0:
+            return
+        part = rows.take(places)
+        incomplete = torch.nonzero(~self.problem.is_complete(part)).reshape(-1)
+        if len(incomplete):
+            whole = part.take(incomplete)
+            self.problem.complete(whole)
+            decompose(self.problem, whole)
+            part.put(incomplete, whole)
+        certified = part.ritz_value - part.lambda_error >= -part.curvature_tol
+        saddle = part.ritz_value + part.lambda_error < -part.curvature_tol
+        ended = torch.where(certified, int(Status.SECOND_ORDER), int(Status.UNCERTIFIED))
+        part.status = torch.where(saddle, RUNNING, ended)
+        rows.put(places, part)
+
+    def _test_stall(self, rows: Rows) -> None:
+        """End rows that have stalled, unless they can follow negative curvature."""
+        places = torch.nonzero((rows.stall >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
+        if len(places) == 0:
+            return
+        part = rows.take(places)
+        part.status.fill_(int(Status.STALLED))
+        if self.problem.default_tol:
+            error = rounding_of_gradients(self.problem, part)
+            small = (part.grad_norm <= error) & (part.flat >= STALL_LIMIT)
+            part.status[small] = RUNNING
+            part.tol = torch.where(small, torch.maximum(part.tol, error), part.tol)
+            self._test_stationary(part, small)
+            part.status[small & (part.status == RUNNING)] = int(Status.STALLED)
+        moved = leave_saddles(self.problem, part)
+        rows.put(places, part)
+        if bool(moved.any()):
+            again = places[moved]
+            fresh = rows.take(again)
+            fresh.accept(self.problem.evaluate(fresh.x, fresh.ids))
+            fresh.status.fill_(RUNNING)
+            for number in (fresh.stall, fresh.flat, fresh.unit_length, fresh.unit_cubic, fresh.last_step_norm):
+                number.zero_()
+            fresh.last_grad_norm.zero_()
+            fresh.best_grad_norm.fill_(torch.inf)
+            self._enter(fresh, None)
+            rows.put(again, fresh)
+
+    def _test_limit(self, rows: Rows) -> None:
+        """End rows that have made `max_iter` iterations."""
+        reached = (rows.status == RUNNING) & (rows.nit >= self.max_iter)
+        rows.status = torch.where(reached, int(Status.ITERATION_LIMIT), rows.status)
+
+    def _measure_units(self, rows: Rows) -> None:
+        """Measure the units of rows at their first points, and their initial σ."""
+        first = rows.unit_length == 0.0
+        rows.untested = first & self.problem.tries_longer_steps
+        if not bool(first.any()):
+            return
+        norm = torch.linalg.vector_norm(rows.c, dim=1)
+        product_norm = torch.linalg.vector_norm(rows.values * rows.c, dim=1) / norm
+        grad_norm = torch.where(rows.grad_norm <= self.problem.eps * product_norm * rows.x_norm, 0.0, rows.grad_norm)
+        product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, rows.curvature)
+        length, unit_cubic = rules.measure_units(rows.value, grad_norm, product_norm, rows.x_norm)
+        rows.unit_length = torch.where(first, length, rows.unit_length)
+        rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
+        rows.sigma = torch.where(first, self.problem.first_sigma(rows), rows.sigma)
+
+    # Proposals.
+
+    def _propose(self, rows: Rows, *, limited: bool = True) -> None:
+        """Set the cubic steps of all rows for their σ as trial points; escape steps where there is no cubic one."""
+        sign = self._signs(rows)
+        steps = cubic.solve(rows.values, rows.c, rows.sigma, sign)
+        if limited:
+            max_norm, always = self.problem.max_step_norm(rows)
+            too_long = (steps.norm > max_norm) & (always | (rows.ritz_value < steps.multiplier))
+            rows.untested = rows.untested | (too_long & self.problem.tries_longer_steps)
+            steps = rules.limited_steps(steps, rows.values, rows.c, max_norm, too_long, sign)
+            rows.sigma = steps.sigma
+        rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
+        rows.predicted = steps.decrease
+        rows.mode = torch.full_like(rows.mode, CUBIC)
+        s = (rows.vectors @ steps.y[:, :, None])[:, :, 0] * rows.scale
+        rows.trial = rows.x + s.to(rows.x.dtype)
+        if rows.lower is not None:
+            fit_steps(rows, s)
+        below = rows.step_norm <= self.problem.eps * rows.x_norm
+        none = (below | ~(rows.predicted > 0.0)) & (rows.status == RUNNING)
+        places = torch.nonzero(none).reshape(-1)
+        if len(places):
+            part = rows.take(places)
+            is_limited = (part.trials == 0) & (part.multiplier > part.curvature)
+            norm_ratio = torch.where(is_limited, part.step_norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
+            negligible = below[places] & (part.predicted > 0.0)
+            part.sigma = torch.where(negligible, rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
+            self._propose_escape(part)
+            rows.put(places, part)
+
+    def _propose_escape(self, rows: Rows) -> None:
+        """Set an escape step of all rows as trial point: along negative curvature or the gradient."""
+        along, size = rules.choose_branch(rows.ritz_value, rows.curvature, rows.grad_norm, rows.sigma)
+        v = rows.vectors[:, :, 0]
+        g = (rows.vectors @ rows.c[:, :, None])[:, :, 0]
+        sign = -torch.sign(rows.c[:, 0])
+        sign = torch.where(sign == 0.0, self._signs(rows), sign)
+        d = torch.where(along[:, None], v * (size * sign)[:, None], -g * size[:, None])
+        rows.step_norm = torch.linalg.vector_norm(d, dim=1)
+        trial = rows.x + (d * rows.scale).to(rows.x.dtype)
+        rows.trial = trial if rows.lower is None else trial.clamp(rows.lower, rows.upper)
+        rows.mode = torch.full_like(rows.mode, ESCAPE)
+
+    def _signs(self, rows: Rows) -> Tensor:
+        """Return a random sign for each row, which depends on seed, row and iteration alone."""
+        mixed = (rows.ids * 2654435761 + rows.nit * 40503 + self._seed * 97) % 2147483647
+        return 1.0 - 2.0 * ((mixed // 65536) % 2).double()
+
+
+def _set(rows: Rows, chosen: Tensor, value: Tensor, sigma: Tensor) -> None:
+    """Set the trial points of some rows as their next points."""
+    rows.next_x = torch.where(chosen[:, None], rows.trial, rows.next_x)
+    numbers: tuple[tuple[str, Any], ...] = (
+        ("next_value", value),
+        ("next_sigma", sigma),
+        ("next_norm", rows.step_norm),
+        ("next_predicted", rows.predicted),
+        ("next_step_sigma", rows.step_sigma),
+    )
+    for name, number in numbers:
+        setattr(rows, name, torch.where(chosen, number, getattr(rows, name)))
+
+
+def _taken_evaluation(found: Evaluation, rows: Tensor) -> Evaluation:
+    """Return the evaluation of some rows."""
+    more = {name: part[rows] for name, part in found.more.items()}
+    return Evaluation(found.value[rows], found.g[rows], None if found.matrix is None else found.matrix[rows], more)
+
+
+def _replace_failed(rows: Rows) -> None:
+    """Replace numbers that are not finite in rows that have ended, so that no later operation fails for them."""
+    failed = rows.status != RUNNING
+    if not bool(failed.any()):
+        return
+    rows.g = torch.where(failed[:, None], 0.0, rows.g)
+    if rows.matrix is not None:
+        rows.matrix = torch.where(failed[:, None, None], 0.0, rows.matrix)

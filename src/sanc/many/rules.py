@@ -1,0 +1,205 @@
+"""The decisions of `sanc.core`, for all rows at once: the ratio test, the rules for σ, the units and the endings.
+
+Every function computes for each row what its namesake in the core computes for one problem, from the same constants.
+tests/many compares them, row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sanc.core.acceptance import LONGER_STEP_RHO, RatioTest
+from sanc.core.escape import FALLBACK_LIPSCHITZ
+from sanc.core.judge import (
+    MAX_GROWTH_FACTOR,
+    MAX_SHRINK_FACTOR,
+    MIN_SHRINK_FACTOR,
+    MIN_SIGMA_FACTOR_EXACT,
+    NEGLIGIBLE_CUBIC_TERM,
+)
+from sanc.core.model import CubicModel
+from sanc.core.stall import GRADIENT_PROGRESS
+from sanc.core.units import FIRST_SIGMA, X_FRACTION
+from sanc.many import cubic
+from sanc.many.cubic import CubicSteps
+from sanc.presets import PRESETS
+
+UNSUCCESSFUL, SUCCESSFUL, VERY_SUCCESSFUL = 0, 1, 2
+"""The classes of a step, as integers."""
+
+_PRESET = PRESETS["robust"]
+assert isinstance(_PRESET.acceptance, RatioTest)
+assert isinstance(_PRESET.model, CubicModel)
+ETA1, ETA2 = _PRESET.acceptance.eta1, _PRESET.acceptance.eta2
+FIRST_RADIUS, RESOLVES = float(_PRESET.model.first_radius or torch.inf), _PRESET.model.resolves
+SIGMA_FLOOR, SIGMA_CEILING = float(_PRESET.sigma.sigma_floor or 0.0), _PRESET.sigma.sigma_ceiling
+GAMMA = _PRESET.sigma.gamma
+
+
+def bounded(sigma: Tensor) -> Tensor:
+    """Return σ within its bounds."""
+    return sigma.clamp(SIGMA_FLOOR, SIGMA_CEILING)
+
+
+def classify(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
+    """Return the class of each step."""
+    valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
+    actual, predicted = actual + rounding, predicted + rounding
+    successful = valid & (actual >= ETA1 * predicted)
+    return successful.long() + (successful & (actual > ETA2 * predicted)).long()
+
+
+def ratio(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
+    """Return ρ of each step; NaN if it is not defined."""
+    valid = actual.isfinite() & predicted.isfinite() & (predicted + rounding > 0.0)
+    return torch.where(valid, (actual + rounding) / (predicted + rounding), torch.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Rays:
+    """The models along steps, as `sanc.core.judge.Ray`; `valid` where σ‖s‖³ neither underflows nor overflows."""
+
+    sigma: Tensor
+    norm_cubed: Tensor
+    derivative_ratio: Tensor
+    valid: Tensor
+
+    @classmethod
+    def from_steps(cls, sigma: Tensor, predicted: Tensor, norm: Tensor) -> Rays:
+        """Return the rays of steps."""
+        norm_cubed = norm * norm * norm
+        product = sigma * norm_cubed
+        valid = (product > 0.0) & (product < torch.inf)
+        return cls(sigma, norm_cubed, (2.0 * predicted / product - 1.0 / 3.0).clamp(min=0.0), valid)
+
+    def sigma_for(self, t: float | Tensor) -> Tensor:
+        """Return the σ with the minimiser t·s, or the smallest allowed σ."""
+        factor = (t + (1.0 - t) * self.derivative_ratio) / (t * t)
+        return self.sigma * factor.clamp(min=MIN_SIGMA_FACTOR_EXACT)
+
+    @property
+    def derivative(self) -> Tensor:
+        """gᵀs."""
+        return -self.derivative_ratio * self.sigma * self.norm_cubed
+
+
+def after_trial(
+    sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, rounding: Tensor
+) -> Tensor:
+    """Return σ after a trial step of the class `verdict`."""
+    ray = Rays.from_steps(sigma, predicted, norm)
+    kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
+    kappa = torch.where(predicted <= rounding, sigma, kappa)
+    largest = ray.sigma_for(MIN_SHRINK_FACTOR)
+    rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
+    rejected = torch.where(actual.isfinite(), rejected, largest)
+    smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)
+    lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
+    interpolated = torch.where(verdict == UNSUCCESSFUL, rejected, torch.where(verdict == SUCCESSFUL, sigma, lowered))
+    without_ray = torch.where(verdict == UNSUCCESSFUL, after_failure(sigma), sigma)
+    return torch.where(ray.valid, bounded(interpolated), without_ray)
+
+
+def after_failure(sigma: Tensor) -> Tensor:
+    """Return γσ."""
+    return (sigma * GAMMA).clamp(max=SIGMA_CEILING)
+
+
+def after_negligible_step(sigma: Tensor, norm_ratio: Tensor) -> Tensor:
+    """Return σ after a step below the working precision of x."""
+    return bounded(sigma * (norm_ratio * norm_ratio).clamp(max=GAMMA**-2))
+
+
+def after_derivative(
+    sigma: Tensor, tried_sigma: Tensor, predicted: Tensor, norm: Tensor, end_derivative: Tensor
+) -> Tensor:
+    """Return σ given the directional derivative of f at the end of a step that was made with `tried_sigma`."""
+    ray = Rays.from_steps(tried_sigma, predicted, norm)
+    start = ray.derivative
+    t_zero = torch.where(end_derivative > start, start / (start - end_derivative), torch.inf)
+    lowered = bounded(torch.minimum(sigma, ray.sigma_for(t_zero.clamp(max=MAX_GROWTH_FACTOR))))
+    return torch.where(ray.valid & (end_derivative < 0.0), lowered, sigma)
+
+
+def limited_steps(
+    steps: CubicSteps, values: Tensor, c: Tensor, max_norm: Tensor, limited: Tensor, sign: Tensor
+) -> CubicSteps:
+    """Return the steps with σ doubled until ‖s‖ ≤ `max_norm`, in the rows `limited`."""
+    rows = torch.nonzero(limited).reshape(-1)
+    if len(rows) == 0:
+        return steps
+    part, values, c, max_norm, sign = steps.take(rows), values[rows], c[rows], max_norm[rows], sign[rows]
+    sigma = _doubled(part.sigma, cubic.sigma_lower_bound(values, c, part, max_norm) / part.sigma)
+    part = cubic.solve(values, c, sigma, sign)
+    while True:
+        too_long = torch.nonzero((part.norm > max_norm) & (part.sigma < SIGMA_CEILING)).reshape(-1)
+        if len(too_long) == 0:
+            break
+        factor = (part.norm / max_norm)[too_long]
+        factor = torch.where(factor.isfinite(), factor.clamp(min=2.0), 2.0)
+        sigma = _doubled(part.sigma[too_long], factor)
+        part.put(too_long, cubic.solve(values[too_long], c[too_long], sigma, sign[too_long]))
+    steps.put(rows, part)
+    return steps
+
+
+def _doubled(sigma: Tensor, max_factor: Tensor) -> Tensor:
+    """Return σ times the largest power of two up to `max_factor`; σ itself if that is at most 1 or infinite."""
+    valid = (max_factor > 1.0) & (max_factor < torch.inf)
+    power = torch.where(valid, max_factor, 1.0).log2().floor()
+    return torch.where(valid, bounded(torch.exp2(power) * sigma), sigma)
+
+
+def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the units of length and of σ of the first points."""
+    x_length = X_FRACTION * x_norm
+    has_gradient, has_product = grad_norm > 0.0, product_norm > 0.0
+    cauchy = torch.where(has_product, grad_norm / product_norm, torch.inf)
+    first = torch.minimum(cauchy, torch.maximum(x_length, value.abs() / grad_norm))
+    first = torch.where((first > 0.0) & (first < torch.inf), first, cauchy)
+    stationary = torch.where(has_product, torch.maximum(x_length, (value.abs() / product_norm).sqrt()), x_length)
+    length = torch.where(has_gradient, first, stationary)
+    length = torch.where((length > 0.0) & (length < torch.inf), length, 1.0)
+    slope = grad_norm / length
+    unit = torch.where(slope > 0.0, slope, product_norm) / length
+    return length, torch.where((unit > 0.0) & (unit < torch.inf), unit, 1.0)
+
+
+def first_sigma(unit_cubic: Tensor) -> Tensor:
+    """Return the initial σ."""
+    return bounded(FIRST_SIGMA * unit_cubic)
+
+
+def max_step_norm(unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
+    """Return the limit on the step norm that `first_radius` of `CubicModel` describes."""
+    length = torch.maximum(unit_length, X_FRACTION * x_norm)
+    return torch.maximum(FIRST_RADIUS * length, MAX_GROWTH_FACTOR * last_step_norm)
+
+
+def tries_longer_step(rho: Tensor, next_sigma: Tensor, sigma: Tensor) -> Tensor:
+    """Return where f decreased by more than predicted, so that a longer step is tried."""
+    return (rho > LONGER_STEP_RHO) & (next_sigma < sigma)
+
+
+def choose_branch(ritz_value: Tensor, curvature: Tensor, grad_norm: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where an escape step follows negative curvature, and its step size: the factor of ±v or of −g.
+
+    L1 is the largest absolute eigenvalue, and L2 = 2σ, as in `CheckedEscape`.
+    """
+    L1 = torch.where(curvature > 0.0, curvature, FALLBACK_LIPSCHITZ)
+    L2 = 2.0 * sigma
+    quotient = ritz_value / L2
+    curvature_decrease = quotient * quotient * (-2.0 * ritz_value / 3.0)
+    along_curvature = (ritz_value < 0.0) & (curvature_decrease > grad_norm * grad_norm / 4.0 / L1)
+    return along_curvature, torch.where(along_curvature, -2.0 * ritz_value / L2, 1.0 / L1)
+
+
+def update_stall(
+    iterations: Tensor, best: Tensor, grad_norm: Tensor, moved: Tensor, value_decreased: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the iterations without progress, and the smallest gradient norm so far: `StallMonitor.update`."""
+    progress = (grad_norm < GRADIENT_PROGRESS * best) | (moved & value_decreased)
+    return torch.where(progress, 0, iterations + 1), torch.minimum(best, grad_norm)
