@@ -52,9 +52,9 @@ class EigenSpace(Krylov):
         return [(c @ self._rows).astype(self._rows.dtype, copy=False) for c in coefficients]
 
 
-_MAX_GROWTH = 2.0
+MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
-_FIRST_SIGMA = 1e-12
+FIRST_SIGMA_FACTOR = 1e-12
 """The initial σ relative to that of `minimize`, with which the first step is that of Gauss and Newton."""
 
 
@@ -107,13 +107,13 @@ class DenseModel(CubicModel):
         """Return the limit on the step norm: ‖z‖ at the first point, then twice the last step."""
         if here.state.last_step_norm == 0.0:
             return here.norm or first_units.length
-        return _MAX_GROWTH * here.state.last_step_norm
+        return MAX_GROWTH * here.state.last_step_norm
 
     def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
         """Return the subspace with the minimiser of the model; σ is raised if the step exceeds `max_step_norm`."""
         spectrum, krylov, max_norm = subspace.spectrum, subspace.krylov, subspace.max_step_norm
         assert spectrum is not None
-        sigma = subspace.sigma * (_FIRST_SIGMA if here.state.iteration == 0 else 1.0)
+        sigma = subspace.sigma * (FIRST_SIGMA_FACTOR if here.state.iteration == 0 else 1.0)
         solve = partial(self._solve, here, krylov, spectrum)
         step = solve(sigma)
         if step.norm > max_norm:

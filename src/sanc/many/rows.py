@@ -173,8 +173,23 @@ class Rows:
 
     def put(self, rows: Tensor, others: Rows) -> None:
         """Replace some of the rows."""
+        self._separate()
         for item in fields(self):
             _put(getattr(self, item.name), rows, getattr(others, item.name))
+
+    def _separate(self) -> None:
+        """Copy tensors that share their memory with another one, so that each can be changed in place."""
+        known: set[int] = set()
+        for item in fields(self):
+            entry = getattr(self, item.name)
+            if isinstance(entry, Tensor) and entry.numel():
+                if entry.data_ptr() in known:
+                    setattr(self, item.name, entry.clone())
+                known.add(entry.data_ptr())
+        for name, part in self.more.items():
+            if part.data_ptr() in known:
+                self.more[name] = part.clone()
+            known.add(part.data_ptr())
 
     def join(self, others: Rows) -> Rows:
         """Return the rows followed by others."""
