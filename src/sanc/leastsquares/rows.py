@@ -15,6 +15,7 @@ from sanc.core.space import ROUNDING_ERRORS
 from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.leastsquares.secant import WORTH
 from sanc.many import rules
+from sanc.many.algebra import gram, multiply
 from sanc.many.box import free_variables
 from sanc.many.rows import Before, Evaluation, Problem, Rows
 
@@ -87,8 +88,8 @@ class FitProblem(Problem):
             "exponents": torch.full_like(norms, -torch.inf),
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
         }
-        g = (columns @ r[:, :, None])[:, :, 0]
-        more["gauss_newton"] = matrix = columns @ columns.mT
+        g = multiply(columns, r)
+        more["gauss_newton"] = matrix = gram(columns)
         return Evaluation(0.5 * (r * r).sum(1), g, matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ class FitProblem(Problem):
         if before is None:
             return
         step = rows.x - before.x
-        model = (step * (before.more["gauss_newton"] @ step[:, :, None])[:, :, 0]).sum(1)
+        model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.g - before.g)).sum(1) - model
         places = torch.nonzero(second.abs() > WORTH * model).reshape(-1)
         if len(places):

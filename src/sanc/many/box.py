@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
+from sanc.many.algebra import multiply, multiply_transposed
 from sanc.many.rows import Rows
 
 
@@ -63,7 +64,7 @@ class _BoxModels:
 
     def multiply(self, v: Tensor) -> Tensor:
         """Return Bv."""
-        return (self.vectors @ ((v[:, None, :] @ self.vectors)[:, 0, :] * self.values)[:, :, None])[:, :, 0]
+        return multiply(self.vectors, multiply_transposed(self.vectors, v) * self.values)
 
     def evaluate(self, s: Tensor) -> Tensor:
         """Return m(s)."""
@@ -78,7 +79,7 @@ class _BoxModels:
         fixed = (s < self.lower) | (s > self.upper)
         for _ in range(s.shape[1]):
             held = torch.where(fixed, s.clamp(self.lower, self.upper), 0.0)
-            right = torch.where(fixed, held, -self.g - (matrix @ held[:, :, None])[:, :, 0])
+            right = torch.where(fixed, held, -self.g - multiply(matrix, held))
             both = ~fixed[:, :, None] & ~fixed[:, None, :]
             reduced = torch.where(both, matrix, torch.where(fixed[:, :, None], identity, 0.0))
             solution, failed = torch.linalg.solve_ex(reduced, right[:, :, None])

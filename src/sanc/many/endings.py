@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.many.algebra import multiply, multiply_transposed
 from sanc.many.rows import Problem, Rows
 
 
@@ -27,7 +28,7 @@ def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
 
 def _multiply(rows: Rows, v: Tensor) -> Tensor:
     """Return the products of the curvature of all rows, in scaled variables."""
-    return (rows.vectors @ ((v[:, None, :] @ rows.vectors)[:, 0, :] * rows.values)[:, :, None])[:, :, 0]
+    return multiply(rows.vectors, multiply_transposed(rows.vectors, v) * rows.values)
 
 
 def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:

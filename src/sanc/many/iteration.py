@@ -18,6 +18,7 @@ from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.many import cubic, rules
+from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps, free_variables
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, Before, Evaluation, Problem, Rows
@@ -380,7 +381,7 @@ class ManyIteration:
         rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
         rows.predicted = steps.decrease
         rows.mode = torch.full_like(rows.mode, CUBIC)
-        s = (rows.vectors @ steps.y[:, :, None])[:, :, 0] * rows.scale
+        s = multiply(rows.vectors, steps.y) * rows.scale
         rows.trial = rows.x + s.to(rows.x.dtype)
         if rows.lower is not None:
             fit_steps(rows, s)
@@ -400,7 +401,7 @@ class ManyIteration:
         """Set an escape step of all rows as trial point: along negative curvature or the gradient."""
         along, size = rules.choose_branch(rows.ritz_value, rows.curvature, rows.grad_norm, rows.sigma)
         v = rows.vectors[:, :, 0]
-        g = (rows.vectors @ rows.c[:, :, None])[:, :, 0]
+        g = multiply(rows.vectors, rows.c)
         sign = -torch.sign(rows.c[:, 0])
         sign = torch.where(sign == 0.0, self._signs(rows), sign)
         d = torch.where(along[:, None], v * (size * sign)[:, None], -g * size[:, None])

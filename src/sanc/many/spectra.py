@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.many.algebra import multiply_transposed
 from sanc.many.rows import Problem, Rows
 
 
@@ -17,7 +18,7 @@ def decompose(problem: Problem, rows: Rows) -> None:
     if rows.free is not None:
         matrix, g = _restricted(matrix, rows.free), g * rows.free
     rows.values, rows.vectors = torch.linalg.eigh(matrix)
-    rows.c = (g[:, None, :] @ rows.vectors)[:, 0, :]
+    rows.c = multiply_transposed(rows.vectors, g)
     rows.lambda_error = ROUNDING_ERRORS * problem.eps * rows.curvature
 
 

@@ -1,0 +1,45 @@
+"""Products of many small matrices and vectors.
+
+On a CPU, `torch.bmm` calls a routine for each matrix of the batch. For few rows or columns, element-wise products of
+the whole batch and sums over them take a fraction of that time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SMALL = 12
+"""Largest dimension for which products are element-wise on a CPU."""
+
+
+def multiply(matrix: Tensor, v: Tensor) -> Tensor:
+    """Return Mv of each row."""
+    return (matrix * v[:, None, :]).sum(2) if _is_small(matrix) else (matrix @ v[:, :, None])[:, :, 0]
+
+
+def multiply_transposed(matrix: Tensor, v: Tensor) -> Tensor:
+    """Return Mᵀv of each row."""
+    return (matrix * v[:, :, None]).sum(1) if _is_small(matrix) else (v[:, None, :] @ matrix)[:, 0, :]
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Return MMᵀ of each row."""
+    if not _is_small(rows):
+        return rows @ rows.mT
+    n = rows.shape[1]
+    product = rows.new_empty(len(rows), n, n)
+    for k in range(n):
+        column = (rows[:, k:] * rows[:, k : k + 1]).sum(2)
+        product[:, k:, k] = column
+        product[:, k, k:] = column
+    return product
+
+
+def _is_small(matrix: Tensor) -> bool:
+    return matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL
+
+
+def norm(v: Tensor) -> Tensor:
+    """Return ‖v‖ of each row."""
+    return torch.linalg.vector_norm(v, dim=1)
