@@ -186,10 +186,10 @@ class BoundedSubspace:
                 return step
             fitted = self._fit(here, step)
             is_repeated = last is not None and sigma > last.sigma and fitted.norm > _SHORTER_STEP * last.norm
-            if not is_repeated or sigma >= here.judge.ceiling:
+            if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 self._last = fitted if isinstance(fitted, BoxStep) else None
                 return fitted
-            sigma = here.judge.bounded(4.0 * sigma)
+            sigma = here.sigma_rule.bounded(4.0 * sigma)
 
     def _fit(self, here: Point, step: CubicStep) -> CubicStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""

@@ -204,11 +204,11 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
 
 def _scaled(here: Point, d: Vector, sigma: float, without_model: bool) -> Vector:
     """Return the step; without a model, that times σ0/σ, since σ grows with every value of f that is not finite."""
-    return d * (here.judge.sigma0 / sigma) if without_model else d
+    return d * (here.sigma_rule.sigma0 / sigma) if without_model else d
 
 
 def _next_sigma(here: Point, sigma: float, without_model: bool, *, accepted: bool) -> float:
     """Return σ, which changes only without a model."""
     if not without_model:
         return sigma
-    return here.judge.after_acceptance(sigma) if accepted else here.judge.after_failure(sigma)
+    return here.sigma_rule.after_acceptance(sigma) if accepted else here.sigma_rule.after_failure(sigma)

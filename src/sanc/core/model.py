@@ -8,11 +8,11 @@ from functools import partial
 from typing import Literal
 
 from sanc.core import cubic
-from sanc.core.judge import MAX_GROWTH_FACTOR
 from sanc.core.krylov import Krylov, NonFiniteProductError
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units, measure_units
 
@@ -254,7 +254,7 @@ class CubicModel(KrylovModel):
             sigma_untested = True
             sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
-            step = here.judge.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
+            step = here.sigma_rule.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
         return replace(subspace, sigma=step.sigma, sigma_untested=sigma_untested, step=step)
 
 
@@ -384,12 +384,12 @@ def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, produc
     if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
         grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
     first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
-    measures_sigma0 = here.judge.measures_sigma0
+    measures_sigma0 = here.sigma_rule.measures_sigma0
     max_step_norm = model.max_step_norm(here, first_units)
     return replace(
         subspace,
         units=first_units,
-        sigma=here.judge.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
+        sigma=here.sigma_rule.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
         max_step_norm=max_step_norm,
         sigma_untested=max_step_norm < math.inf,
     )

@@ -480,7 +480,7 @@ class MinibatchIteration:
         The σ of second-order steps does not change.
         """
         if eta > 0.0 and dual_norm_square > 0.0:
-            return self.method.sigma.judge(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
+            return self.method.sigma.rule(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
         return self.second_order.state.sigma
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
