@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sanc.core.oracle import Oracle
+from sanc.core.space import Vector
 from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 
@@ -148,3 +150,14 @@ def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
         return _FALLBACK_WEIGHT
     required_change = math.inf if gradient_sum == 0.0 else 0.1 * abs(value) / gradient_sum
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
+
+
+def measure_weight_unit(x: Vector, oracle: Oracle) -> float:
+    """Return the unit of η at the first point x, from its weights and, if there are values, its loss and gradient."""
+    space, value, gradient_sum = oracle.space, math.nan, math.nan
+    if oracle.has_values:
+        value, g = oracle.gradient(x)
+        local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
+        gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
+    typical = typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
+    return weight_unit(typical, value, gradient_sum)
