@@ -1,13 +1,13 @@
 """Bounds on the extreme eigenvalues of a Hessian from Lanczos with a random start, with a stated probability.
 
-Lanczos with products that have the error F gives B Q = Q T + β q_{k+1} e_kᵀ + F. For an eigenpair (λ, v) of B with
-λ < θ_1, the left-most Ritz value, w = Qᵀv therefore solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv, and w_1 = vᵀq_1 is the
-component of the start along v:
+Lanczos with products that have the error F gives B Q = Q T + β q_{k+1} e_kᵀ + F. Let (λ, v) be an eigenpair of B with
+λ < θ_1, the left-most Ritz value. Then w = Qᵀv solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv. Its first entry vᵀq_1 is
+the component of the start along v:
 
     |vᵀq_1| ≤ β |e_1ᵀ(T − λ)⁻¹e_k| + ‖F‖ ‖(T − λ)⁻¹e_1‖,   β |e_1ᵀ(T − λ)⁻¹e_k| = β_1 ⋯ β_k / Π(θ_i − λ).
 
-The right side decreases as λ does, and a random start has a component of at least t √(π/2n) along any fixed v with
-probability 1 − t: with that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
+The right side decreases as λ does. A random start has a component of at least t √(π/2n) along any fixed v, with
+probability 1 − t. With that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
 if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
 """
 
@@ -49,8 +49,8 @@ class MonitoredLanczos:
     difference_error_squared : float
         Sum of the squared errors of differences of gradients.
     asymmetry_squared : float
-        Sum of the squared projections that reorthogonalisation removed and that are zero for a symmetric matrix: those
-        on all but the last two vectors, and the excess over β on the last but one.
+        Sum of the squares of projections that reorthogonalisation removed, and that are zero for a symmetric matrix.
+        They are those on all but the last two vectors, and the excess over β on the last but one.
     neglected_beta : float
         The last β, if it was treated as roundoff.
     factor : float

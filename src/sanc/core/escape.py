@@ -115,7 +115,7 @@ class PaperEscape(Piece):
         return here.g
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
-        """Step along ±v or −g, or stay if `choose` of a subclass says so."""
+        """Step along ±v or −g, or stay if `choose` of a subclass returns that branch."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
         branch, step_size = self.choose(ritz_value, here.grad_norm, without_model=without_model)
         if branch is Branch.STAYED:

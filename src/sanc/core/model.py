@@ -117,7 +117,7 @@ class KrylovModel(Piece):
         5, because a sampled Hessian is not exact.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
-        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`; r is ‖g‖ over
+        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`. Here r is ‖g‖ over
         that of the iteration before, and ℓ the unit of length (see `first_radius`). With an exact f it also stops at
         the first negative curvature. A stored basis is then reorthogonalised.
     lanczos : {"store", "regenerate"}
@@ -208,10 +208,10 @@ class CubicModel(KrylovModel):
         step has at most 1/4096 of the first norm. Then the escape rule follows.
     first_radius : float or None
         Limit on the step norm in units of length ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖), where
-        s_last is the last step, ℓ = max(ℓ₀, ‖x‖/10), and ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point
-        x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or negative
-        curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted, longer steps
-        in the same space are tried at once. None: no limit.
+        s_last is the last step. The unit is ℓ = max(ℓ₀, ‖x‖/10), with ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the
+        first point x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or
+        negative curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted,
+        longer steps in the same space are tried at once. None: no limit.
     """
 
     resolves: int = setting(0, COUNT)

@@ -1,7 +1,7 @@
 """The vector work of an averaged step: a step in the metric, and the running average of the iterates.
 
 Steps are made on z, the gradient is taken at y between z and the average x, and the parameters hold x (schedule-free
-learning, Defazio et al. 2024): noise averages out although the step size does not fall to zero.
+learning, Defazio et al. 2024). So noise averages out, although the step size does not fall to zero.
 
     y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
 

@@ -1,8 +1,8 @@
 """The iteration on samples: a second-order phase, then an averaged phase.
 
-While the next batch confirms the decrease of a step on its own batch, a batch represents the objective: steps are those
-of `sanc.core.iteration`, cubic, with a ratio test and escapes along negative curvature. When batches disagree, ρ is
-dominated by batch noise, and Hessian products no longer pay for their cost. From then on
+While the next batch confirms the decrease of a step on its own batch, a batch represents the objective. Steps are then
+those of `sanc.core.iteration`: cubic, with a ratio test and escapes along negative curvature. When batches disagree, ρ
+is dominated by batch noise, and Hessian products no longer pay for their cost. From then on
 
 * the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
 * σ is such that the step has the size η of `sanc.minibatch.scale`,
@@ -44,7 +44,7 @@ _FIRST_GRADIENT_OUTLIER = 100.0
 """If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted."""
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
-outlier, and the losses at both points are compared on the same batch."""
+outlier. The losses at both points are then compared on the same batch."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 

@@ -19,8 +19,8 @@ _AGE_LOSS = 0.5
 their best values change."""
 
 Fit = Callable[[Tensor | None, Tensor], Tensor]
-"""Returns a vector of the present parameters: for those that stay, the entries of the first argument, a vector of the
-earlier parameters (None: zero); for the others, the entries of the second argument."""
+"""Returns a vector of the present parameters. Those that stay have the entries of the first argument, a vector of the
+earlier parameters (None: zero). The others have the entries of the second argument."""
 
 
 def rearranged_vectors(state: State, fitted: Fit, x: Tensor, *, joins: bool) -> dict[str, Any]:
