@@ -41,11 +41,11 @@ from benchmarks.reporting import command, markdown_table, number, write_results
 INF = math.inf
 
 EXACT: Mapping[str, Sequence[float]] = {
-    "core.judge.MIN_SHRINK_FACTOR": (0.025, 0.4),
-    "core.judge.MAX_SHRINK_FACTOR": (0.2, 0.9),
-    "core.judge.MAX_GROWTH_FACTOR, core.model.MAX_GROWTH_FACTOR": (1.5, 10.0),
-    "core.judge.MIN_SIGMA_FACTOR_EXACT": (1e-2, 1e-12),
-    "core.judge.NEGLIGIBLE_CUBIC_TERM": (0.0, 1e-6),
+    "core.sigma.MIN_SHRINK_FACTOR": (0.025, 0.4),
+    "core.sigma.MAX_SHRINK_FACTOR": (0.2, 0.9),
+    "core.sigma.MAX_GROWTH_FACTOR, core.model.MAX_GROWTH_FACTOR": (1.5, 10.0),
+    "core.sigma.MIN_SIGMA_FACTOR_EXACT": (1e-2, 1e-12),
+    "core.sigma.NEGLIGIBLE_CUBIC_TERM": (0.0, 1e-6),
     "core.model._MAX_FORCING_TERM": (0.02, 0.8),
     "core.model._NEGLIGIBLE_STEP_DIM": (1, 100),
     "core.model._TOLERANCE_SHARE": (0.0, 1.0),
@@ -74,7 +74,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
 """Constants that decide whether f, its gradient and its Hessian products are consistent."""
 
 SAMPLES: Mapping[str, Sequence[float]] = {
-    "core.judge._MIN_SIGMA_FACTOR": (1e-1, 1e-6),
+    "core.sigma._MIN_SIGMA_FACTOR": (1e-1, 1e-6),
     "core.model.SAMPLED_KRYLOV_DIM": (2, 10),
     "minibatch.iteration._FACTOR_INTERVAL": (1, 20),
     "minibatch.iteration._FIRST_PROBE": (25, 10**6),

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import sanc
-from sanc.core.judge import Judge
 from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
 from sanc.core.record import Record
+from sanc.core.sigma import SigmaRule
 from sanc.minibatch.state import State as MinibatchState
 
 PIECES = [
@@ -180,7 +180,8 @@ def test_only_the_iterations_write_records_and_states():
 
 
 @pytest.mark.parametrize(
-    "kind", [Decision, Record, State, MinibatchState, Point, Judge, KrylovSubspace, Method, *(type(p) for p in PIECES)]
+    "kind",
+    [Decision, Record, State, MinibatchState, Point, SigmaRule, KrylovSubspace, Method, *(type(p) for p in PIECES)],
 )
 def test_what_pieces_are_given_and_return_is_frozen(kind):
     assert kind.__dataclass_params__.frozen
@@ -191,7 +192,12 @@ def test_a_piece_that_writes_into_the_point_or_the_state_fails():
 
     class Writes(sanc.RatioTest):
         def __call__(self, here, subspace, step, trial, trials):
-            for target, name in ((here, "value"), (here.state, "sigma"), (here.judge, "sigma0"), (subspace, "sigma")):
+            for target, name in (
+                (here, "value"),
+                (here.state, "sigma"),
+                (here.sigma_rule, "sigma0"),
+                (subspace, "sigma"),
+            ):
                 with pytest.raises(FrozenInstanceError):
                     setattr(target, name, 3.0)
             return super().__call__(here, subspace, step, trial, trials)

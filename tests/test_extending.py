@@ -18,11 +18,12 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
-from sanc.core import cubic
+from sanc.core import cubic, judge, ratio
 from sanc.core.box_model import BoxStep
 from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Escape, Model, Subspace
 from sanc.core.record import Note
+from sanc.core.sigma import SigmaRule
 from sanc.core.units import measure_units
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -109,7 +110,7 @@ class NewtonOrNothing:
     needs_products = False
 
     def __call__(self, here, subspace, sigma, *, without_model):
-        return sanc.Decision(here.judge.after_failure(sigma), note="stayed on purpose", at_rest=True)
+        return sanc.Decision(here.sigma_rule.after_failure(sigma), note="stayed on purpose", at_rest=True)
 
 
 def test_an_escape_rule_decides_what_follows_a_rejection():
@@ -346,13 +347,13 @@ class BareSigma:
     def __init__(self, **settings):
         self._inner = sanc.SigmaUpdate(**settings)
 
-    def judge(self, eps, *, exact=False):
-        return self._inner.judge(eps, exact=exact)
+    def rule(self, eps, *, exact=False):
+        return self._inner.rule(eps, exact=exact)
 
 
 @pytest.mark.parametrize("rule", ["paper", "interpolate"])
 @pytest.mark.parametrize("sigma0", [None, 1.0])
-def test_a_rule_for_sigma_needs_no_more_than_a_judge(rule, sigma0):
+def test_a_rule_for_sigma_needs_no_more_than_its_method(rule, sigma0):
     """Also where a run stalls, since f is noisy, and where f is scaled, since its derivatives would underflow."""
     noisy = lambda x: rosen(x) + 1e-3 * math.sin(1e8 * x[0])
     tiny = lambda x: 1e-300 * rosen(x)
@@ -365,12 +366,44 @@ def test_a_rule_for_sigma_needs_no_more_than_a_judge(rule, sigma0):
         assert np.array_equal(found.x, expected.x) and found.status is expected.status and found.nfev == expected.nfev
 
 
+@pytest.mark.parametrize("name", ["Judge", "SigmaUpdate", "Verdict", "classify", "ratio"])
+def test_deprecated_names_warn_and_work(name):
+    new = {"Judge": SigmaRule, "SigmaUpdate": sanc.SigmaUpdate} | {
+        name: getattr(ratio, name) for name in ("Verdict", "classify", "ratio")
+    }
+    with pytest.warns(DeprecationWarning, match=rf"sanc\.core\.judge\.{name} is now {new[name].__module__}\."):
+        assert getattr(judge, name) is new[name]
+
+
+def test_the_deprecated_judge_of_a_point_is_its_sigma_rule():
+    """A rule that reads it makes the same steps as before."""
+
+    class Old(sanc.RatioTest):
+        def __call__(self, here, *args):
+            with pytest.warns(DeprecationWarning, match=r"Point\.judge is now Point\.sigma_rule"):
+                assert here.judge is here.sigma_rule
+            return super().__call__(here, *args)
+
+    found = [sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, acceptance=rule) for rule in (Old(), sanc.RatioTest())]
+    assert np.array_equal(found[0].x, found[1].x)
+    with pytest.warns(DeprecationWarning, match=r"SigmaUpdate\.judge is now SigmaUpdate\.rule"):
+        assert sanc.SigmaUpdate(gamma=3.0).judge(1e-16) == sanc.SigmaUpdate(gamma=3.0).rule(1e-16)
+
+
+@pytest.mark.parametrize("base", [object, sanc.SigmaUpdate])
+def test_a_rule_for_sigma_with_the_earlier_method_is_rejected(base):
+    """A method `judge` would never be called: it is an error that names the new one."""
+    old = type("Old", (base,), {"judge": lambda self, eps, *, exact=False: None})()
+    with pytest.raises(sanc.ArgumentTypeError, match=r"sigma = .*its method judge is now named rule: rename it"):
+        sanc.Method(sigma=old)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("model", members(Model)),
         ("escape", members(Escape)),
-        ("sigma", {"judge"}),
+        ("sigma", {"rule"}),
         ("minibatch", {item.name for item in fields(sanc.Minibatch)}),
     ],
 )

@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.autograd.batches import Batch, ThreeSamples
     from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
     from sanc.core.escape import CheckedEscape, GradientStep, PaperEscape, Stay
-    from sanc.core.judge import SigmaUpdate
     from sanc.core.method import Method
     from sanc.core.model import CubicModel, KrylovModel, NoModel
     from sanc.core.pieces import Decision
     from sanc.core.point import Point
     from sanc.core.record import Branch, Calls, Record
+    from sanc.core.sigma import SigmaUpdate
     from sanc.diagnosis import Report, diagnose
     from sanc.errors import (
         ArgumentError,
@@ -115,7 +115,7 @@ _HOMES = {
     "sanc.autograd.batches": ("Batch", "ThreeSamples"),
     "sanc.core.acceptance": ("AcceptAll", "Momentum", "RatioTest"),
     "sanc.core.escape": ("CheckedEscape", "GradientStep", "PaperEscape", "Stay"),
-    "sanc.core.judge": ("SigmaUpdate",),
+    "sanc.core.sigma": ("SigmaUpdate",),
     "sanc.core.method": ("Method",),
     "sanc.core.model": ("CubicModel", "KrylovModel", "NoModel"),
     "sanc.core.pieces": ("Decision",),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from sanc.core.judge import SigmaUpdate
 from sanc.core.pieces import Acceptance, Escape, Model
+from sanc.core.sigma import SigmaUpdate
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.settings import Average, Minibatch, StepScale
 

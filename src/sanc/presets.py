@@ -12,9 +12,9 @@ from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
-from sanc.core.judge import SigmaUpdate
 from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
+from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import METRICS, Minibatch
 from sanc.options import MinimizeOptions

@@ -298,7 +298,7 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
     assert engine.state.projection_countdown == 0 and engine.state.safe_point is not None and safe_point is x
 
 
-def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
+def test_a_change_of_the_parameters_by_the_caller_is_not_undone(problem):
     engine, oracle, x = settled_run(problem)
     point, _ = engine.iterate(x + 3.0, oracle)
     assert np.linalg.norm(point - x - 3.0) < 0.1
@@ -307,7 +307,7 @@ def test_what_somebody_else_did_to_the_parameters_is_not_undone(problem):
         assert "back" not in record.note
 
 
-def test_judged_steps_that_fitted_the_wrong_batches_are_undone():
+def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
     """Ten batches without a positive row drive the bias to −∞; the first with one is better off where that began."""
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     opt = sanc.SANC([w], seed=0)

@@ -65,7 +65,7 @@ def test_a_factorisation_from_an_exact_zero_is_solved(seed):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_targets_in_any_units_are_reached(seed):
-    """A mean of 5000 would take a step of fixed length a million steps; batches agree on it, so steps are judged."""
+    """With steps of a fixed norm a mean of 5000 would need a million; batches agree, so steps are second-order ones."""
     net = network(8, 64, 64, 1, act=nn.Tanh, seed=seed)
     x = torch.randn(2000, 8)
     y = 5000 + 500 * torch.sin(x.sum(1, keepdim=True))

@@ -194,8 +194,8 @@ class AutogradOracle(Oracle):
         with self.restored_buffers() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:
-                unit = partial(self._value_pass, closure, sample.name)
-                (loss,) = self._repeatable(unit, sample, f"value of {sample.name}")
+                evaluate_part = partial(self._value_pass, closure, sample.name)
+                (loss,) = self._repeatable(evaluate_part, sample, f"value of {sample.name}")
                 total = total + weight * loss.detach().double()
                 self._pop_grads()
         self._owners.update(buffers.owners)
@@ -225,19 +225,18 @@ class AutogradOracle(Oracle):
         keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
         self.load(x)
         buffers: Buffers = self.restored_buffers()
-        if (
-            self.trained_buffers is None
-        ):  # this pass counts as training: it changes buffers as a plain forward pass does
+        if self.trained_buffers is None:
+            # This pass counts as training: it changes buffers as a plain forward pass does.
             buffers = self.trained_buffers = Buffers(self._owners)
         with buffers:
             try:
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
             except SecondDerivativeError as problem:
-                exact = self.avoid_compiled(problem)
-                if not exact:
+                keep_graph = self.avoid_compiled(problem)
+                if not keep_graph:
                     self.fall_back(problem)
                 buffers.restore()  # the pass that failed does not count as training
-                loss, g = self._loss_and_gradient(x, sample, exact)
+                loss, g = self._loss_and_gradient(x, sample, keep_graph)
         if buffers.calls < self.usual_module_calls:
             FORWARD_HOOK.is_permanent = True  # compiled code ran the other modules
         if self.raw_loss is None:
@@ -245,12 +244,12 @@ class AutogradOracle(Oracle):
         self.meter.count_gradient(sample.size)
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
-    def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
-        """Return ``work(f, ∇f, x, offset, *tensors)``, with f and ∇f at ``work.gradient_point(x, offset)``.
+    def advance(self, work: Any, inputs: Any) -> list[Any]:
+        """Return ``work(f, ∇f, inputs)``, with f and ∇f at ``work.gradient_point(inputs)``; they stay on the device.
 
-        They stay on the device.
+        `work` is an `AveragedStep` of `sanc.minibatch.averaging`, and `inputs` are its `StepInputs`.
         """
-        return list(work(*self.unread_gradient(work.gradient_point(x, offset)), x, offset, *tensors))
+        return list(work(*self.unread_gradient(work.gradient_point(inputs)), inputs))
 
     def fall_back(self, problem: SecondDerivativeError) -> None:
         """Change hvp from "auto" to differences of gradients, with a warning; raise the problem for any other hvp."""
@@ -304,8 +303,11 @@ class AutogradOracle(Oracle):
         """
         self._seed(sample)
         for weight, closure in sample.parts:
-            unit = partial(self._pass, closure, sample.name, create_graph)
-            loss, grads = unit() if once else self._repeatable(unit, sample, f"gradient of {sample.name}")
+            evaluate_part = partial(self._pass, closure, sample.name, create_graph)
+            if once:
+                loss, grads = evaluate_part()
+            else:
+                loss, grads = self._repeatable(evaluate_part, sample, f"gradient of {sample.name}")
             yield weight, loss, grads
             del grads  # this variable would keep the graph of the last part alive
 
@@ -337,18 +339,21 @@ class AutogradOracle(Oracle):
         self._avoids_compiled = self._avoids_compiled or solves
         return solves
 
-    def _repeatable(self, unit: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
-        """Call a function that evaluates one part of a sample, with the random draws of the sample's seed."""
+    def _repeatable(self, evaluate_part: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
+        """Evaluate one part of a sample with the random draws of the sample's seed.
+
+        `kind` names the evaluation: whether it draws random numbers is tested once for each kind.
+        """
         step = current_step()
         if step is None or step.seeds_all or sample.seed is None:
-            return unit()
+            return evaluate_part()
         with RepeatableBuffers(self._owners) as buffers:
 
             def undo() -> None:
                 buffers.restore()
                 self._pop_grads()
 
-            return step.call(unit, undo, sample.seed, kind)
+            return step.call(evaluate_part, undo, sample.seed, kind)
 
     def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
         """Return the gradient of a loss with respect to each leaf."""

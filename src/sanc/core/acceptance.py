@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from sanc.core.cubic import CubicStep
-from sanc.core.judge import Verdict, classify, ratio
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
+from sanc.core.ratio import Verdict, classify, ratio
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
@@ -58,14 +58,16 @@ class RatioTest(Piece):
         decision = replace(_accepted(decision, verdict, trial, step), note=note)
         if subspace.sigma_untested:
             decision = self._with_longer_steps(here, subspace, decision, trials)
-        return _with_next_gradient(here, decision, verdict) if here.judge.interpolates and here.ahead else decision
+        return _with_next_gradient(here, decision, verdict) if here.sigma_rule.interpolates and here.ahead else decision
 
     def _test(
         self, here: Point, step: CubicStep, trial_value: float, actual: float, rounding: float = 0.0
     ) -> tuple[Verdict, Decision]:
         """Return the class of a step, and the decision with ρ and the next σ, but without a next point."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, rounding)
-        sigma = here.judge.after_trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding)
+        sigma = here.sigma_rule.after_trial(
+            step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding
+        )
         rho = ratio(actual, step.decrease, rounding)
         return verdict, Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step)
 
@@ -127,19 +129,19 @@ def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict)
     successful and f still decreases at the end of the step, the step was too short, and σ is lowered. Longer steps
     follow a very successful trial, so after them σ is not lowered here, whatever the class of the last one.
     """
-    step, judge = decision.step, here.judge
+    step, rule = decision.step, here.sigma_rule
     assert step is not None
     assert decision.point is not None
     _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
-        sigma = judge.after_trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
+        sigma = rule.after_trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
         return replace(
             decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.GRADIENT_NOT_FINITE
         )
     if first_verdict is not Verdict.SUCCESSFUL:
         return decision
     end_derivative = here.space.dot(g, decision.point - here.x)
-    sigma = judge.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end_derivative)
+    sigma = rule.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end_derivative)
     return replace(decision, sigma=sigma)
 
 
@@ -154,12 +156,12 @@ class AcceptAll(Piece):
         """Accept the trial point unless f is not finite there."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
-        decision = Decision(here.judge.after_failure(step.sigma), trial_value=trial_value, trials=1, step=step)
+        decision = Decision(here.sigma_rule.after_failure(step.sigma), trial_value=trial_value, trials=1, step=step)
         if not math.isfinite(trial_value):
             return replace(decision, note=Note.TRIAL_NOT_FINITE)
         return replace(
             decision,
-            sigma=here.judge.after_acceptance(step.sigma),
+            sigma=here.sigma_rule.after_acceptance(step.sigma),
             point=trial,
             branch=Branch.UNCONDITIONAL,
             rho=ratio(value_at_x - trial_value, step.decrease),

@@ -1,7 +1,7 @@
 """Bounds on the variables: the box, its faces, and the objective on a face.
 
 A run with bounds minimises on one face of the box in each iteration. Variables at a bound are held there if the
-negative gradient points out of the box; the others are free, and all those that were held with the wrong sign are
+negative gradient points out of the box. The others are free, and all those that were held with the wrong sign are
 released together. A `FaceOracle` evaluates f as a function of the free variables alone, so that the iteration, the
 certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
 are the same objects, and the steps are those without bounds bit for bit.

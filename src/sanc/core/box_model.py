@@ -186,10 +186,10 @@ class BoundedSubspace:
                 return step
             fitted = self._fit(here, step)
             is_repeated = last is not None and sigma > last.sigma and fitted.norm > SHORTER_STEP * last.norm
-            if not is_repeated or sigma >= here.judge.ceiling:
+            if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 self._last = fitted if isinstance(fitted, BoxStep) else None
                 return fitted
-            sigma = here.judge.bounded(4.0 * sigma)
+            sigma = here.sigma_rule.bounded(4.0 * sigma)
 
     def _fit(self, here: Point, step: CubicStep) -> CubicStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
@@ -295,24 +295,24 @@ class _BoxModel:
     """The cubic model in a box: m(s) = q(s) + (σ/3)‖s‖³ with lower ≤ s ≤ upper, where 0 is in the box."""
 
     def __init__(self, quadratic: _Quadratic | _Products, sigma: float, lower: Floats, upper: Floats) -> None:
-        self.q, self.cubic, self.lower, self.upper = quadratic, sigma, lower, upper
+        self.quadratic, self._cubic_coefficient, self.lower, self.upper = quadratic, sigma, lower, upper
 
     def minimise(self, start: Floats) -> tuple[Floats, float]:
         """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
         cauchy = self._cauchy_point()
         s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
-        value, r = self.evaluate(s)
-        tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.q.g))
+        value, model_gradient = self.evaluate(s)
+        tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.quadratic.g))
         for _ in range(_MODEL_NEWTON_STEPS):
-            free = ((s > self.lower) | (r < 0.0)) & ((s < self.upper) | (r > 0.0))
-            if float(np.linalg.norm(r[free])) <= tolerance:
+            free = ((s > self.lower) | (model_gradient < 0.0)) & ((s < self.upper) | (model_gradient > 0.0))
+            if float(np.linalg.norm(model_gradient[free])) <= tolerance:
                 break
-            direction = self._newton_direction(s, r, free)
-            trial = self._search(s, direction, r)
-            trial_value, trial_r = self.evaluate(trial)
+            direction = self._newton_direction(s, model_gradient, free)
+            trial = self._search(s, direction, model_gradient)
+            trial_value, trial_gradient = self.evaluate(trial)
             if not trial_value < value:
                 break
-            s, value, r = trial, trial_value, trial_r
+            s, value, model_gradient = trial, trial_value, trial_gradient
         return s, -value
 
     def improve(self, start: Floats) -> tuple[Floats, float]:
@@ -325,42 +325,44 @@ class _BoxModel:
 
     def evaluate(self, s: Floats) -> tuple[float, Floats]:
         """Return m(s) and its gradient."""
-        norm, product = float(np.linalg.norm(s)), self.q.multiply(s)
-        value = float(self.q.g @ s) + 0.5 * float(s @ product) + self.cubic / 3.0 * norm * norm * norm
-        return value, self.q.g + product + (self.cubic * norm) * s
+        norm, product = float(np.linalg.norm(s)), self.quadratic.multiply(s)
+        value = (
+            float(self.quadratic.g @ s) + 0.5 * float(s @ product) + self._cubic_coefficient / 3.0 * norm * norm * norm
+        )
+        return value, self.quadratic.g + product + (self._cubic_coefficient * norm) * s
 
     def _cauchy_point(self) -> Floats:
         """Return a point on the projected gradient at which m decreases, from its minimiser along −g without bounds."""
-        g = self.q.g
+        g = self.quadratic.g
         square = float(g @ g)
-        curvature, cubic = float(g @ self.q.multiply(g)), self.cubic * square * math.sqrt(square)
+        curvature, cubic = float(g @ self.quadratic.multiply(g)), self._cubic_coefficient * square * math.sqrt(square)
         return self._search(np.zeros_like(g), -g * _positive_root(-square, curvature, cubic))
 
     def _step_length(self, norm: float, derivative: float, curvature: float) -> float:
         """Return t > 0 of the minimiser t·d of m along a descent direction d, given ‖d‖, gᵀd and dᵀB̂d."""
-        return _positive_root(derivative, curvature, self.cubic * norm * norm * norm)
+        return _positive_root(derivative, curvature, self._cubic_coefficient * norm * norm * norm)
 
-    def _newton_direction(self, s: Floats, r: Floats, free: Any) -> Floats:
-        """Return a descent direction of the free variables: truncated conjugate gradients on m'' d = −r.
+    def _newton_direction(self, s: Floats, model_gradient: Floats, free: Any) -> Floats:
+        """Return a descent direction of the free variables: truncated conjugate gradients on m'' d = −∇m(s).
 
-        Along negative curvature the direction has the length of the minimiser of m along it.
+        Along negative curvature the direction ends at the minimiser of m along it.
         """
         norm = float(np.linalg.norm(s))
         unit = s / norm if norm > 0.0 else s
 
         def multiply(v: Floats) -> Floats:
-            product: Floats = self.q.multiply(v) + self.cubic * norm * (v + (unit @ v) * unit)
+            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (v + (unit @ v) * unit)
             return np.where(free, product, 0.0)
 
-        residual = np.where(free, -r, 0.0)
+        residual = np.where(free, -model_gradient, 0.0)
         return _conjugate_gradients(multiply, residual, self._step_length)
 
-    def _search(self, s: Floats, direction: Floats, r: Floats | None = None) -> Floats:
+    def _search(self, s: Floats, direction: Floats, model_gradient: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
-        value, r = self.evaluate(s) if r is None else (self.evaluate(s)[0], r)
+        value, model_gradient = self.evaluate(s) if model_gradient is None else (self.evaluate(s)[0], model_gradient)
         for _ in range(MODEL_HALVINGS):
             trial = np.clip(s + direction, self.lower, self.upper)
-            if self.evaluate(trial)[0] <= value + ARMIJO_SHARE * min(float(r @ (trial - s)), 0.0):
+            if self.evaluate(trial)[0] <= value + ARMIJO_SHARE * min(float(model_gradient @ (trial - s)), 0.0):
                 return trial
             direction = 0.5 * direction
         return s

@@ -1,43 +1,24 @@
-"""A probe for negative curvature at a point from a random start, and a bound on eigenvalues that it may have missed.
+"""Curvature at a point from a random start: the certificate, both ends of the spectrum, and quadrature.
 
-Lanczos with products that have the error F gives B Q = Q T + β q_{k+1} e_kᵀ + F. For an eigenpair (λ, v) of B with
-λ < θ_1, the left-most Ritz value, w = Qᵀv therefore solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv, and w_1 = vᵀq_1 is the
-component of the start along v:
-
-    |vᵀq_1| ≤ β |e_1ᵀ(T − λ)⁻¹e_k| + ‖F‖ ‖(T − λ)⁻¹e_1‖,   β |e_1ᵀ(T − λ)⁻¹e_k| = β_1 ⋯ β_k / Π(θ_i − λ).
-
-The right side decreases as λ does, and a random start has a component of at least t √(π/2n) along any fixed v with
-probability 1 − t: with that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
-if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
+The bounds on eigenvalues are those of `sanc.core.eigenvalue_bounds`.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sanc.core import cubic
-from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
+from sanc.core.eigenvalue_bounds import CurvatureBound, MonitoredLanczos, bound_curvature, monitored_lanczos
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
-from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
+from sanc.core.oracle import Oracle
+from sanc.core.space import Floats, Vector
 
-_GRID = np.linspace(0.0, 1.0, 65)[:, None]
-"""Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
-
-_SAFE_EXPONENT = 500
-"""Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
-_FIRST_TEST_DIM = 4
-"""Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
 _SMALL_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
-_LARGEST_EXPONENT = 1000
-"""Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +197,15 @@ def explore(
     if space.dim == 0:  # with bounds, if no variable is free
         return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps, eps_curvature, 0), x)
     common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
-    start = space.normal(np.random.default_rng((seed, space.dim)))
     needed = relative_error if thorough else None
-    with oracle.uncounted():
-        process = _MonitoredLanczos(oracle.hessian(x), start, space)
-        krylov, max_dim = process.krylov, min(space.dim, max_products or affordable_dim(space.dim))
+    with monitored_lanczos(oracle, x, seed) as process:
+        krylov = process.krylov
         try:
-            bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, needed, time_is_up)
+            bound = _extend_until_decided(process, confidence, eps_curvature, max_products, needed, time_is_up)
         except NonFiniteProductError:
             unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
             cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
-            return Exploration(cert, start)
-        finally:
-            process.operator.release()
+            return Exploration(cert, process.start)
     cert = Certificate(
         **common,
         lambda_min=process.unscaled(bound.ritz_value),
@@ -239,7 +216,7 @@ def explore(
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
-    return Exploration(cert, start, krylov, bound.spectrum, process.factor)
+    return Exploration(cert, process.start, krylov, bound.spectrum, process.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,29 +281,18 @@ def find_extremes(
     It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
     not finite raises `NonFiniteProductError`.
     """
-    space = oracle.space
-    with oracle.uncounted():
-        process = _MonitoredLanczos(oracle.hessian(x), space.normal(np.random.default_rng((seed, space.dim))), space)
-        krylov, one_sided = process.krylov, 0.5 * (1.0 + confidence)
-        max_dim = min(space.dim, max_products or affordable_dim(space.dim))
-        next_test_dim, lower, upper = 4, -math.inf, math.inf
-        try:
-            while True:
-                process.extend()
-                report(krylov.dim)
-                must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
-                if must_stop or krylov.dim >= next_test_dim:
-                    bound = _bound_curvature(process, one_sided, lower)
-                    mirrored = _bound_curvature(process, one_sided, -upper, negated=True)
-                    lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
-                    is_tight = max(bound.error, mirrored.error) <= relative_error * norm
-                    at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
-                    residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
-                    if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
-                        break
-                    next_test_dim = krylov.dim + 1 + krylov.dim // 10
-        finally:
-            process.operator.release()
+    lower, upper, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
+    with monitored_lanczos(oracle, x, seed) as process:
+        krylov = process.krylov
+        for must_stop in process.extend_between_tests(max_products, 10, time_is_up, report):
+            bound = bound_curvature(process, one_sided, lower)
+            mirrored = bound_curvature(process, one_sided, -upper, negated=True)
+            lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
+            is_tight = max(bound.error, mirrored.error) <= relative_error * norm
+            at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
+            residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
+            if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
+                break
     values = bound.spectrum.values
     return Extremes(
         lambda_min=process.unscaled(float(values[0])),
@@ -364,92 +330,26 @@ def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats
 
 
 def _extend_until_decided(
-    process: _MonitoredLanczos,
+    process: MonitoredLanczos,
     confidence: float,
     eps_curvature: float,
-    max_dim: int,
+    max_products: int | None,
     relative_error: float | None,
     time_is_up: Callable[[], bool],
-) -> _CurvatureBound:
+) -> CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
-    krylov, dim = process.krylov, process.space.dim
-    next_test_dim = _FIRST_TEST_DIM
-    lower = -math.inf
-    while True:
-        process.extend()
-        must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
-        if not must_stop and krylov.dim < next_test_dim:
-            continue
-        bound = _bound_curvature(process, confidence, lower)
+    lower, is_large = -math.inf, process.space.dim > _SMALL_DIM
+    for must_stop in process.extend_between_tests(max_products, 5, time_is_up):
+        bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.factor, relative_error)
-        if must_stop or is_decided or (bound.limited_by_roundoff and dim > _SMALL_DIM):
-            return bound
-        next_test_dim = krylov.dim + 1 + krylov.dim // 5
-
-
-@dataclass(frozen=True, slots=True)
-class _CurvatureBound:
-    """Bounds on λ_min from a Krylov space, in the units of its products.
-
-    Attributes
-    ----------
-    spectrum : Spectrum
-        Eigenpairs of T.
-    rounding : float
-        ‖F‖, the error of the products.
-    lower : float
-        A lower bound of λ_min, the largest of this space and of smaller ones.
-    is_full : bool
-        Whether the Krylov space is the whole space, so that no eigenvalue can be missed.
-    limited_by_roundoff : bool
-        Whether further products would not improve the bound.
-    """
-
-    spectrum: cubic.Spectrum
-    rounding: float
-    lower: float
-    is_full: bool
-    limited_by_roundoff: bool
-
-    @property
-    def ritz_value(self) -> float:
-        """The left-most Ritz value, θ_1."""
-        return self.spectrum.leftmost
-
-    @property
-    def error(self) -> float:
-        """θ_1 minus the lower bound."""
-        return self.spectrum.leftmost - self.lower
-
-
-def _bound_curvature(
-    process: _MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
-) -> _CurvatureBound:
-    """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
-
-    If `negated`, they are those of −B.
-    """
-    krylov, dim = process.krylov, process.space.dim
-    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-    if negated:
-        spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
-    rounding = process.error(float(np.max(np.abs(spectrum.values))))
-    is_full = krylov.dim == dim
-    if is_full:
-        error, limited_by_roundoff = rounding, True
-    else:
-        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
-    if spectrum.leftmost - rounding < lower:
-        lower = -math.inf  # the new Ritz value contradicts the earlier bound
-    # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
-    # holds too.
-    lower = max(lower, spectrum.leftmost - error)
-    return _CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
+        if must_stop or is_decided or (bound.limited_by_roundoff and is_large):
+            break
+    return bound
 
 
 def _is_decided(
-    bound: _CurvatureBound, process: _MonitoredLanczos, tolerance: float, relative_error: float | None
+    bound: CurvatureBound, process: MonitoredLanczos, tolerance: float, relative_error: float | None
 ) -> bool:
     """Whether further products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
     theta = bound.ritz_value
@@ -459,116 +359,3 @@ def _is_decided(
     has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
     is_saddle = has_converged and theta + bound.rounding < -tolerance
     return is_saddle or bound.lower >= -tolerance
-
-
-class _MonitoredLanczos:
-    """A Lanczos process that measures the errors of its products.
-
-    Attributes
-    ----------
-    difference_error_squared : float
-        Sum of the squared errors of differences of gradients.
-    asymmetry_squared : float
-        Sum of the squared projections that reorthogonalisation removed and that are zero for a symmetric matrix: those
-        on all but the last two vectors, and the excess over β on the last but one.
-    neglected_beta : float
-        The last β, if it was treated as roundoff.
-    factor : float
-        A power of two by which the products are scaled if their squares would overflow or underflow; otherwise 1. All
-        numbers of the Krylov space and the attributes above are in these units.
-    """
-
-    def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
-        self.operator, self.space = operator, space
-        self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
-        self.krylov = Krylov(self.lanczos)
-        self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
-        self.factor = 1.0
-        self._nonlinearity: float | None = None  # of products with unit vectors, if it was measured
-
-    def _product(self, q: Vector) -> Vector:
-        """Return the scaled product with q, and add its error; the first product determines the scale."""
-        product = self.operator(q)
-        error = self.operator.error(q, product)
-        if not self.lanczos.columns:
-            self.factor = _power_of_two(self.space.norm(product))
-        self.difference_error_squared += (error * self.factor) * (error * self.factor)
-        return product if self.factor == 1.0 else product * self.factor
-
-    def unscaled(self, number: float) -> float:
-        """Return a number of the Krylov space in the units of the Hessian; a finite number remains finite."""
-        unscaled = number / self.factor
-        if math.isinf(unscaled) and not math.isinf(number):
-            return math.copysign(sys.float_info.max, unscaled)
-        return unscaled
-
-    def extend(self) -> None:
-        """Make one Lanczos iteration and update the asymmetry."""
-        previous_beta = self.krylov.last_beta
-        self.krylov.extend()
-        if self.krylov.is_invariant:
-            self.neglected_beta = float(self.lanczos.columns[-1][1])
-        *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
-        if deviations:
-            deviations[-1] -= previous_beta
-        self.asymmetry_squared += sum(deviation * deviation for deviation in deviations)
-
-    def error(self, hessian_norm: float) -> float:
-        """Return ‖F‖; infinite if the Hessian is asymmetric beyond the errors of products.
-
-        Products of low precision, or differences that the caller computes, are asymmetric and also nonlinear. A wrong
-        Hessian is linear. So if the asymmetry exceeds roundoff, the nonlinearity is measured and counts as an error.
-        """
-        dim, eps = self.krylov.dim, self.space.eps
-        allowed = dim * eps * hessian_norm * hessian_norm + 10.0 * self.difference_error_squared
-        nonlinear_error_squared = 0.0
-        if self.asymmetry_squared > allowed:
-            if self._nonlinearity is None:
-                self._nonlinearity = measure_nonlinearity(self.operator, self.space) * self.factor
-            nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
-            if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
-                return math.inf
-        rounding = math.hypot(math.sqrt(dim) * (ROUNDING_ERRORS * eps * hessian_norm), self.neglected_beta)
-        return math.sqrt(
-            rounding * rounding + self.difference_error_squared + self.asymmetry_squared + nonlinear_error_squared
-        )
-
-
-def _power_of_two(norm: float) -> float:
-    """Return the factor that moves `norm` near 1 if its square would overflow or underflow, otherwise 1."""
-    exponent = math.frexp(norm)[1] if 0.0 < norm < math.inf else 0
-    if abs(exponent) < _SAFE_EXPONENT:
-        return 1.0
-    return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
-
-
-def affordable_dim(dim: int) -> int:
-    """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
-    return min(1000, max(50, 50_000_000 // dim))
-
-
-def _bound_missed_eigenvalues(
-    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float
-) -> tuple[float, bool]:
-    """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
-    if rounding == math.inf:
-        return math.inf, True
-    start_component = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
-    log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
-    gaps, first_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0]
-
-    def residual_term(shifts: Any) -> Any:
-        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift."""
-        return np.exp(np.minimum(log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
-
-    high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
-    low = max(rounding, 1e-16 * high)
-    for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
-        shifts = low * (high / low) ** _GRID
-        rounding_term = rounding * np.linalg.norm(first_entries / (gaps + shifts), axis=-1, keepdims=True)
-        component_bound = residual_term(shifts) + rounding_term  # it decreases as the shift grows
-        possible_count = int(np.sum(~(component_bound < start_component)))
-        low = float(shifts[max(possible_count - 1, 0), 0])
-        high = float(shifts[min(possible_count, len(shifts) - 1), 0])
-    bound = max(low, high)
-    return bound, krylov.last_beta == 0.0 or float(residual_term(bound)[0]) < 0.01 * start_component

@@ -115,7 +115,7 @@ class PaperEscape(Piece):
         return here.g
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
-        """Step along ±v or −g, or stay if `choose` of a subclass says so."""
+        """Step along ±v or −g, or stay if `choose` of a subclass returns that branch."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
         branch, step_size = self.choose(ritz_value, here.grad_norm, without_model=without_model)
         if branch is Branch.STAYED:
@@ -204,11 +204,11 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
 
 def _scaled(here: Point, d: Vector, sigma: float, without_model: bool) -> Vector:
     """Return the step; without a model, that times σ0/σ, since σ grows with every value of f that is not finite."""
-    return d * (here.judge.sigma0 / sigma) if without_model else d
+    return d * (here.sigma_rule.sigma0 / sigma) if without_model else d
 
 
 def _next_sigma(here: Point, sigma: float, without_model: bool, *, accepted: bool) -> float:
     """Return σ, which changes only without a model."""
     if not without_model:
         return sigma
-    return here.judge.after_acceptance(sigma) if accepted else here.judge.after_failure(sigma)
+    return here.sigma_rule.after_acceptance(sigma) if accepted else here.sigma_rule.after_failure(sigma)

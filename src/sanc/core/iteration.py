@@ -102,7 +102,7 @@ class Iteration:
         self, method: Method, seed: int, tol: float = 0.0, *, one_sample: bool = False, ahead: bool = False
     ) -> None:
         self.method = method
-        self.state = State(seed=seed, sigma=method.sigma.judge(0.0).sigma0)
+        self.state = State(seed=seed, sigma=method.sigma.rule(0.0).sigma0)
         self.at_rest = False
         self.rates: Sequence[float] = ()
         self.tol, self._one_sample, self._ahead = tol, one_sample, ahead
@@ -139,9 +139,9 @@ class Iteration:
         clock, state, method = time.perf_counter(), self.state, self.method
         oracle.begin(state.iteration, products=method.needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
-        judge = method.sigma.judge(oracle.space.eps, exact=oracle.exact)
+        sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
         options = (self.tol, self._one_sample, self._ahead, start)
-        here = Point(x, g, value, oracle.norm(g), oracle, judge, state, state.units, *options)
+        here = Point(x, g, value, oracle.norm(g), oracle, sigma_rule, state, state.units, *options)
         progress = self._advance(here)
         decision = progress.decision
         dim = 0 if progress.subspace is None else progress.subspace.dim
@@ -216,7 +216,7 @@ class Iteration:
             return replace(progress, note=Note.AT_MINIMUM), False
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
-            decision = Decision(here.judge.after_negligible_step(sigma, norm_ratio))
+            decision = Decision(here.sigma_rule.after_negligible_step(sigma, norm_ratio))
             return replace(progress, decision=decision, note=Note.BELOW_PRECISION), False
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
@@ -244,7 +244,7 @@ class Iteration:
                 f"{note} at the starting point (loss {here.known_value!r}, gradient norm {here.grad_norm!r}). "
                 "Start where the loss is finite, and check the data and the initial weights."
             )
-        sigma = here.judge.after_failure(progress.decision.sigma)
+        sigma = here.sigma_rule.after_failure(progress.decision.sigma)
         return replace(progress, decision=Decision(sigma), note=note, value=value)
 
     def _stopping_test(self, progress: _Progress) -> bool:

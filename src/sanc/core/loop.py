@@ -23,7 +23,7 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
     if run.limits.max_time < math.inf:
         deadline = clock() + run.limits.max_time
         run.time_is_up = lambda: clock() >= deadline
-    if run.oracle.exact and not run.iterations and run.iteration.method.sigma.judge(0.0).measures_sigma0:
+    if run.oracle.exact and not run.iterations and run.iteration.method.sigma.rule(0.0).measures_sigma0:
         run.scale_objective(scaling_exponent(run.oracle, run.x))
     while True:
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
-from sanc.core.judge import SigmaUpdate
 from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
+from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentTypeError, shown
 
 _REQUIRED = {
     "model": (("build", "propose", "charge", "proposes", "needs_products", "resolves"), "sanc.CubicModel()"),
     "acceptance": (("__call__",), "sanc.RatioTest()"),
     "escape": (("__call__", "needs_products"), "sanc.CheckedEscape() or sanc.PaperEscape()"),
-    "sigma": (("judge",), "sanc.SigmaUpdate(), or set the option sigma0"),
+    "sigma": (("rule",), "sanc.SigmaUpdate(), or set the option sigma0"),
     "minibatch": (("metric", "step", "average", "curvature", "noise"), "sanc.Minibatch(), or None"),
 }
 """The members that each piece must have, and an example for the message."""
@@ -65,6 +65,10 @@ class Method(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if _only_has_judge(self.sigma):
+            raise ArgumentTypeError(
+                f"sigma = {shown(self.sigma)} cannot be used, since its method judge is now named rule: rename it."
+            )
         for name, (required, example) in _REQUIRED.items():
             piece = getattr(self, name)
             if piece is None and name == "minibatch":
@@ -87,6 +91,13 @@ class Method(Piece):
     def options(self) -> dict[str, Any]:
         """Return all settings side by side, by their names."""
         return dict(settings_of(self))
+
+
+def _only_has_judge(sigma: object) -> bool:
+    """Whether a rule for σ defines `judge`, the deprecated name, and not `rule`."""
+    kind = type(sigma)
+    defines = [getattr(kind, name, None) not in (None, getattr(SigmaUpdate, name)) for name in ("judge", "rule")]
+    return defines == [True, False]
 
 
 def settings_of(piece: Any) -> Iterator[tuple[str, Any]]:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Literal
 
 from sanc.core import cubic
-from sanc.core.judge import MAX_GROWTH_FACTOR
 from sanc.core.krylov import Krylov, NonFiniteProductError
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units, measure_units
 
@@ -117,7 +117,7 @@ class KrylovModel(Piece):
         5, because a sampled Hessian is not exact.
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
-        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`; r is ‖g‖ over
+        ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`. Here r is ‖g‖ over
         that of the iteration before, and ℓ the unit of length (see `first_radius`). With an exact f it also stops at
         the first negative curvature. A stored basis is then reorthogonalised.
     lanczos : {"store", "regenerate"}
@@ -208,10 +208,10 @@ class CubicModel(KrylovModel):
         step has at most 1/4096 of the first norm. Then the escape rule follows.
     first_radius : float or None
         Limit on the step norm in units of length ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖), where
-        s_last is the last step, ℓ = max(ℓ₀, ‖x‖/10), and ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the first point
-        x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or negative
-        curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted, longer steps
-        in the same space are tried at once. None: no limit.
+        s_last is the last step. The unit is ℓ = max(ℓ₀, ‖x‖/10), with ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the
+        first point x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or
+        negative curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted,
+        longer steps in the same space are tried at once. None: no limit.
     """
 
     resolves: int = setting(0, COUNT)
@@ -254,7 +254,7 @@ class CubicModel(KrylovModel):
             sigma_untested = True
             sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
-            step = here.judge.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
+            step = here.sigma_rule.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
         return replace(subspace, sigma=step.sigma, sigma_untested=sigma_untested, step=step)
 
 
@@ -384,12 +384,12 @@ def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, produc
     if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
         grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
     first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
-    measures_sigma0 = here.judge.measures_sigma0
+    measures_sigma0 = here.sigma_rule.measures_sigma0
     max_step_norm = model.max_step_norm(here, first_units)
     return replace(
         subspace,
         units=first_units,
-        sigma=here.judge.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
+        sigma=here.sigma_rule.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
         max_step_norm=max_step_norm,
         sigma_untested=max_step_norm < math.inf,
     )

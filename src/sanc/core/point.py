@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core.judge import Judge
 from sanc.core.oracle import Oracle
+from sanc.core.sigma import SigmaRule
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 
@@ -84,8 +85,8 @@ class Point:
         f(x) and ‖g‖ on S_g.
     oracle : Oracle
         Evaluates f, g and Hv.
-    judge : Judge
-        Rules for σ.
+    sigma_rule : SigmaRule
+        The rule by which σ changes.
     state : State
         The state after the previous iteration.
     units : Units
@@ -105,13 +106,19 @@ class Point:
     value: float
     grad_norm: float
     oracle: Oracle
-    judge: Judge
+    sigma_rule: SigmaRule
     state: State
     units: Units
     tol: float = 0.0
     one_sample: bool = False
     ahead: bool = False
     start: Vector | None = None
+
+    @property
+    def judge(self) -> SigmaRule:
+        """Deprecated name of `sigma_rule`."""
+        warnings.warn("Point.judge is now Point.sigma_rule", DeprecationWarning, stacklevel=2)
+        return self.sigma_rule
 
     @property
     def space(self) -> Space:

@@ -23,8 +23,13 @@ def leave_saddle(run: Run) -> bool:
         return False
     run.x, run.certificate, run.stall = lower_point, None, StallMonitor()
     iteration = run.iteration
-    initial = {"sigma": iteration.method.sigma.judge(0.0).sigma0}
-    initial |= dict.fromkeys(("last_step_norm", "last_grad_norm", "unit_length", "unit_cubic"), 0.0)
+    initial = {
+        "sigma": iteration.method.sigma.rule(0.0).sigma0,
+        "last_step_norm": 0.0,
+        "last_grad_norm": 0.0,
+        "unit_length": 0.0,
+        "unit_cubic": 0.0,
+    }
     iteration.restore(iteration.numbers() | initial, iteration.vectors(), iteration.tensors())
     return True
 

@@ -76,7 +76,7 @@ class CapturedOracle(AutogradOracle):
         self._point, self._start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._work_recordings: dict[Any, tuple[list[Any], Buffers | None, Recording]] = {}  # see `advance`
+        self._work_recordings: dict[Any, tuple[Any, Buffers | None, Recording]] = {}  # see `advance`
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:
@@ -208,9 +208,8 @@ class CapturedOracle(AutogradOracle):
         torch.clear_autocast_cache()
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        if (
-            self.trained_buffers is not None
-        ):  # the training pass of this step was made; this one must not change buffers
+        if self.trained_buffers is not None:
+            # The training pass of this step was made, and this one must not change buffers.
             return super().unread_gradient(x)
         self._set_point(x)
         read, g, raw, *_ = self._gradient_recording.replay()
@@ -257,17 +256,17 @@ class CapturedOracle(AutogradOracle):
             self.meter.count_product(self.samples[1].size)
         return ReplayedLanczos(numbers, rows, self.space)
 
-    def advance(self, work: Any, x: Any, offset: Any, *tensors: Any) -> list[Any]:
+    def advance(self, work: Any, inputs: Any) -> list[Any]:
         if self.trained_buffers is not None:
-            return super().advance(work, x, offset, *tensors)
-        key = (work, *(tensor is None for tensor in tensors))
+            return super().advance(work, inputs)
+        key = (work, *(tensor is None for tensor in inputs))
         if key not in self._work_recordings:
-            self._work_recordings[key] = self._record_work(work, (x, offset, *tensors))
-        inputs, trained, recording = self._work_recordings[key]
+            self._work_recordings[key] = self._record_work(work, inputs)
+        static_inputs, trained, recording = self._work_recordings[key]
         with torch.no_grad():
-            for old, new in zip(inputs, (x, offset, *tensors), strict=True):
-                if old is not None:
-                    old.copy_(new)
+            for static, new in zip(static_inputs, inputs, strict=True):
+                if static is not None:
+                    static.copy_(new)
         self._graph, self.trained_buffers = None, trained
         self.meter.count_gradient(self.samples[0].size)
         raw, read, *found = recording.replay()
@@ -276,13 +275,13 @@ class CapturedOracle(AutogradOracle):
         torch.clear_autocast_cache()
         return [read, *found]
 
-    def _record_work(self, work: Any, tensors: Sequence[Any]) -> tuple[list[Any], Buffers | None, Recording]:
+    def _record_work(self, work: Any, inputs: Any) -> tuple[Any, Buffers | None, Recording]:
         """Record a gradient and the vector work of a step, which writes the new point into the leaves.
 
         The work's inputs are copied into static memory. Everything that it changes in place is restored.
         """
         inner, trained = self._inner, None
-        inputs = [None if tensor is None else tensor.clone() for tensor in tensors]
+        static_inputs = inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
         changed = work.tensors()
         before, point = [tensor.clone() for tensor in changed], self.leaves.read()
 
@@ -290,7 +289,7 @@ class CapturedOracle(AutogradOracle):
             nonlocal trained
             inner.bind(*self._inputs.samples)
             inner.begin(0, products=False)
-            read, *found = inner.advance(work, *inputs)
+            read, *found = inner.advance(work, static_inputs)
             self.leaves.write(found[0])
             trained = inner.trained_buffers  # its tensors are static memory, which each replay fills
             assert inner.raw_loss is not None
@@ -304,7 +303,7 @@ class CapturedOracle(AutogradOracle):
                 self.leaves.write(point)
                 for tensor, content in zip(changed, before, strict=True):
                     tensor.copy_(content)
-        return inputs, trained, recording
+        return static_inputs, trained, recording
 
 
 class ReplayedLanczos:

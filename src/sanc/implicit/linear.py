@@ -18,7 +18,8 @@ from scipy.linalg.lapack import dptsv
 from torch import Tensor
 
 from sanc.core import cubic
-from sanc.core.curvature import Exploration, affordable_dim
+from sanc.core.curvature import Exploration
+from sanc.core.eigenvalue_bounds import affordable_dim
 from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.space import Floats, Space
 

@@ -43,10 +43,10 @@ class AuthorsSigma(SigmaUpdate):
 
     sigma_floor: float | None = 1e-80
 
-    def judge(self, eps: float, *, exact: bool = False) -> Any:
-        """Return the rules, with the lower bound that the program has for this precision."""
-        rules = super().judge(eps, exact=exact)
-        return replace(rules, floor=max(rules.floor, _FLOAT32_FLOOR)) if eps > _FLOAT32_LEAST_EPS else rules
+    def rule(self, eps: float, *, exact: bool = False) -> Any:
+        """Return the rule, with the lower bound that the program has for this precision."""
+        rule = super().rule(eps, exact=exact)
+        return replace(rule, floor=max(rule.floor, _FLOAT32_FLOOR)) if eps > _FLOAT32_LEAST_EPS else rule
 
 
 AUTHORS = Method(escape=AuthorsEscape(), sigma=AuthorsSigma(), sampling="buffered")

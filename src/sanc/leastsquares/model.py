@@ -11,12 +11,13 @@ import numpy as np
 
 from sanc.core import cubic
 from sanc.core.bounds import FaceOracle
-from sanc.core.judge import Judge, SigmaUpdate, Verdict
 from sanc.core.krylov import Krylov, NonFiniteProductError
 from sanc.core.model import CubicModel, KrylovSubspace, with_units
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
+from sanc.core.ratio import Verdict
 from sanc.core.scaled import ScaledOracle
+from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.core.space import Floats, Vector
 from sanc.core.units import Units
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
@@ -59,8 +60,8 @@ FIRST_SIGMA_FACTOR = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class GaussNewtonJudge(Judge):
-    """Rules for σ with which steps are those of Gauss and Newton as long as they succeed.
+class GaussNewtonRule(SigmaRule):
+    """The rule for σ with which steps are those of Gauss and Newton as long as they succeed.
 
     In ill-conditioned fits a step has components along strong and weak singular vectors. The model error of the strong
     ones determines the cubic coefficient κ along the step, and with that σ the weak ones would hardly move. So after a
@@ -81,17 +82,17 @@ class GaussNewtonJudge(Judge):
         """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
         if verdict is Verdict.VERY_SUCCESSFUL:
             return self.bounded(self._min_factor * sigma)
-        return Judge.after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding)
+        return SigmaRule.after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonSigma(SigmaUpdate):
     """The rule for σ of least squares; settings are those of `SigmaUpdate`."""
 
-    def judge(self, eps: float, *, exact: bool = False) -> GaussNewtonJudge:
-        """Return the rules for numbers of precision `eps`."""
-        rules = super().judge(eps, exact=exact)
-        return GaussNewtonJudge(**{item.name: getattr(rules, item.name) for item in fields(rules)})
+    def rule(self, eps: float, *, exact: bool = False) -> GaussNewtonRule:
+        """Return the rule for vectors of precision `eps`."""
+        rule = super().rule(eps, exact=exact)
+        return GaussNewtonRule(**{item.name: getattr(rule, item.name) for item in fields(rule)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ class DenseModel(CubicModel):
         step = solve(sigma)
         if step.norm > max_norm:
             lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
-            step = here.judge.limit_step(step, sigma, solve, max_norm, lower_bound)
+            step = here.sigma_rule.limit_step(step, sigma, solve, max_norm, lower_bound)
         return replace(subspace, sigma=step.sigma, sigma_untested=False, step=step)
 
     def build(self, here: Point) -> KrylovSubspace:

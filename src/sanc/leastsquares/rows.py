@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vmap
 
-from sanc.core.judge import MIN_SIGMA_FACTOR_EXACT
+from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.leastsquares.secant import WORTH

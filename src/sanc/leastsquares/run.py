@@ -87,15 +87,15 @@ class LeastSquaresRun(Run):
         if not state["unit_length"]:
             return
         reference = x if step is None or not np.any(step) else step
-        length = _ratio(reference / oracle.scale, reference / old)
-        slope = _ratio(g / old * oracle.scale, g)
-        state["sigma"] /= length**3
-        state["unit_cubic"] /= length**3
-        state["unit_length"] *= length
-        state["last_step_norm"] *= length
-        state["last_grad_norm"] *= slope
+        step_norm_ratio = _ratio(reference / oracle.scale, reference / old)
+        grad_norm_ratio = _ratio(g / old * oracle.scale, g)
+        state["sigma"] /= step_norm_ratio**3
+        state["unit_cubic"] /= step_norm_ratio**3
+        state["unit_length"] *= step_norm_ratio
+        state["last_step_norm"] *= step_norm_ratio
+        state["last_grad_norm"] *= grad_norm_ratio
         iteration.restore(state, iteration.vectors(), iteration.tensors())
-        self.stall.best_grad_norm *= slope
+        self.stall.best_grad_norm *= grad_norm_ratio
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the whole Hessian, with which a saddle is left in the next iteration."""

@@ -18,7 +18,7 @@ ESTIMATED_VARIABLES = 300
 WORTH = 0.1
 """Without an estimate, S is used if its curvature along the last step is at least this fraction of Gauss–Newton's.
 
-Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can tell apart.
+Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can detect.
 """
 _RELIABLE = 0.5
 """The estimate is reliable if it predicted the last S s to this relative error, before the update."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, jvp, vmap
 
-from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.many.rows import Before, Evaluation, Problem, Rows
 
 _MIXING = 1e-6

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from sanc.core.acceptance import LONGER_STEP_RHO, RatioTest
 from sanc.core.escape import FALLBACK_LIPSCHITZ
-from sanc.core.judge import (
+from sanc.core.model import CubicModel
+from sanc.core.sigma import (
     MAX_GROWTH_FACTOR,
     MAX_SHRINK_FACTOR,
     MIN_SHRINK_FACTOR,
     MIN_SIGMA_FACTOR_EXACT,
     NEGLIGIBLE_CUBIC_TERM,
 )
-from sanc.core.model import CubicModel
 from sanc.core.stall import GRADIENT_PROGRESS
 from sanc.core.units import FIRST_SIGMA, X_FRACTION
 from sanc.many import cubic
@@ -60,7 +60,7 @@ def ratio(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rays:
-    """The models along steps, as `sanc.core.judge.Ray`; `valid` where σ‖s‖³ neither underflows nor overflows."""
+    """The models along steps, as `sanc.core.sigma.Ray`; `valid` where σ‖s‖³ neither underflows nor overflows."""
 
     sigma: Tensor
     norm_cubed: Tensor

@@ -1,7 +1,7 @@
 """The vector work of an averaged step: a step in the metric, and the running average of the iterates.
 
 Steps are made on z, the gradient is taken at y between z and the average x, and the parameters hold x (schedule-free
-learning, Defazio et al. 2024): noise averages out although the step size does not fall to zero.
+learning, Defazio et al. 2024). So noise averages out, although the step size does not fall to zero.
 
     y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
 
@@ -11,7 +11,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,19 @@ from sanc.minibatch.scale import DISTANCE_MEMORY
 
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
+
+
+class StepInputs(NamedTuple):
+    """The tensors that an averaged step reads; a tensor of None does not take part."""
+
+    x: Tensor  # the average
+    offset: Tensor | None  # z − x; None: zero
+    scalars: Tensor  # `StepScalars` in float64
+    rates: Tensor | None = None  # factors of η, if parameters have different ones
+    averaging_start: Tensor | None = None  # distance bound: x_0
+    direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
+    caller_change: Tensor | None = None  # change of x by the caller after the last step, by a projection
+    average_weights: Tensor | None = None  # c of each entry, if entries have different ones
 
 
 class StepScalars(NamedTuple):
@@ -108,34 +121,21 @@ class AveragedStep:
         """Return the tensors that a step changes in place."""
         return self.preconditioner.tensors()
 
-    def gradient_point(self, x: Tensor, offset: Tensor) -> Tensor:
-        """Return y, the point at which the gradient is taken."""
-        return torch.add(x, offset, alpha=1.0 - self.averaging)
+    def gradient_point(self, inputs: StepInputs) -> Tensor:
+        """Return y, the point at which the gradient is taken; x itself without an offset."""
+        return inputs.x if inputs.offset is None else torch.add(inputs.x, inputs.offset, alpha=1.0 - self.averaging)
 
-    def __call__(
-        self,
-        value: Tensor,
-        g: Tensor,
-        x: Tensor,
-        offset: Tensor | None,
-        scalars: Tensor,
-        rates: Tensor | None = None,
-        averaging_start: Tensor | None = None,
-        direction_sum: Tensor | None = None,
-        caller_change: Tensor | None = None,
-        average_weights: Tensor | None = None,
-    ) -> list[Tensor]:
+    def __call__(self, value: Tensor, g: Tensor, inputs: StepInputs) -> list[Tensor]:
         """Return the numbers for the host, the new x, the new offset, and the new direction sum if there was one.
 
-        `scalars` are `StepScalars` in float64, and the numbers for the host are `StepResults`. If f or g is not finite,
-        the metric is not updated, and the iteration stays at x.
+        `value` and `g` are f and ∇f at the gradient point, and the numbers for the host are `StepResults`. If f or g is
+        not finite, the metric is not updated, and the iteration stays at x.
 
-        `averaging_start` is x_0, for the distance bound. `average_weights` replaces c if entries have different ones.
-
-        `caller_change` is the change of x by the caller after the last step, by a projection. Entries whose step would
-        undo it are at a bound and stay there: the step is −η P M⁻¹P g with P the projection on the other entries
-        (two-metric projection, Bertsekas 1982). With M⁻¹g itself the projected step need not be one of descent.
+        Entries whose step would undo `caller_change` are at a bound and stay there: the step is −η P M⁻¹P g with P the
+        projection on the other entries (two-metric projection, Bertsekas 1982). With M⁻¹g itself the projected step
+        need not be one of descent.
         """
+        x, offset, scalars, rates, averaging_start, direction_sum, caller_change, average_weights = inputs
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         if self._sum_over_ranks is not None:
             norm = self._sum_over_ranks(norm.square()).sqrt()
@@ -190,15 +190,15 @@ class AdvancingOracle(Protocol):
     It may replay both from a CUDA graph.
     """
 
-    def advance(self, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
-        """Return ``work(f, ∇f, x, offset, *tensors)`` with the gradient at ``work.gradient_point(x, offset)``."""
+    def advance(self, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
+        """Return ``work(f, ∇f, inputs)`` with the gradient at ``work.gradient_point(inputs)``."""
         ...
 
 
-def advance(oracle: Oracle, work: AveragedStep, x: Tensor, offset: Tensor | None, *tensors: Any) -> list[Tensor]:
-    """Evaluate the gradient at the point that `work` requires, or at x without an offset, and do the work."""
-    if isinstance(oracle, AdvancingOracle) and offset is not None:
-        return oracle.advance(work, x, offset, *tensors)
-    value, g = oracle.gradient(oracle.space.vector(x if offset is None else work.gradient_point(x, offset)))
-    value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, x.device)[0]
-    return list(work(value_tensor, oracle.space.tensor(g), x, offset, *tensors))
+def advance(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
+    """Evaluate the gradient at the point that `work` requires, and do the work."""
+    if isinstance(oracle, AdvancingOracle) and inputs.offset is not None:
+        return oracle.advance(work, inputs)
+    value, g = oracle.gradient(oracle.space.vector(work.gradient_point(inputs)))
+    value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, inputs.x.device)[0]
+    return list(work(value_tensor, oracle.space.tensor(g), inputs))

@@ -1,8 +1,8 @@
 """The iteration on samples: a second-order phase, then an averaged phase.
 
-While the next batch confirms the decrease of a step on its own batch, a batch represents the objective: steps are those
-of `sanc.core.iteration`, cubic, with a ratio test and escapes along negative curvature. When batches disagree, ρ is
-dominated by batch noise, and Hessian products no longer pay for their cost. From then on
+While the next batch confirms the decrease of a step on its own batch, a batch represents the objective. Steps are then
+those of `sanc.core.iteration`: cubic, with a ratio test and escapes along negative curvature. When batches disagree, ρ
+is dominated by batch noise, and Hessian products no longer pay for their cost. From then on
 
 * the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
 * σ is such that the step has the size η of `sanc.minibatch.scale`,
@@ -31,8 +31,8 @@ from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
-from sanc.minibatch import saving, scale, updates, watch
-from sanc.minibatch.averaging import AveragedStep, HostCopy, StepResults, StepScalars, advance, on_device
+from sanc.minibatch import joining, saving, scale, updates, watch
+from sanc.minibatch.averaging import AveragedStep, HostCopy, StepInputs, StepResults, StepScalars, advance, on_device
 from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved, due_parts, refresh_parts
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
@@ -44,7 +44,7 @@ _FIRST_GRADIENT_OUTLIER = 100.0
 """If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted."""
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
-outlier, and the losses at both points are compared on the same batch."""
+outlier. The losses at both points are then compared on the same batch."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -169,7 +169,7 @@ class MinibatchIteration:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._handle_nonfinite(x, oracle, value, oracle.norm(g))
-            state = self._update_state(nonfinite_batches=0, weight_unit=self._weight_unit(x, oracle))
+            state = self._update_state(nonfinite_batches=0, weight_unit=scale.measure_weight_unit(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
             if self._continues_second_order(x, value, oracle.space.eps):
@@ -177,16 +177,6 @@ class MinibatchIteration:
             return self._first_averaged_step(x, value, oracle)
         escaped = self._probe_curvature(x, oracle)
         return self._averaged_iteration(x, oracle) if escaped is None else escaped
-
-    def _weight_unit(self, x: Vector, oracle: Oracle) -> float:
-        """Return the unit of η, measured at the first point."""
-        space, value, gradient_sum = oracle.space, math.nan, math.nan
-        if oracle.has_values:
-            value, g = oracle.gradient(x)
-            local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
-            gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
-        typical = scale.typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
-        return scale.weight_unit(typical, value, gradient_sum)
 
     # ------------------------------------------------------------------ the second-order phase
 
@@ -296,7 +286,7 @@ class MinibatchIteration:
         """
         settings, space = self.settings, oracle.space
         preconditioner = self._create_preconditioner(settings.metric, oracle.shapes, space.tensor(x))
-        new = self._new_parameters(oracle.shapes, space)
+        new = joining.new_parameters(self.state, oracle.shapes, space)
         if self._saved_tensors and not any(new):
             preconditioner.restore(self._saved_tensors)
         else:
@@ -310,7 +300,7 @@ class MinibatchIteration:
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
                 preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
-                mean_square = self.state.grad_norm_mean_square * self._gradient_growth(g, norm, oracle)
+                mean_square = self.state.grad_norm_mean_square * joining.gradient_growth(self.state, g, norm, oracle)
                 self._update_state(grad_norm_mean_square=mean_square)
             else:
                 uses_distance = settings.step.distance > 0.0
@@ -319,45 +309,27 @@ class MinibatchIteration:
         self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
         return None
 
-    def _new_parameters(self, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
-        """Return which parameters have joined since the last step, so that the metric has no gradient of them."""
-        if self.state.joined_at is None:
-            return []
-        parts = torch.split_with_sizes(space.tensor(self.state.joined_at), [math.prod(shape) for shape in shapes])
-        counts = torch.stack([(part == self.state.steps).sum() for part in parts])
-        return [
-            count > 0 for count in (counts if space.sum_over_ranks is None else space.sum_over_ranks(counts)).tolist()
-        ]
-
-    def _gradient_growth(self, g: Vector, norm: float, oracle: Oracle) -> float:
-        """Return the factor by which new entries raise ‖g‖²."""
-        assert self.state.joined_at is not None
-        is_new = oracle.space.tensor(self.state.joined_at) == self.state.steps
-        old_norm = oracle.norm(oracle.space.vector(oracle.space.tensor(g).masked_fill(is_new, 0.0)))
-        return (norm / old_norm) ** 2 if old_norm > 0.0 else 1.0
-
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step, and update the state."""
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = updates.step_scalars(self._state, self.settings, rate)
-        offset, caller_change = self._adapted_offset(x_tensor, space)
+        offset, caller_change = updates.adapted_offset(state, x_tensor, space)
         with_distance = updates.updates_distance(state)
         averaging_start = state.averaging_start if with_distance else None
         direction_sum = state.direction_sum if with_distance else None
-        numbers, new_x, new_offset, *new_sum = advance(
-            oracle,
-            self._step_for(space),
+        inputs = StepInputs(
             x_tensor,
             offset,
             on_device(scalars, torch.float64, x_tensor.device),
-            rates,
-            None if averaging_start is None else space.tensor(averaging_start),
-            None if direction_sum is None else space.tensor(direction_sum),
-            caller_change,
-            updates.average_weights(state, self.settings.average, scalars.average_weight, space),
+            rates=rates,
+            averaging_start=None if averaging_start is None else space.tensor(averaging_start),
+            direction_sum=None if direction_sum is None else space.tensor(direction_sum),
+            caller_change=caller_change,
+            average_weights=updates.average_weights(state, self.settings.average, scalars.average_weight, space),
         )
+        numbers, new_x, new_offset, *new_sum = advance(oracle, self._step_for(space), inputs)
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
             vectors["direction_sum"] = space.vector(new_sum[0])
@@ -439,26 +411,10 @@ class MinibatchIteration:
 
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
-        zeros = dict.fromkeys(("nonfinite_batches", "steps", "last_extension"), 0)
-        ones = dict.fromkeys(("grad_norm_mean_square", "largest_grad_norm"), 1.0)
-        bound = {name: getattr(State(0), name) for name in scale.DistanceBound._fields if name != "eta_reduction"}
-        self._update_state(**zeros, **ones, **bound, weight_sum=0.0, loss_mean=math.nan, offset=None, joined_at=None)
+        self._update_state(**updates.changes_by_restart())
         self._preconditioner, self._saved_tensors = None, ()
         note = "the first gradient was an outlier: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
-
-    def _adapted_offset(self, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
-        """Return z − x and, while the caller projects x, the change of x by the projection after the last step.
-
-        The change points into the feasible set. An entry of the offset with the opposite sign would lead out of it
-        again, and grow from step to step: it is set to zero. Other entries are kept.
-        """
-        state = self.state
-        offset = None if state.offset is None else space.tensor(state.offset)
-        if not state.projection_countdown or state.last_written_x is None:
-            return offset, None
-        caller_change = x - space.tensor(state.last_written_x)
-        return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
     def _step_for(self, space: Space) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
@@ -480,7 +436,7 @@ class MinibatchIteration:
         The σ of second-order steps does not change.
         """
         if eta > 0.0 and dual_norm_square > 0.0:
-            return self.method.sigma.judge(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
+            return self.method.sigma.rule(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
         return self.second_order.state.sigma
 
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
@@ -598,7 +554,7 @@ class MinibatchIteration:
     def rearrange(
         self,
         places: Sequence[int | None],
-        fitted: saving.Fit,
+        fitted: joining.Fit,
         x: Tensor,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
@@ -608,7 +564,7 @@ class MinibatchIteration:
         """
         saved = list(self.tensors()) if self.state.steps else []
         joins = bool(saved) and None in places
-        self._update_state(**saving.rearranged_vectors(self.state, fitted, x, joins=joins), x_norm_square=math.nan)
+        self._update_state(**joining.rearranged_vectors(self.state, fitted, x, joins=joins), x_norm_square=math.nan)
         if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [new if place is None else saved[place] for place, new in zip(places, initial, strict=True)]

@@ -1,25 +1,14 @@
-"""Checks of a saved state of the iteration on samples, and its vectors when other parameters take part."""
+"""Checks of a saved state of the iteration on samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sanc.core.saved import require_fields, require_vector_names, state_error, vectors_of
+from sanc.core.saved import require_fields, require_vector_names, state_error
 from sanc.errors import ArgumentError
 from sanc.minibatch.state import INITIAL_DISTANCE, State
-
-_AGE_LOSS = 0.5
-"""When parameters join, the age of the others in the average is limited to 1 minus this share of all steps, because
-their best values change."""
-
-Fit = Callable[[Tensor | None, Tensor], Tensor]
-"""Returns a vector of the present parameters: for those that stay, the entries of the first argument, a vector of the
-earlier parameters (None: zero); for the others, the entries of the second argument."""
 
 _FOR_DISTANCE = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
@@ -37,22 +26,3 @@ def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metri
     for name in required:
         if name not in vectors:
             raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")
-
-
-def rearranged_vectors(state: State, fitted: Fit, x: Tensor, *, joins: bool) -> dict[str, Any]:
-    """Return the fields of the state for other parameters with the values x; `joins`: some of them are new."""
-    zeros = torch.zeros_like(x)
-    fills = {
-        "offset": zeros,
-        "last_written_x": x,
-        "safe_point": x,
-        "averaging_start": x,
-        "direction_sum": zeros,
-        "joined_at": zeros + state.steps,
-    }
-    vectors = vectors_of(state)
-    changes: dict[str, Any] = {name: fitted(vector, fills[name]) for name, vector in vectors.items()}
-    if joins:
-        joined_at = fitted(vectors.get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
-        changes |= {"joined_at": joined_at, "last_extension": state.steps}
-    return changes

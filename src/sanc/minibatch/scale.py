@@ -1,9 +1,9 @@
 """The size η of an averaged step: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
 
 M⁻¹g has entries of order 1, so the same relative step size suits every network: `scale` times a typical weight at the
-first point, which is smaller in wide layers and follows the units of the weights. A lower bound of the distance to a
-solution shows whether larger steps are needed (Mishchenko and Defazio 2023, Prodigy): for the directions p_i = M⁻¹g_i
-and any weights λ_i,
+first point. Such a weight is smaller in wide layers, and follows the units of the weights. A lower bound of the
+distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023, Prodigy): for the directions
+p_i = M⁻¹g_i and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sanc.core.oracle import Oracle
+from sanc.core.space import Vector
 from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 
@@ -75,8 +77,8 @@ def typical_step_norm(state: State, step: StepScale, dim: int) -> float:
 def first_reduction(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> float:
     """Return the factor of η at the start of averaging.
 
-    If the second-order phase reduced the loss below 1 % and ended with steps below 1 % of the norm of an averaged step,
-    averaging starts with the norm of its last step, `step_norm`.
+    The second-order phase has converged if it reduced the loss below 1 %, and the norm of its last step, `step_norm`,
+    is below 1 % of that of an averaged step. Averaging then starts with steps of that norm.
     """
     share = step_norm / typical_step_norm(state, step, dim)
     converged = abs(value) < _CONVERGED_SHARE * abs(state.first_loss) and share < _CONVERGED_SHARE
@@ -141,10 +143,22 @@ def typical_weight(
 def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
     """Return the unit of η: a typical weight at the first point.
 
-    If a change of all coordinates by `weight` changes the loss by less than a tenth to first order, where ‖g‖_1 is
-    `gradient_sum`, the weights are near a saddle at zero, as after a tiny initialisation, and the unit is larger.
+    To first order, a change of all coordinates by `weight` changes the loss by at most `weight` times `gradient_sum`,
+    which is ‖g‖_1. If that is less than a tenth of the loss, the weights are near a saddle at zero, as after a tiny
+    initialisation. The unit is then larger.
     """
     if weight == 0.0:
         return _FALLBACK_WEIGHT
     required_change = math.inf if gradient_sum == 0.0 else 0.1 * abs(value) / gradient_sum
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
+
+
+def measure_weight_unit(x: Vector, oracle: Oracle) -> float:
+    """Return the unit of η at the first point x, from its weights and, if there are values, its loss and gradient."""
+    space, value, gradient_sum = oracle.space, math.nan, math.nan
+    if oracle.has_values:
+        value, g = oracle.gradient(x)
+        local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
+        gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
+    typical = typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
+    return weight_unit(typical, value, gradient_sum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -29,6 +30,24 @@ _SMALLEST_NORM, _NO_CLIPPING = 1e-300, 1e300
 """A lower bound of norms that are divisors, and a norm that no gradient exceeds: near the ends of float64."""
 
 
+_FIELDS_OF_AVERAGE = (
+    "steps",
+    "last_extension",
+    "nonfinite_batches",
+    "weight_sum",
+    "grad_norm_mean_square",
+    "largest_grad_norm",
+    "distance",
+    "step_norm_sum",
+    "offset_norm",
+    "distance_numerator",
+    "loss_mean",
+    "offset",
+    "joined_at",
+)
+"""Fields of the state that have their initial values again when averaging is restarted."""
+
+
 def updates_distance(state: State) -> bool:
     """Whether the next step updates the distance bound."""
     return state.steps < watch.WARM_STEPS or state.steps % _DISTANCE_INTERVAL == 0
@@ -50,6 +69,19 @@ def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
     )
 
 
+def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
+    """Return z − x and, while the caller projects x, the change of x by the projection after the last step.
+
+    The change points into the feasible set. An entry of the offset with the opposite sign would lead out of it again,
+    and grow from step to step: it is set to zero. Other entries are kept.
+    """
+    offset = None if state.offset is None else space.tensor(state.offset)
+    if not state.projection_countdown or state.last_written_x is None:
+        return offset, None
+    caller_change = x - space.tensor(state.last_written_x)
+    return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
+
+
 def average_weights(state: State, average: Average, average_weight: float, space: Space) -> Tensor | None:
     """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
 
@@ -59,6 +91,11 @@ def average_weights(state: State, average: Average, average_weight: float, space
         return None
     p, joined_at = average.weighting, space.tensor(state.joined_at)
     return torch.where(joined_at > 0.0, (p + 1.0) / (state.steps - joined_at + (p + 1.0)), average_weight)
+
+
+def changes_by_restart() -> dict[str, Any]:
+    """Return the fields of the state that change when averaging is restarted, with their initial values."""
+    return {item.name: item.default for item in fields(State) if item.name in _FIELDS_OF_AVERAGE}
 
 
 def changes_by_loss(state: State, x: Vector, value: float) -> dict[str, Any]:

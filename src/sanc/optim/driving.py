@@ -36,7 +36,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.optim.first_step import check_callable, check_closure
-from sanc.ranks.modes import OneProcess
+from sanc.ranks.modes import Mode
 
 STYLES = {
     "": "not driven yet",
@@ -52,8 +52,8 @@ class Driver:
 
     Attributes
     ----------
-    mode : OneProcess
-        One process, or a group of ranks.
+    mode : Mode
+        How the work is distributed: one process, or the ranks of a group.
     iteration : IterationProtocol
         The iteration, with its state.
     oracle : AutogradOracle
@@ -74,7 +74,7 @@ class Driver:
         capture: bool,
         check: bool,
         seed: int,
-        mode: OneProcess,
+        mode: Mode,
     ) -> None:
         self.method, self.mode = method, mode
         self.hvp = hvp  # as the caller passed it; the oracle may use another mode
@@ -211,9 +211,8 @@ class Driver:
                 check_callable(name, closure)
             seed = derive_seed(self.iteration.state.seed, self.iteration.state.iteration, role, *self.mode.rank_key)
             if isinstance(closure, Batch):
-                terms = (
-                    closure.terms() if self.mode.is_distributed else None
-                )  # the weight of the batch among those of all ranks
+                # The weight of the batch among those of all ranks.
+                terms = closure.terms() if self.mode.is_distributed else None
                 samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
             elif self.microbatch is not None:
                 raise ArgumentTypeError(

@@ -95,8 +95,8 @@ class CubicOptimizer(Optimizer):
     Notes
     -----
     Closures return the mean loss, and may call ``backward``; see `step`. A step with a closure seeds the global random
-    generators of torch, NumPy and Python that the closure draws from, so that dropout draws the same mask at x and at
-    x + s, and restores their states afterwards. The generators belong to the process, so steps in several threads run
+    generators of torch, NumPy and Python that the closure draws from. So dropout draws the same mask at x and at x + s.
+    After the step the generators have their earlier states. They belong to the process, so steps in several threads run
     one after the other. A thread that draws from the same generator as the closure during a step should have its own
     generator; otherwise it may get numbers twice, and change the closure's draws. Module buffers (BatchNorm) are
     updated with the gradient only, once a step, or once a micro-batch.

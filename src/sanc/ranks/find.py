@@ -8,12 +8,10 @@ from torch import Tensor
 
 from sanc.errors import ArgumentError, shown
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
-from sanc.ranks.modes import DataParallel, OneProcess
+from sanc.ranks.modes import DataParallel, Mode, OneProcess
 
 
-def find_mode(
-    process_group: object, compare_every: int, params: Sequence[Tensor], *, capture: bool = False
-) -> OneProcess:
+def find_mode(process_group: object, compare_every: int, params: Sequence[Tensor], *, capture: bool = False) -> Mode:
     """Return the mode for a process group and the parameters of an optimiser."""
     kind: type[DataParallel] = DataParallel
     if any(hasattr(p, "device_mesh") for p in params):  # DTensors: their mesh determines the group

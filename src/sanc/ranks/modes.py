@@ -23,8 +23,8 @@ from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
 
 
-class OneProcess:
-    """All work is done by this process.
+class Mode:
+    """How an optimiser distributes its work. The members of this base class do all of it in this process.
 
     Attributes
     ----------
@@ -80,7 +80,11 @@ class OneProcess:
         """Raise `RanksError` if parameters, options or decisions differ between the ranks, which all call this."""
 
 
-class DataParallel(OneProcess):
+class OneProcess(Mode):
+    """Do all work in this process."""
+
+
+class DataParallel(Mode):
     """Average over the ranks, which hold the same parameters and evaluate different batches.
 
     Every step compares digests of parameters, options and decisions, and every step number that `every` divides all
@@ -160,7 +164,7 @@ class DataParallel(OneProcess):
             compare_step(self.ranks, groups, iteration.numbers(), self.whole)
 
 
-def rejoin(every: int) -> OneProcess:
+def rejoin(every: int) -> Mode:
     """Return the mode for the default group of this process, after an optimiser was unpickled."""
     ranks = find_ranks(DEFAULT)
     return OneProcess() if ranks is None else DataParallel(ranks, every)

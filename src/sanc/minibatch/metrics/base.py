@@ -22,7 +22,7 @@ from sanc.core.saved import require_mapping, require_vector, state_error
 Shape = tuple[int, ...]
 
 _REFRESHES_TO_DOUBLE = 50
-"""The interval between refreshes of the metric is doubled after twice as many of them: in a long run the eigenbases
+"""The interval between refreshes of the metric is doubled after twice as many of them. In a long run the eigenbases
 change more slowly, and refreshes should not cost a constant share of the time."""
 _EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""

@@ -10,19 +10,20 @@ import pytest
 
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
-from sanc.core.judge import Judge, SigmaUpdate, Verdict, classify, ratio
+from sanc.core.ratio import Verdict, classify, ratio
 from sanc.core.record import Branch
+from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.lab.authors import AUTHORS, AuthorsEscape
 from sanc.presets import PRESETS
 
 EPS = 2.0**-52
-ROBUST = PRESETS["robust"].sigma.judge(EPS)
+ROBUST = PRESETS["robust"].sigma.rule(EPS)
 
 
-def after(judge, sigma, actual, predicted, norm, grad_norm=1.0, rounding=0.0, eta1=0.1, eta2=0.75):
+def after(rule, sigma, actual, predicted, norm, grad_norm=1.0, rounding=0.0, eta1=0.1, eta2=0.75):
     """Class of a step, and σ after it."""
     verdict = classify(actual, predicted, eta1, eta2, rounding)
-    return verdict, judge.after_trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding)
+    return verdict, rule.after_trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding)
 
 
 @pytest.mark.parametrize(
@@ -50,28 +51,28 @@ def test_a_zero_prediction_never_divides():
 
 
 def test_sigma_of_the_paper():
-    judge = SigmaUpdate(sigma0=1.0).judge(EPS)
+    rule = SigmaUpdate(sigma0=1.0).rule(EPS)
     paper = {"eta1": 0.2, "eta2": 0.8}
-    assert after(judge, 1.0, 0.9, 1.0, 1.0, 0.3, **paper)[1] == 0.3  # min(σ, ‖g‖)
-    assert after(judge, 0.3, 0.5, 1.0, 1.0, 0.1, **paper)[1] == 0.3
-    assert after(judge, 0.3, 0.1, 1.0, 1.0, 0.1, **paper)[1] == 0.6
-    assert after(judge, 0.6, math.nan, 1.0, 1.0, 0.1, **paper)[1] == 1.2
-    assert after(judge, 1.2, 0.9, 1.0, 1.0, 1e-30, **paper)[1] == EPS  # the machine precision is the floor
+    assert after(rule, 1.0, 0.9, 1.0, 1.0, 0.3, **paper)[1] == 0.3  # min(σ, ‖g‖)
+    assert after(rule, 0.3, 0.5, 1.0, 1.0, 0.1, **paper)[1] == 0.3
+    assert after(rule, 0.3, 0.1, 1.0, 1.0, 0.1, **paper)[1] == 0.6
+    assert after(rule, 0.6, math.nan, 1.0, 1.0, 0.1, **paper)[1] == 1.2
+    assert after(rule, 1.2, 0.9, 1.0, 1.0, 1e-30, **paper)[1] == EPS  # the machine precision is the floor
 
 
-def test_the_judge_holds_no_sigma_and_cannot_be_changed():
-    """σ is a value that is passed in and returned; nothing can be written into the rules."""
-    judge = SigmaUpdate().judge(EPS)
-    assert not hasattr(judge, "sigma")
-    for item in fields(Judge):
+def test_the_rule_holds_no_sigma_and_cannot_be_changed():
+    """σ is a value that is passed in and returned; nothing can be written into the rule."""
+    rule = SigmaUpdate().rule(EPS)
+    assert not hasattr(rule, "sigma")
+    for item in fields(SigmaRule):
         with pytest.raises(FrozenInstanceError):
-            setattr(judge, item.name, 1.0)
-    assert [after(judge, 2.0, 0.0, 1.0, 1.0)[1] for _ in range(3)] == [4.0] * 3  # nothing is remembered
+            setattr(rule, item.name, 1.0)
+    assert [after(rule, 2.0, 0.0, 1.0, 1.0)[1] for _ in range(3)] == [4.0] * 3  # nothing is remembered
 
 
 @pytest.mark.parametrize(("eps", "floor"), [(float(np.finfo(np.float32).eps), 1e-20), (EPS, 1e-80)])
 def test_sigma_floor_of_the_authors(eps, floor):
-    assert after(AUTHORS.sigma.judge(eps), 1.0, 0.9, 1.0, 1.0, 1e-200)[1] == floor
+    assert after(AUTHORS.sigma.rule(eps), 1.0, 0.9, 1.0, 1.0, 1e-200)[1] == floor
 
 
 def test_interpolated_sigma_finds_the_coefficient_that_f_showed():
@@ -83,13 +84,13 @@ def test_interpolated_sigma_finds_the_coefficient_that_f_showed():
 
 
 def test_interpolated_sigma_stays_within_its_bounds():
-    judge = SigmaUpdate(sigma_rule="interpolate", sigma_floor=1e-3, sigma_ceiling=1e3).judge(EPS)
+    rule = SigmaUpdate(sigma_rule="interpolate", sigma_floor=1e-3, sigma_ceiling=1e3).rule(EPS)
     sigma = 1.0
     for _ in range(50):
-        _, sigma = after(judge, sigma, -1e9, 1.0, 1.0)
+        _, sigma = after(rule, sigma, -1e9, 1.0, 1.0)
     assert sigma == 1e3
     for _ in range(50):
-        _, sigma = after(judge, sigma, 1e9, 1.0, 1.0)
+        _, sigma = after(rule, sigma, 1e9, 1.0, 1.0)
     assert sigma == 1e-3
 
 
@@ -106,9 +107,9 @@ def test_the_step_of_the_new_sigma_is_neither_too_long_nor_too_short(seed):
     rng = np.random.default_rng(seed)
     b, a, sigma = rng.standard_normal() * 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-3, 3)
     norm, predicted = along(b, a, sigma)
-    judge = SigmaUpdate(sigma_rule="interpolate", sigma_floor=0.0, sigma_ceiling=1e300).judge(EPS)
+    rule = SigmaUpdate(sigma_rule="interpolate", sigma_floor=0.0, sigma_ceiling=1e300).rule(EPS)
     for rho in (-1e12, -10.0, -0.1, 0.1, math.nan, 0.5, 0.9, 1.0, 1.2, 1e3):
-        verdict, found = after(judge, sigma, rho * predicted, predicted, norm, eta1=0.2, eta2=0.8)
+        verdict, found = after(rule, sigma, rho * predicted, predicted, norm, eta1=0.2, eta2=0.8)
         factor = along(b, a, found)[0] / norm
         if verdict is Verdict.UNSUCCESSFUL:
             assert 0.1 - 1e-9 <= factor <= 0.5 + 1e-9
@@ -130,8 +131,8 @@ def test_a_success_lowers_sigma_to_what_f_showed_and_never_raises_it(kappa, expe
 def test_a_quadratic_makes_sigma_fall_far(exact, fall):
     """Where the Newton step is less than three times as long, σ no longer matters for the length."""
     norm, predicted = along(10.0, 1.0, 1.0)
-    judge = PRESETS["robust"].sigma.judge(EPS, exact=exact)
-    assert after(judge, 1.0, predicted + norm**3 / 3, predicted, norm)[1] == pytest.approx(fall)
+    rule = PRESETS["robust"].sigma.rule(EPS, exact=exact)
+    assert after(rule, 1.0, predicted + norm**3 / 3, predicted, norm)[1] == pytest.approx(fall)
 
 
 def test_a_step_too_short_to_show_anything_only_grows_sigma_when_rejected():

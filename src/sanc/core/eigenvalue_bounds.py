@@ -1,0 +1,250 @@
+"""Bounds on the extreme eigenvalues of a Hessian from Lanczos with a random start, with a stated probability.
+
+Lanczos with products that have the error F gives B Q = Q T + β q_{k+1} e_kᵀ + F. Let (λ, v) be an eigenpair of B with
+λ < θ_1, the left-most Ritz value. Then w = Qᵀv solves (T − λ) w = −β (vᵀq_{k+1}) e_k − Fᵀv. Its first entry vᵀq_1 is
+the component of the start along v:
+
+    |vᵀq_1| ≤ β |e_1ᵀ(T − λ)⁻¹e_k| + ‖F‖ ‖(T − λ)⁻¹e_1‖,   β |e_1ᵀ(T − λ)⁻¹e_k| = β_1 ⋯ β_k / Π(θ_i − λ).
+
+The right side decreases as λ does. A random start has a component of at least t √(π/2n) along any fixed v, with
+probability 1 − t. With that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
+if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sanc.core import cubic
+from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
+from sanc.core.krylov import Krylov, Lanczos
+from sanc.core.oracle import Operator, Oracle
+from sanc.core.space import ROUNDING_ERRORS, Space, Vector
+
+_GRID = np.linspace(0.0, 1.0, 65)[:, None]
+"""Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
+
+_SAFE_EXPONENT = 500
+"""Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
+_LARGEST_EXPONENT = 1000
+"""Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
+_FIRST_TEST_DIM = 4
+"""Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
+
+
+class MonitoredLanczos:
+    """A Lanczos process that measures the errors of its products.
+
+    Attributes
+    ----------
+    start : vector
+        The start vector.
+    difference_error_squared : float
+        Sum of the squared errors of differences of gradients.
+    asymmetry_squared : float
+        Sum of the squares of projections that reorthogonalisation removed, and that are zero for a symmetric matrix.
+        They are those on all but the last two vectors, and the excess over β on the last but one.
+    neglected_beta : float
+        The last β, if it was treated as roundoff.
+    factor : float
+        A power of two by which the products are scaled if their squares would overflow or underflow; otherwise 1. All
+        numbers of the Krylov space and the attributes above are in these units.
+    """
+
+    def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
+        self.operator, self.start, self.space = operator, start, space
+        self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
+        self.krylov = Krylov(self.lanczos)
+        self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
+        self.factor = 1.0
+        self._nonlinearity: float | None = None  # of products with unit vectors, if it was measured
+
+    def _product(self, q: Vector) -> Vector:
+        """Return the scaled product with q, and add its error; the first product determines the scale."""
+        product = self.operator(q)
+        error = self.operator.error(q, product)
+        if not self.lanczos.columns:
+            self.factor = _power_of_two(self.space.norm(product))
+        self.difference_error_squared += (error * self.factor) * (error * self.factor)
+        return product if self.factor == 1.0 else product * self.factor
+
+    def unscaled(self, number: float) -> float:
+        """Return a number of the Krylov space in the units of the Hessian; a finite number remains finite."""
+        unscaled = number / self.factor
+        if math.isinf(unscaled) and not math.isinf(number):
+            return math.copysign(sys.float_info.max, unscaled)
+        return unscaled
+
+    def extend(self) -> None:
+        """Make one Lanczos iteration and update the asymmetry."""
+        previous_beta = self.krylov.last_beta
+        self.krylov.extend()
+        if self.krylov.is_invariant:
+            self.neglected_beta = float(self.lanczos.columns[-1][1])
+        *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
+        if deviations:
+            deviations[-1] -= previous_beta
+        self.asymmetry_squared += sum(deviation * deviation for deviation in deviations)
+
+    def extend_between_tests(
+        self,
+        max_products: int | None,
+        test_divisor: int,
+        time_is_up: Callable[[], bool],
+        report: Callable[[int], None] = lambda products: None,
+    ) -> Iterator[bool]:
+        """Extend the Krylov space, and yield where its bounds are tested: whether no further product may follow.
+
+        The first test is made after `_FIRST_TEST_DIM` products, and the next one after 1 + dim // `test_divisor` more.
+        Without `max_products`, the limit is `affordable_dim`. `report` is called with the number of products.
+        """
+        krylov, dim = self.krylov, self.space.dim
+        max_dim, next_test_dim = min(dim, max_products or affordable_dim(dim)), _FIRST_TEST_DIM
+        must_stop = False
+        while not must_stop:
+            self.extend()
+            report(krylov.dim)
+            must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
+            if must_stop or krylov.dim >= next_test_dim:
+                yield must_stop
+                next_test_dim = krylov.dim + 1 + krylov.dim // test_divisor
+
+    def error(self, hessian_norm: float) -> float:
+        """Return ‖F‖; infinite if the Hessian is asymmetric beyond the errors of products.
+
+        Products of low precision, or differences that the caller computes, are asymmetric and also nonlinear. A wrong
+        Hessian is linear. So if the asymmetry exceeds roundoff, the nonlinearity is measured and counts as an error.
+        """
+        dim, eps = self.krylov.dim, self.space.eps
+        allowed = dim * eps * hessian_norm * hessian_norm + 10.0 * self.difference_error_squared
+        nonlinear_error_squared = 0.0
+        if self.asymmetry_squared > allowed:
+            if self._nonlinearity is None:
+                self._nonlinearity = measure_nonlinearity(self.operator, self.space) * self.factor
+            nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
+            if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
+                return math.inf
+        rounding = math.hypot(math.sqrt(dim) * (ROUNDING_ERRORS * eps * hessian_norm), self.neglected_beta)
+        return math.sqrt(
+            rounding * rounding + self.difference_error_squared + self.asymmetry_squared + nonlinear_error_squared
+        )
+
+
+@contextmanager
+def monitored_lanczos(oracle: Oracle, x: Vector, seed: int) -> Iterator[MonitoredLanczos]:
+    """Provide a Lanczos process on the Hessian at x from a random start; its products are not counted."""
+    space = oracle.space
+    start = space.normal(np.random.default_rng((seed, space.dim)))
+    with oracle.uncounted():
+        process = MonitoredLanczos(oracle.hessian(x), start, space)
+        try:
+            yield process
+        finally:
+            process.operator.release()
+
+
+def _power_of_two(norm: float) -> float:
+    """Return the factor that moves `norm` near 1 if its square would overflow or underflow, otherwise 1."""
+    exponent = math.frexp(norm)[1] if 0.0 < norm < math.inf else 0
+    if abs(exponent) < _SAFE_EXPONENT:
+        return 1.0
+    return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
+
+
+def affordable_dim(dim: int) -> int:
+    """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
+    return min(1000, max(50, 50_000_000 // dim))
+
+
+@dataclass(frozen=True, slots=True)
+class CurvatureBound:
+    """Bounds on λ_min from a Krylov space, in the units of its products.
+
+    Attributes
+    ----------
+    spectrum : Spectrum
+        Eigenpairs of T.
+    rounding : float
+        ‖F‖, the error of the products.
+    lower : float
+        A lower bound of λ_min, the largest of this space and of smaller ones.
+    is_full : bool
+        Whether the Krylov space is the whole space, so that no eigenvalue can be missed.
+    limited_by_roundoff : bool
+        Whether further products would not improve the bound.
+    """
+
+    spectrum: cubic.Spectrum
+    rounding: float
+    lower: float
+    is_full: bool
+    limited_by_roundoff: bool
+
+    @property
+    def ritz_value(self) -> float:
+        """The left-most Ritz value, θ_1."""
+        return self.spectrum.leftmost
+
+    @property
+    def error(self) -> float:
+        """θ_1 minus the lower bound."""
+        return self.spectrum.leftmost - self.lower
+
+
+def bound_curvature(
+    process: MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
+) -> CurvatureBound:
+    """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
+
+    If `negated`, they are those of −B.
+    """
+    krylov, dim = process.krylov, process.space.dim
+    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+    if negated:
+        spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
+    rounding = process.error(float(np.max(np.abs(spectrum.values))))
+    is_full = krylov.dim == dim
+    if is_full:
+        error, limited_by_roundoff = rounding, True
+    else:
+        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
+    if spectrum.leftmost - rounding < lower:
+        lower = -math.inf  # the new Ritz value contradicts the earlier bound
+    # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
+    # holds too.
+    lower = max(lower, spectrum.leftmost - error)
+    return CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
+
+
+def _bound_missed_eigenvalues(
+    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float
+) -> tuple[float, bool]:
+    """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
+    if rounding == math.inf:
+        return math.inf, True
+    start_component = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+    log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
+    gaps, first_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0]
+
+    def residual_term(shifts: Any) -> Any:
+        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift."""
+        return np.exp(np.minimum(log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
+
+    high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
+    low = max(rounding, 1e-16 * high)
+    for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
+        shifts = low * (high / low) ** _GRID
+        rounding_term = rounding * np.linalg.norm(first_entries / (gaps + shifts), axis=-1, keepdims=True)
+        component_bound = residual_term(shifts) + rounding_term  # it decreases as the shift grows
+        possible_count = int(np.sum(~(component_bound < start_component)))
+        low = float(shifts[max(possible_count - 1, 0), 0])
+        high = float(shifts[min(possible_count, len(shifts) - 1), 0])
+    bound = max(low, high)
+    return bound, krylov.last_beta == 0.0 or float(residual_term(bound)[0]) < 0.01 * start_component

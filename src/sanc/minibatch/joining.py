@@ -1,0 +1,61 @@
+"""Parameters that join or leave during the averaged phase: their vectors in the state, and their first gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.core.oracle import Oracle
+from sanc.core.saved import vectors_of
+from sanc.core.space import Space, Vector
+from sanc.minibatch.state import State
+
+_AGE_LOSS = 0.5
+"""When parameters join, the age of the others in the average is limited to 1 minus this share of all steps, because
+their best values change."""
+
+Fit = Callable[[Tensor | None, Tensor], Tensor]
+"""Returns a vector of the present parameters. Those that stay have the entries of the first argument, a vector of the
+earlier parameters (None: zero). The others have the entries of the second argument."""
+
+
+def rearranged_vectors(state: State, fitted: Fit, x: Tensor, *, joins: bool) -> dict[str, Any]:
+    """Return the fields of the state for other parameters with the values x; `joins`: some of them are new."""
+    zeros = torch.zeros_like(x)
+    fills = {
+        "offset": zeros,
+        "last_written_x": x,
+        "safe_point": x,
+        "averaging_start": x,
+        "direction_sum": zeros,
+        "joined_at": zeros + state.steps,
+    }
+    vectors = vectors_of(state)
+    changes: dict[str, Any] = {name: fitted(vector, fills[name]) for name, vector in vectors.items()}
+    if joins:
+        joined_at = fitted(vectors.get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
+        changes |= {"joined_at": joined_at, "last_extension": state.steps}
+    return changes
+
+
+def new_parameters(state: State, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
+    """Return which parameters have joined since the last step, so that the metric has no gradient of them."""
+    if state.joined_at is None:
+        return []
+    parts = torch.split_with_sizes(space.tensor(state.joined_at), [math.prod(shape) for shape in shapes])
+    counts = torch.stack([(part == state.steps).sum() for part in parts])
+    total_counts = counts if space.sum_over_ranks is None else space.sum_over_ranks(counts)
+    return [count > 0 for count in total_counts.tolist()]
+
+
+def gradient_growth(state: State, g: Vector, norm: float, oracle: Oracle) -> float:
+    """Return the factor by which the entries of new parameters raise ‖g‖², given ‖g‖."""
+    assert state.joined_at is not None
+    space = oracle.space
+    is_new = space.tensor(state.joined_at) == state.steps
+    old_norm = oracle.norm(space.vector(space.tensor(g).masked_fill(is_new, 0.0)))
+    return (norm / old_norm) ** 2 if old_norm > 0.0 else 1.0
