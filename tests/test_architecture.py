@@ -36,6 +36,7 @@ LAYERS = [  # a package imports only from packages above it in this list, and fr
     {"options"},
     {"presets"},
     {"optim", "minimisation"},
+    {"many"},
     {"diagnosis", "implicit", "leastsquares"},
     {"__init__", "sklearn"},
     {"lab"},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     )
     from sanc.implicit import Derivative, Solution, argmin
     from sanc.leastsquares import curve_fit, least_squares
+    from sanc.many import ManyResult, minimize_many
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -71,6 +72,7 @@ __all__ = [
     "Identity",
     "Kronecker",
     "KrylovModel",
+    "ManyResult",
     "Method",
     "Metric",
     "Minibatch",
@@ -105,6 +107,7 @@ __all__ = [
     "load_checkpoint",
     "method_for",
     "minimize",
+    "minimize_many",
     "problems",
     "save_checkpoint",
     "scipy_method",
@@ -134,6 +137,7 @@ _HOMES = {
         "SingularMinimumError",
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
+    "sanc.many": ("ManyResult", "minimize_many"),
     "sanc.leastsquares": ("curve_fit", "least_squares"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),

@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, shown
 from sanc.leastsquares.fitting import least_squares
+from sanc.leastsquares.row_fits import fit_rows
 
 
 def curve_fit(
@@ -31,9 +33,14 @@ def curve_fit(
     *,
     jac: Callable[..., Any] | str | None = None,
     full_output: bool = False,
+    mask: Any = None,
+    restarts: int = 3,
     **options: Any,
 ) -> tuple[Any, ...]:
     """Fit the parameters of a curve to observations, and return them with their covariance.
+
+    If `ydata` is two-dimensional, each of its rows is a fit of its own, and all of them are made at once. The rules for
+    one fit apply to each row.
 
     Parameters
     ----------
@@ -42,9 +49,12 @@ def curve_fit(
     xdata : any
         First argument of `f`.
     ydata : array or Tensor
-        The observations. If they or `p0` are a tensor, torch differentiates `f`.
+        The observations. If they or `p0` are a tensor, torch differentiates `f`. For rows of observations `f` has to be
+        a function of torch, and is called with `xdata` and the parameters of one row; `xdata` of the shape of `ydata`
+        has a row for each of them.
     p0 : array or Tensor, optional
-        Initial parameters; by default ones, as many as `f` has arguments, or points between finite bounds.
+        Initial parameters, for rows of observations of all of them or a row for each; by default ones, as many as `f`
+        has arguments, or points between finite bounds.
     sigma : array, optional
         Standard deviations of the observations, or their covariance matrix.
     absolute_sigma : bool
@@ -57,15 +67,21 @@ def curve_fit(
         ``jac(xdata, *parameters)`` returns the derivatives of `f`, a row for each observation; or a scheme of
         differences.
     full_output : bool
-        Return also the result of `least_squares`, its message and its status.
+        Return also the result of `least_squares`, its message and its status; for rows, the `ManyResult`.
+    mask : array or Tensor, optional
+        For rows of observations: True for those to use, so that values may be missing.
+    restarts : int
+        For rows of observations: how often rows that failed, or that explain far less of the variance than the others,
+        are fitted again from parameters of other rows. The better fit is kept.
     **options
-        Further arguments of `least_squares`, such as `loss`, `f_scale` and `max_nfev`.
+        Further arguments of `least_squares`, such as `loss`, `f_scale` and `max_nfev`. For rows: `tol`, `max_iter`,
+        `max_time`, `chunk_size`, `callback`, `progress` and `seed` of `minimize_many`.
 
     Returns
     -------
     popt, pcov : array or Tensor
-        Parameters and covariance matrix. The latter is infinite, with a warning, if the Jacobian has no full rank, or
-        if there are no degrees of freedom to scale it.
+        Parameters and covariance matrix, or a row and a matrix for each row. The latter is infinite if the Jacobian has
+        no full rank, or if there are no degrees of freedom to scale it; for one fit, with a warning.
 
     Examples
     --------
@@ -77,6 +93,14 @@ def curve_fit(
     """
     if not callable(f):
         raise ArgumentTypeError(f"f = {shown(f)} cannot be called: pass a function of xdata and the parameters.")
+    if np.ndim(ydata) == 2:
+        if jac is not None:
+            raise ArgumentError(f"jac = {shown(jac)} cannot be used with rows of ydata: leave it out.")
+        arguments = (f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds)
+        rows_start = partial(_start, f, None, bounds)
+        return fit_rows(*arguments, mask=mask, restarts=restarts, full_output=full_output, start=rows_start, **options)
+    if mask is not None:
+        raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
     whiten = _whitening(sigma, y)

@@ -15,7 +15,7 @@ from sanc.core.space import Floats
 
 ESTIMATED_VARIABLES = 300
 """Largest number of variables for which S is estimated as a dense matrix."""
-WORTH = 0.1
+_WORTH = 0.1
 """Without an estimate, S is used if its curvature along the last step is at least this fraction of Gauss–Newton's.
 
 Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can detect.
@@ -51,7 +51,7 @@ class SecondOrderTerm:
             return
         model = float(s @ before.curvature(s))
         if not self.is_estimated:
-            self.is_used = abs(float(s @ second)) > WORTH * model
+            self.is_used = abs(float(s @ second)) > _WORTH * model
             return
         linear, actual = float(before.gradient() @ s), after.terms.cost - before.terms.cost
         quadratic = float(s @ self.matrix @ s)

@@ -72,7 +72,7 @@ class _BoxModels:
         return (self.g * s).sum(1) + 0.5 * (s * self.multiply(s)).sum(1) + self.sigma / 3.0 * norm * norm * norm
 
     def fixed_minimiser(self, s: Tensor, multiplier: Tensor) -> Tensor:
-        """Return the minimiser of the quadratic model with μ after fixing, in turn, the variables that leave the box."""
+        """Return the minimiser of the model with μ after fixing, in turn, the variables that leave the box."""
         shift = multiplier[:, None] + 1e-14 * self.values.abs().amax(1, keepdim=True) + 1e-300
         matrix = (self.vectors * (self.values + shift)[:, None, :]) @ self.vectors.mT
         identity = torch.eye(s.shape[1], dtype=s.dtype, device=s.device)

@@ -20,7 +20,7 @@ _ROWS_ON_CPU = 8192
 _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
 _COPIES = 40
-"""Numbers that a round holds for each entry of a Hessian and each residual: copies, tangents and intermediate values."""
+"""Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
 _REPORT_SECONDS = 0.2
 """Seconds between two lines of progress."""
 

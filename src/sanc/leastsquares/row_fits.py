@@ -1,0 +1,312 @@
+"""`curve_fit` for rows of data: a fit for each row, all of them at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, OptimizeWarning
+from torch import Tensor
+
+from sanc.core.status import Status
+from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
+from sanc.leastsquares.rows import FitProblem
+from sanc.many.algebra import gram
+from sanc.many.minimizing import StartingRows, build_result, checked_limits, project_start, row_bounds
+from sanc.many.result import ManyResult
+from sanc.many.running import RunLimits, run_rows
+
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
+"""Default tolerances: those of `least_squares`."""
+_DOUBTFUL = 3.0
+"""A row is fitted again if its mean squared residual, and its share of the variance, exceed the medians by this factor."""
+_CANDIDATES = 32
+"""Parameters of other rows that are tried as starts of a doubtful row; the one with the lowest cost is used."""
+_ILL_CONDITIONED = 1e-10
+"""Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
+
+
+@dataclass(frozen=True)
+class RowData:
+    """The data of all rows as tensors.
+
+    Attributes
+    ----------
+    x : any
+        First argument of the model.
+    y, weights : Tensor
+        Observations and inverse standard deviations, which are 0 where a value is missing.
+    x_dim : int or None
+        0 if `x` has an entry for each row.
+    is_numpy : bool
+        Whether the caller passed arrays.
+    """
+
+    x: Any
+    y: Tensor
+    weights: Tensor
+    x_dim: int | None
+    is_numpy: bool
+
+
+def fit_rows(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any,
+    sigma: Any,
+    absolute_sigma: bool,
+    check_finite: bool,
+    bounds: Any,
+    *,
+    mask: Any,
+    restarts: int,
+    full_output: bool,
+    start: Callable[[Any], Any],
+    tol: float | None = None,
+    max_iter: int | None = 10_000,
+    max_time: float | None = None,
+    chunk_size: int | str = "auto",
+    callback: Callable[..., Any] | None = None,
+    progress: bool = False,
+    seed: int = 0,
+) -> tuple[Any, ...]:
+    """Fit every row, and return parameters and covariances; the arguments are those of `curve_fit`."""
+    data = _checked_data(xdata, ydata, sigma, mask, check_finite)
+    require_integer("restarts", restarts, 0, none=False)
+    points = StartingRows(_starting_rows(p0, start, data))
+    if len(points.flat) != len(data.y):
+        raise ArgumentError(
+            f"p0 has {len(points.flat)} rows for {len(data.y)} rows of ydata: pass one for each, or one for all."
+        )
+    lower, upper = row_bounds(_sides(bounds, points), points)
+    p = project_start(points.flat, lower, upper)
+    limits = checked_limits(p, data.y.shape[1] * (p.shape[1] + 1), max_iter, max_time, chunk_size, callback, progress, seed)
+    tolerance = TOLERANCES[p.dtype] if tol is None else tol
+    require(isinstance(tolerance, float) and 0.0 < tolerance < 1.0, "tol", tol, "pass a number between 0 and 1")
+    problem = FitProblem(
+        lambda q, x, y, w: (f(x, *q) - y) * w,
+        (data.x, data.y, data.weights),
+        (data.x_dim, 0, 0),
+        p.shape[1],
+        torch.finfo(p.dtype).eps,
+        tolerance,
+    )
+    _check_model(problem, p, data)
+    outputs, rounds = run_rows(problem, p, lower, upper, limits)
+    if restarts:
+        rounds += _fit_again(problem, outputs, data, lower, upper, limits, restarts)
+    result = build_result(outputs, rounds, points, lower, upper)
+    _warn_about_failures(result)
+    covariance = _covariances(problem, outputs["x"], data, absolute_sigma)
+    pcov = points.build_numbers(covariance.to(p.dtype))
+    return (result.x, pcov, result) if full_output else (result.x, pcov)
+
+
+def _checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bool) -> RowData:
+    """Return the data as tensors, after checks."""
+    is_numpy = not isinstance(ydata, Tensor)
+    y = torch.as_tensor(np.asarray(ydata, np.float64) if is_numpy else ydata).detach()
+    y = y if y.dtype in TOLERANCES else y.double()
+    if y.numel() == 0:
+        raise ArgumentError("ydata is empty: pass at least one row with one observation.")
+    used = torch.ones(y.shape, dtype=torch.bool, device=y.device)
+    if mask is not None:
+        used = torch.as_tensor(np.asarray(mask) if not isinstance(mask, Tensor) else mask, device=y.device)
+        if used.dtype != torch.bool or used.shape not in (y.shape, y.shape[1:]):
+            raise ArgumentError(
+                f"mask has shape {tuple(used.shape)} and {used.dtype} for ydata of {tuple(y.shape)}: pass booleans of "
+                "the same shape, True for the observations to use."
+            )
+        used = used.expand(y.shape)
+    bad = used & ~y.isfinite()
+    if check_finite and bool(bad.any()):
+        row = int(torch.nonzero(bad)[0, 0])
+        raise ArgumentError(f"ydata holds NaN or infinity, first in row {row}: pass mask=np.isfinite(ydata).")
+    weights = used.to(y.dtype)
+    if sigma is not None:
+        deviations = torch.as_tensor(np.asarray(sigma) if not isinstance(sigma, Tensor) else sigma).to(y)
+        if deviations.shape not in ((), y.shape, y.shape[1:]):
+            raise ArgumentError(
+                f"sigma has shape {tuple(deviations.shape)} for ydata of {tuple(y.shape)}: pass standard deviations "
+                "for one row or for all. Covariance matrices are for one fit."
+            )
+        valid = (deviations > 0.0) & deviations.isfinite()
+        require(bool((valid.expand(y.shape) | ~used).all()), "sigma", sigma, "pass positive standard deviations")
+        weights = torch.where(used, 1.0 / deviations, 0.0).to(y.dtype)
+    x, x_dim = xdata, None
+    if isinstance(xdata, np.ndarray | list | tuple):
+        array = np.asarray(xdata)
+        x = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "iub" else array).to(y)
+    if isinstance(x, Tensor):
+        x_dim = 0 if x.shape == y.shape else None
+        if check_finite and x.is_floating_point() and not bool((x.isfinite() | ~used if x_dim == 0 else x.isfinite()).all()):
+            raise ArgumentError("xdata holds NaN or infinity: leave such observations out, or pass a mask.")
+        if x_dim == 0:
+            x = torch.where(used, x, 1.0)
+    return RowData(x, torch.where(used, y, 0.0), weights, x_dim, is_numpy)
+
+
+def _starting_rows(p0: Any, start: Callable[[Any], Any], data: RowData) -> Any:
+    """Return a row of initial parameters for each row of data."""
+    first = start(data.y[0]) if p0 is None else p0
+    if isinstance(first, Tensor):
+        rows = first.detach().to(data.y)
+    else:
+        rows = torch.as_tensor(np.asarray(first, np.float64)).to(data.y)
+    if not bool(rows.isfinite().all()):
+        raise ArgumentError("p0 holds NaN or infinity: pass finite numbers.")
+    rows = rows.reshape(1, -1) if rows.ndim < 2 else rows
+    rows = rows.expand(len(data.y), -1).clone() if len(rows) == 1 else rows
+    return rows.cpu().numpy() if data.is_numpy else rows
+
+
+def _sides(bounds: Any, points: StartingRows) -> Any:
+    """Return bounds of one row as `Bounds`: a pair is (lower, upper) as in SciPy. Those of all rows are unchanged."""
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        return bounds
+    sides = [side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side, np.float64) for side in bounds]
+    if any(side.ndim > 1 for side in sides):
+        return [np.broadcast_to(side, points.flat.shape) for side in sides]
+    return Bounds(*sides)
+
+
+def _check_model(problem: FitProblem, p: Tensor, data: RowData) -> None:
+    """Raise an error unless the model can be mapped over rows and differentiated."""
+    ids = torch.arange(min(2, len(p)), device=p.device)
+    try:
+        r = problem._mapped(problem.residuals, p[ids], ids)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise ArgumentError(
+            f"f cannot be mapped over rows by torch.func.vmap ({first}): write it with functions of torch, for one row "
+            "of xdata and scalar parameters, and without branches on values; or call curve_fit for each row."
+        ) from error
+    if not isinstance(r, Tensor) or r.shape != (len(ids), data.y.shape[1]):
+        shape = tuple(r.shape[1:]) if isinstance(r, Tensor) else type(r).__name__
+        raise ArgumentError(f"f returned {shape} for a row of {data.y.shape[1]} observations: return one for each.")
+    try:
+        problem.evaluate(p[ids], ids)
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"f cannot be differentiated ({shown(error)}): use operators of torch with forward derivatives."
+        ) from error
+
+
+def _fit_again(
+    problem: FitProblem,
+    outputs: dict[str, Tensor],
+    data: RowData,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    limits: RunLimits,
+    restarts: int,
+) -> int:
+    """Fit rows that failed, or that explain little, from parameters of other rows; keep the better fits.
+
+    Returns the rounds made.
+    """
+    generator = torch.Generator().manual_seed(limits.seed)
+    rounds = 0
+    for _ in range(restarts):
+        doubtful = _doubtful_rows(outputs, data)
+        good = torch.nonzero(~doubtful).reshape(-1)
+        places = torch.nonzero(doubtful).reshape(-1)
+        stopped = outputs["status"][places]
+        if len(places) == 0 or len(good) == 0 or bool(((stopped == Status.TIME_LIMIT) | (stopped == Status.CALLBACK)).any()):
+            break
+        chosen = good[torch.randint(len(good), (_CANDIDATES,), generator=generator).to(good.device)]
+        best, start = torch.full_like(outputs["value"][places], torch.inf), outputs["x"][places]
+        for candidate in outputs["x"][chosen]:
+            p = candidate.expand_as(start)
+            p = p if lower is None or upper is None else p.clamp(lower[places], upper[places])
+            value = problem.values(p, places)
+            better = value < best
+            best, start = torch.where(better, value, best), torch.where(better[:, None], p, start)
+        sides = [None if side is None else side[places] for side in (lower, upper)]
+        again, count = run_rows(_Selected(problem, places), start, *sides, replace(limits, progress=False))
+        rounds += count
+        improved = (again["value"] < (1.0 - 1e-6) * outputs["value"][places]) | ~outputs["value"][places].isfinite()
+        improved &= (again["status"] <= 1) | (outputs["status"][places] > 1)
+        for name, numbers in again.items():
+            if name in ("nfev", "njev", "nit"):
+                outputs[name][places] += numbers
+            else:
+                outputs[name][places[improved]] = numbers[improved]
+        if not bool(improved.any()):
+            break
+    return rounds
+
+
+def _doubtful_rows(outputs: dict[str, Tensor], data: RowData) -> Tensor:
+    """Return the rows that failed, or whose mean squared residual and unexplained variance are far above the median."""
+    weights = data.weights.double().square()
+    y = data.y.double()
+    mean = (weights * y).sum(1) / weights.sum(1).clamp(min=1e-300)
+    variance = (weights * (y - mean[:, None]).square()).sum(1)
+    failed = (outputs["status"] > 1) | ~outputs["value"].isfinite()
+    if bool(failed.all()):
+        return failed
+    poor = torch.ones_like(failed)
+    for measure in (outputs["value"] / (weights > 0.0).sum(1), outputs["value"] / variance.clamp(min=1e-300)):
+        poor &= measure > _DOUBTFUL * measure[~failed].median()
+    return failed | poor
+
+
+class _Selected(FitProblem):
+    """The problem of some of the rows, which are numbered from 0."""
+
+    def __init__(self, problem: FitProblem, places: Tensor) -> None:
+        super().__init__(problem.residuals, problem.data, problem.dims, problem.dim, problem.eps, problem.tol)
+        self._places = places
+
+    def _mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
+        return super()._mapped(function, x, self._places[ids])
+
+
+def _warn_about_failures(result: ManyResult) -> None:
+    failed = int((~torch.as_tensor(result.success)).sum())
+    if failed:
+        warnings.warn(
+            f"{failed} of {len(result)} rows led to no fit: pass full_output=True and see the status of each row.",
+            OptimizeWarning,
+            stacklevel=4,
+        )
+
+
+def _covariances(problem: FitProblem, p: Tensor, data: RowData, absolute_sigma: bool) -> Tensor:
+    """Return the covariance of the parameters of each row as SciPy defines it; infinite where it is not determined."""
+    observations = (data.weights > 0.0).sum(1)
+    parts = []
+    chunk = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
+    for ids in torch.arange(len(p), device=p.device).split(chunk):
+        r, columns = (part.double() for part in problem._mapped(problem._linearised, p[ids], ids))
+        inverse = _inverses(columns)
+        if not absolute_sigma:
+            freedom = (observations[ids] - p.shape[1]).double()
+            scale = torch.where(freedom > 0, r.square().sum(1) / freedom, torch.inf)
+            inverse = torch.where(scale.isfinite()[:, None, None], inverse * scale[:, None, None], torch.inf)
+        parts.append(inverse)
+    return torch.cat(parts)
+
+
+def _inverses(columns: Tensor) -> Tensor:
+    """Return (JᵀJ)⁻¹ of each row; infinite if J has no full rank."""
+    norms = torch.linalg.vector_norm(columns, dim=2)
+    scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
+    scaled = columns * scale[:, :, None]
+    finite = scaled.isfinite().flatten(1).all(1)
+    values, vectors = torch.linalg.eigh(gram(torch.where(finite[:, None, None], scaled, 0.0)))
+    inverse = gram(vectors / values.clamp(min=1e-300).sqrt()[:, None, :]) * scale[:, :, None] * scale[:, None, :]
+    determined = finite & (values[:, 0] > _ILL_CONDITIONED * values[:, -1])
+    for row in torch.nonzero(finite & ~determined).reshape(-1).tolist():
+        singular, rows = torch.linalg.svd(scaled[row].mT, full_matrices=False)[1:]
+        is_full = bool(singular[-1] > torch.finfo(singular.dtype).eps * max(columns.shape[1:]) * singular[0])
+        if is_full and len(singular) == columns.shape[1]:
+            factor = rows / singular[:, None] * scale[row]
+            inverse[row], determined[row] = factor.mT @ factor, True
+    return torch.where(determined[:, None, None], inverse, torch.inf)
