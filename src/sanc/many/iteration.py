@@ -21,7 +21,7 @@ from sanc.many import cubic, rules
 from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps, free_variables
 from sanc.many.endings import leave_saddles, rounding_of_gradients
-from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, Before, Evaluation, Problem, Rows
+from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, WAITING, Before, Evaluation, Problem, Rows
 from sanc.many.spectra import decompose
 
 
@@ -301,22 +301,29 @@ class ManyIteration:
         rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
 
     def _test_stationary(self, rows: Rows, stationary: Tensor) -> None:
-        """End rows with a small gradient if their curvature is certified; the others follow negative curvature."""
-        places = torch.nonzero(stationary & (rows.status == RUNNING)).reshape(-1)
-        if len(places) == 0:
-            return
-        part = rows.take(places)
-        incomplete = torch.nonzero(~self.problem.is_complete(part)).reshape(-1)
-        if len(incomplete):
-            whole = part.take(incomplete)
-            self.problem.complete(whole)
-            decompose(self.problem, whole)
-            part.put(incomplete, whole)
-        certified = part.ritz_value - part.lambda_error >= -part.curvature_tol
-        saddle = part.ritz_value + part.lambda_error < -part.curvature_tol
+        """Test the curvature of rows with a small gradient; those without the whole Hessian wait for `certify`."""
+        stationary = stationary & (rows.status == RUNNING)
+        if bool(stationary.any()):
+            complete = self.problem.is_complete(rows)
+            rows.status = torch.where(stationary & ~complete, WAITING, rows.status)
+            self._test_curvature(rows, stationary & complete)
+
+    def _test_curvature(self, rows: Rows, stationary: Tensor) -> None:
+        """End rows whose curvature is certified, or cannot be; the others follow negative curvature."""
+        certified = rows.ritz_value - rows.lambda_error >= -rows.curvature_tol
+        saddle = rows.ritz_value + rows.lambda_error < -rows.curvature_tol
         ended = torch.where(certified, int(Status.SECOND_ORDER), int(Status.UNCERTIFIED))
-        part.status = torch.where(saddle, RUNNING, ended)
-        rows.put(places, part)
+        rows.status = torch.where(stationary, torch.where(saddle, RUNNING, ended), rows.status)
+
+    def certify(self, rows: Rows) -> None:
+        """Test the curvature of rows that waited for the whole Hessian; those at a saddle have a new trial point."""
+        self.problem.complete(rows)
+        decompose(self.problem, rows)
+        complete = self.problem.is_complete(rows)
+        rows.status.fill_(int(Status.UNCERTIFIED))
+        self._test_curvature(rows, complete)
+        rows.trials = torch.zeros_like(rows.trials)
+        self._propose(rows)
 
     def _test_stall(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""

@@ -12,8 +12,8 @@ from sanc.many import rules
 
 CUBIC, LONGER, ESCAPE = 0, 1, 2
 """What the trial point of a row is: a cubic step, a longer one after a success, or an escape step."""
-RUNNING = -1
-"""The status of a row that has not ended."""
+RUNNING, WAITING = -1, -2
+"""The status of a row that has not ended, and of one whose gradient is small and whose curvature is to be tested."""
 
 
 @dataclass

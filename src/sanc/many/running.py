@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.status import Status
 from sanc.many.iteration import ManyIteration
-from sanc.many.rows import RUNNING, Problem, Rows
+from sanc.many.rows import RUNNING, WAITING, Problem, Rows
 
 _ROWS_ON_CPU = 8192
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
@@ -85,62 +85,82 @@ def run_rows(
     iteration = ManyIteration(problem, limits.max_iter, limits.seed)
     outputs: dict[str, Tensor] = {}
     rows: Rows | None = None
+    waiting: Rows | None = None
     begun = ended = rounds = 0
     last_report = -math.inf
-    while True:
-        active = 0 if rows is None else len(rows)
-        if begun < count and active <= limits.chunk_size // 2:
-            ids = torch.arange(begun, min(count, begun + limits.chunk_size - active), device=x0.device)
+    while ended < count:
+        if begun < count and _length(rows) <= limits.chunk_size // 2:
+            ids = torch.arange(begun, min(count, begun + limits.chunk_size - _length(rows)), device=x0.device)
             begun += len(ids)
             sides = [None if side is None else side[ids] for side in (lower, upper)]
-            fresh = iteration.start(Rows.start(ids, x0[ids].clone(), *sides))
-            rows = fresh if rows is None or active == 0 else rows.join(fresh)
-        assert rows is not None
+            rows = _joined(rows, iteration.start(Rows.start(ids, x0[ids].clone(), *sides)))
         seconds = time.perf_counter() - clock
-        stops = seconds >= limits.max_time
-        report = Progress(rounds, len(rows), count - begun, ended, seconds)
+        report = Progress(rounds, _length(rows) + _length(waiting), count - begun, ended, seconds)
         asked = limits.callback is not None and rounds > 0 and limits.callback(report) is True
-        if stops or asked:
+        if asked or seconds >= limits.max_time:
             status = Status.CALLBACK if asked else Status.TIME_LIMIT
-            rows.status = torch.where(rows.status == RUNNING, int(status), rows.status)
-        rows, left = _without_ended(rows, outputs, count)
+            ended += _stop(_joined(rows, waiting), outputs, count, status)
+            _write_pending(outputs, torch.arange(begun, count, device=x0.device), x0, problem, status)
+            break
+        assert rows is not None
+        rows, left, newly_waiting = _without_ended(rows, outputs, count)
+        waiting = _joined(waiting, newly_waiting)
         ended += left
+        if waiting is not None and (len(rows) == 0 or len(waiting) >= limits.chunk_size):
+            iteration.certify(waiting)
+            rows, waiting = _joined(rows, waiting), None
+        elif len(rows):
+            iteration.make_round(rows)
+            rounds += 1
         if limits.progress and (seconds - last_report > _REPORT_SECONDS or ended == count):
             last_report = seconds
             print(f"\r{ended} of {count} rows ended, {len(rows)} active, {seconds:.1f} s", end="", file=sys.stderr)
-        if (stops or asked) and begun < count:
-            _write_pending(outputs, torch.arange(begun, count, device=x0.device), x0, problem, status)
-            begun = count
-        if len(rows) == 0:
-            if begun == count:
-                break
-            continue
-        iteration.make_round(rows)
-        rounds += 1
     if limits.progress:
         print(file=sys.stderr)
     return outputs, rounds
 
 
-def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[Rows, int]:
-    """Write the results of rows that have ended, and return the others with the number of the former."""
+def _length(rows: Rows | None) -> int:
+    return 0 if rows is None else len(rows)
+
+
+def _joined(rows: Rows | None, others: Rows | None) -> Rows | None:
+    """Return the rows of both, either of which may be None or empty."""
+    if rows is None or len(rows) == 0:
+        return others if others is not None else rows
+    return rows if others is None or len(others) == 0 else rows.join(others)
+
+
+def _stop(rows: Rows | None, outputs: dict[str, Tensor], count: int, status: Status) -> int:
+    """End all rows with a status, unless they have ended, and write their results; return their number."""
+    if rows is None:
+        return 0
+    rows.status = torch.where(rows.status < 0, int(status), rows.status)
+    return _without_ended(rows, outputs, count)[1]
+
+
+def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[Rows, int, Rows | None]:
+    """Write the results of rows that have ended; return the running ones, the number of the former, and the waiting."""
     running = rows.status == RUNNING
-    places = torch.nonzero(~running).reshape(-1)
-    if len(places) == 0:
-        return rows, 0
-    results = {name: getattr(rows, name)[places] for name in _OUTPUTS}
-    results |= {"x": rows.x[places], "g": rows.g[places], "lambda_min": rows.ritz_value[places]}
-    results |= {name: part[places] for name, part in rows.more.items() if name in ("residuals", "jacobian")}
-    ids = rows.ids[places]
-    for name, result in results.items():
-        if name not in outputs:
-            outputs[name] = result.new_zeros((count, *result.shape[1:]))
-        outputs[name][ids] = result
-    return rows.take(torch.nonzero(running).reshape(-1)), len(places)
+    if bool(running.all()):
+        return rows, 0, None
+    ended, waiting = (torch.nonzero(part).reshape(-1) for part in (rows.status >= 0, rows.status == WAITING))
+    if len(ended):
+        results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
+        results |= {"x": rows.x[ended], "g": rows.g[ended], "lambda_min": rows.ritz_value[ended]}
+        ids = rows.ids[ended]
+        for name, result in results.items():
+            if name not in outputs:
+                outputs[name] = result.new_zeros((count, *result.shape[1:]))
+            outputs[name][ids] = result
+    stationary = rows.take(waiting) if len(waiting) else None
+    return rows.take(torch.nonzero(running).reshape(-1)), len(ended), stationary
 
 
 def _write_pending(outputs: dict[str, Tensor], ids: Tensor, x0: Tensor, problem: Problem, status: Status) -> None:
     """Write the results of rows that never began."""
+    if len(ids) == 0:
+        return
     for name, result in outputs.items():
         if name == "x":
             result[ids] = x0[ids]
