@@ -6,7 +6,7 @@ tests/many compares them, row by row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,10 +95,10 @@ def after_trial(
     kappa = torch.where(predicted <= rounding, sigma, kappa)
     largest = ray.sigma_for(MIN_SHRINK_FACTOR)
     rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
-    rejected = torch.where(actual.isfinite(), rejected, largest)
     smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)
     lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
     interpolated = torch.where(verdict == UNSUCCESSFUL, rejected, torch.where(verdict == SUCCESSFUL, sigma, lowered))
+    interpolated = torch.where(actual.isfinite(), interpolated, largest)
     without_ray = torch.where(verdict == UNSUCCESSFUL, after_failure(sigma), sigma)
     return torch.where(ray.valid, bounded(interpolated), without_ray)
 
@@ -142,6 +142,7 @@ def limited_steps(
         factor = torch.where(factor.isfinite(), factor.clamp(min=2.0), 2.0)
         sigma = _doubled(part.sigma[too_long], factor)
         part.put(too_long, cubic.solve(values[too_long], c[too_long], sigma, sign[too_long]))
+    steps = replace(steps, sigma=steps.sigma.clone())  # σ is also that of the caller
     steps.put(rows, part)
     return steps
 

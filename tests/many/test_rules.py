@@ -1,0 +1,154 @@
+"""The rules for many rows decide, row by row, as those of the core for one problem."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sanc.core import cubic as core_cubic
+from sanc.core.escape import choose_branch
+from sanc.core.ratio import Verdict, classify, ratio
+from sanc.core.record import Branch
+from sanc.core.units import measure_units
+from sanc.many import cubic, rules
+from sanc.presets import PRESETS
+
+VERDICTS = (Verdict.UNSUCCESSFUL, Verdict.SUCCESSFUL, Verdict.VERY_SUCCESSFUL)
+RULE = PRESETS["robust"].sigma.rule(2.0**-52, exact=True)
+SPECIAL = (0.0, math.nan, math.inf, -math.inf, 1e-310, 1e300)
+
+
+def draws(count, seed, *, positive=False):
+    """Return numbers of many magnitudes, with special ones among them."""
+    rng = np.random.default_rng(seed)
+    numbers = 10.0 ** rng.uniform(-12, 12, count)
+    if not positive:
+        numbers *= rng.choice([-1.0, 1.0], count)
+        numbers[: len(SPECIAL)] = SPECIAL
+        rng.shuffle(numbers)
+    return numbers
+
+
+def each(*arrays):
+    """Return the numbers of each row as plain floats."""
+    return zip(*(array.tolist() for array in arrays), strict=True)
+
+
+def same(rows, singles):
+    np.testing.assert_allclose(rows.numpy(), np.array(singles, float), rtol=1e-12, equal_nan=True)
+
+
+def test_classes_and_ratios_of_steps():
+    actual, predicted = draws(500, 0), draws(500, 1)
+    actual[100:] = predicted[100:] * np.random.default_rng(2).uniform(-0.2, 1.2, 400)
+    rounding = np.where(np.arange(500) % 2, draws(500, 3, positive=True), 0.0)
+    tensors = [torch.from_numpy(part) for part in (actual, predicted, rounding)]
+    eta = (rules.ETA1, rules.ETA2)
+    verdicts = [VERDICTS.index(classify(a, p, *eta, r)) for a, p, r in each(actual, predicted, rounding)]
+    assert rules.classify(*tensors).tolist() == verdicts
+    assert len(set(verdicts)) == 3
+    same(rules.ratio(*tensors), [ratio(a, p, r) for a, p, r in each(actual, predicted, rounding)])
+
+
+@pytest.mark.parametrize("verdict", range(3))
+def test_sigma_after_a_trial(verdict):
+    sigma, predicted, norm = (draws(400, k, positive=True) for k in (4, 5, 6))
+    norm[:5] = (1e-200, 1e200, 1e-120, 1e110, 1e-105)  # σ‖s‖³ underflows or overflows
+    actual = predicted * np.random.default_rng(7).uniform(-3, 3, 400)
+    actual[5:10] = (math.nan, math.inf, -math.inf, 0.0, 1e300)
+    rounding = np.where(np.arange(400) % 3, 0.0, predicted * 2.0)
+    arrays = (actual, predicted, norm, rounding)
+    tensors = [torch.from_numpy(part) for part in arrays]
+    kinds = torch.full((400,), verdict)
+    rows = rules.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
+    singles = [
+        RULE.after_trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)
+    ]
+    same(rows, singles)
+
+
+def test_sigma_after_derivatives_failures_and_negligible_steps():
+    sigma, tried, predicted, norm = (draws(300, k, positive=True) for k in (8, 9, 10, 11))
+    end = draws(300, 12)
+    parts = [torch.from_numpy(part) for part in (sigma, tried, predicted, norm, end)]
+    singles = [RULE.after_derivative(*numbers) for numbers in each(sigma, tried, predicted, norm, end)]
+    same(rules.after_derivative(*parts), singles)
+    same(rules.after_failure(parts[0]), [RULE.after_failure(s) for s in sigma])
+    singles = [RULE.after_negligible_step(s, n) for s, n in each(sigma, norm)]
+    same(rules.after_negligible_step(parts[0], parts[3]), singles)
+
+
+def test_units_and_escape_branches():
+    value, grad_norm, product_norm, x_norm = (np.abs(draws(300, k)) for k in (13, 14, 15, 16))
+    keep = np.isfinite(value) & np.isfinite(grad_norm) & np.isfinite(product_norm) & np.isfinite(x_norm)
+    arrays = [part[keep] for part in (value, grad_norm, product_norm, x_norm)]
+    length, unit = rules.measure_units(*map(torch.from_numpy, arrays))
+    singles = [measure_units(*numbers) for numbers in each(*arrays)]
+    same(length, [one.length for one in singles])
+    same(unit, [one.cubic for one in singles])
+    ritz, curvature, g, sigma = draws(300, 17)[:280], *(draws(280, k, positive=True) for k in (18, 19, 20))
+    ritz = np.nan_to_num(ritz, nan=1.0, posinf=1.0, neginf=-1.0)
+    along, size = rules.choose_branch(*map(torch.from_numpy, (ritz, curvature, g, sigma)))
+    singles = [choose_branch(r, n, c, 2 * s) for r, c, n, s in each(ritz, curvature, g, sigma)]
+    assert along.tolist() == [branch is Branch.CURVATURE for branch, _ in singles]
+    same(size, [one for _, one in singles])
+
+
+def spectra(kind):
+    rng = np.random.default_rng(21)
+    values = np.sort(rng.standard_normal((200, 5)) * 10.0 ** rng.uniform(-6, 6, (200, 1)), axis=1)
+    c = rng.standard_normal((200, 5)) * 10.0 ** rng.uniform(-8, 8, (200, 1))
+    if kind == "convex":
+        values = np.sort(np.abs(values), axis=1)
+    elif kind == "hard":
+        c[:, 0] = 0.0
+        c *= 1e-8
+    elif kind == "nearly hard":
+        c[:, 0] *= 1e-12
+    elif kind == "zero":
+        c[:] = 0.0
+        values[:50] = 0.0
+    return values, c, 10.0 ** rng.uniform(-8, 8, 200)
+
+
+@pytest.mark.parametrize("kind", ["indefinite", "convex", "hard", "nearly hard", "zero"])
+def test_cubic_steps(kind):
+    values, c, sigma = spectra(kind)
+    steps = cubic.solve(*map(torch.from_numpy, (values, c, sigma)))
+    hard = 0
+    for k in range(200):
+        one = core_cubic.solve(core_cubic.Spectrum(values[k], np.eye(5)), c[k], sigma[k])
+        np.testing.assert_allclose(steps.norm[k], one.norm, rtol=1e-9)
+        np.testing.assert_allclose(steps.decrease[k], one.decrease, rtol=1e-9)
+        np.testing.assert_allclose(steps.y[k].numpy(), one.u, rtol=1e-6, atol=1e-9 * one.norm)
+        assert bool(steps.hard_case[k]) == one.hard_case
+        hard += one.hard_case
+    assert kind != "hard" or hard > 100
+
+
+def test_limited_steps_have_the_sigma_of_the_core():
+    values, c, sigma = spectra("indefinite")
+    tensors = list(map(torch.from_numpy, (values, c, sigma)))
+    steps = cubic.solve(*tensors)
+    max_norm = steps.norm * torch.from_numpy(10.0 ** np.random.default_rng(3).uniform(-3, 0.3, 200))
+    before = [float(norm) for norm in steps.norm]
+    limited = steps.norm > max_norm
+    rows = rules.limited_steps(steps, tensors[0], tensors[1], max_norm, limited, torch.ones(200))
+    for k in range(200):
+        spectrum = core_cubic.Spectrum(values[k], np.eye(5))
+        one = core_cubic.solve(spectrum, c[k], sigma[k])
+        assert one.norm == pytest.approx(before[k], rel=1e-9)
+        if bool(limited[k]):
+            bound = core_cubic.sigma_lower_bound(spectrum, c[k], one, float(max_norm[k]))
+            one = RULE.limit_step(
+                one,
+                sigma[k],
+                lambda s, spectrum=spectrum, k=k: core_cubic.solve(spectrum, c[k], s),
+                float(max_norm[k]),
+                bound,
+            )
+        assert float(rows.sigma[k]) == pytest.approx(one.sigma, rel=1e-12)
+        assert float(rows.norm[k]) == pytest.approx(one.norm, rel=1e-9)
