@@ -328,7 +328,12 @@ def styblinski(x: Tensor) -> Tensor:
     return 0.5 * (x**4 - 16.0 * x**2 + 5.0 * x).sum()
 
 
-MULTIMODAL = {"rastrigin": (rastrigin, 4), "ackley": (ackley, 4), "himmelblau": (himmelblau, 2), "styblinski": (styblinski, 5)}
+MULTIMODAL = {
+    "rastrigin": (rastrigin, 4),
+    "ackley": (ackley, 4),
+    "himmelblau": (himmelblau, 2),
+    "styblinski": (styblinski, 5),
+}
 
 
 def measure_starts(starts: int, loop: int) -> list[dict[str, Any]]:
@@ -345,7 +350,9 @@ def measure_starts(starts: int, loop: int) -> list[dict[str, Any]]:
         clock = time.perf_counter()
         singles = [sanc.minimize(fun, start, bounds=bounds) for start in points[:rows]]
         per_row = (time.perf_counter() - clock) / rows
-        same = np.mean([abs(float(many.fun[k]) - one.fun) <= 1e-6 * (1.0 + abs(one.fun)) for k, one in enumerate(singles)])
+        same = np.mean(
+            [abs(float(many.fun[k]) - one.fun) <= 1e-6 * (1.0 + abs(one.fun)) for k, one in enumerate(singles)]
+        )
         results.append(
             {
                 "function": name,
@@ -367,14 +374,28 @@ def tables(fits: Sequence[dict[str, Any]], starts: Sequence[dict[str, Any]]) -> 
     """Return the results as Markdown."""
     head = ("family", "fits", "method", "fits a second", "right", "converged", "wrong")
     rows = [
-        (r["family"], r["fits"], r["method"], f"{r['rate']:.0f}", *(f"{100 * r[k]:.2f} %" for k in ("right", "converged", "wrong")))
+        (
+            r["family"],
+            r["fits"],
+            r["method"],
+            f"{r['rate']:.0f}",
+            *(f"{100 * r[k]:.2f} %" for k in ("right", "converged", "wrong")),
+        )
         for r in fits
     ]
     text = markdown_table(head, rows, left=3)
     if starts:
         head = ("function", "starts", "seconds", "loop of minimize", "success", "same minimum", "minima")
         rows = [
-            (r["function"], r["starts"], number(r["seconds"], ".2f"), f"{r['ratio']:.1f} ×", f"{100 * r['success']:.1f} %", f"{100 * r['same minimum']:.1f} %", r["minima"])
+            (
+                r["function"],
+                r["starts"],
+                number(r["seconds"], ".2f"),
+                f"{r['ratio']:.1f} ×",
+                f"{100 * r['success']:.1f} %",
+                f"{100 * r['same minimum']:.1f} %",
+                r["minima"],
+            )
             for r in starts
         ]
         text += "\n\n" + markdown_table(head, rows)
@@ -384,7 +405,9 @@ def tables(fits: Sequence[dict[str, Any]], starts: Sequence[dict[str, Any]]) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="200 fits and 100 starts each, seconds", out="many.json and table.md")
     parser.add_argument("--families", nargs="+", choices=[*MODELS, "rough", "minima"], help="by default all")
-    parser.add_argument("--methods", nargs="+", choices=("sanc", "lm", "curve_fit", "optimistix"), help="by default those installed")
+    parser.add_argument(
+        "--methods", nargs="+", choices=("sanc", "lm", "curve_fit", "optimistix"), help="by default those installed"
+    )
     parser.add_argument("--fits", nargs="+", type=int, default=[1000, 10_000], help="rows of data")
     parser.add_argument("--loop", type=int, default=300, help="most rows for methods without batches")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

@@ -64,9 +64,7 @@ def test_sigma_after_a_trial(verdict):
     tensors = [torch.from_numpy(part) for part in arrays]
     kinds = torch.full((400,), verdict)
     rows = rules.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
-    singles = [
-        RULE.after_trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)
-    ]
+    singles = [RULE.after_trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
     same(rows, singles)
 
 

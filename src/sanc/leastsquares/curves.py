@@ -97,7 +97,7 @@ def curve_fit(
         if jac is not None:
             raise ArgumentError(f"jac = {shown(jac)} cannot be used with rows of ydata: leave it out.")
         arguments = (f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds)
-        rows_start = partial(_start, f, None, bounds)
+        rows_start = partial(_start, f, None)
         return fit_rows(*arguments, mask=mask, restarts=restarts, full_output=full_output, start=rows_start, **options)
     if mask is not None:
         raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
+from torch.func import vmap
 
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
@@ -66,7 +67,7 @@ def fit_rows(
     mask: Any,
     restarts: int,
     full_output: bool,
-    start: Callable[[Any], Any],
+    start: Callable[[Any, Any], Any],
     tol: float | None = None,
     max_iter: int | None = 10_000,
     max_time: float | None = None,
@@ -78,14 +79,16 @@ def fit_rows(
     """Fit every row, and return parameters and covariances; the arguments are those of `curve_fit`."""
     data = _checked_data(xdata, ydata, sigma, mask, check_finite)
     require_integer("restarts", restarts, 0, none=False)
-    points = StartingRows(_starting_rows(p0, start, data))
+    points = StartingRows(_starting_rows(p0, bounds, start, data))
     if len(points.flat) != len(data.y):
         raise ArgumentError(
             f"p0 has {len(points.flat)} rows for {len(data.y)} rows of ydata: pass one for each, or one for all."
         )
     lower, upper = row_bounds(_sides(bounds, points), points)
     p = project_start(points.flat, lower, upper)
-    limits = checked_limits(p, data.y.shape[1] * (p.shape[1] + 1), max_iter, max_time, chunk_size, callback, progress, seed)
+    limits = checked_limits(
+        p, data.y.shape[1] * (p.shape[1] + 1), max_iter, max_time, chunk_size, callback, progress, seed
+    )
     tolerance = TOLERANCES[p.dtype] if tol is None else tol
     require(isinstance(tolerance, float) and 0.0 < tolerance < 1.0, "tol", tol, "pass a number between 0 and 1")
     problem = FitProblem(
@@ -96,7 +99,7 @@ def fit_rows(
         torch.finfo(p.dtype).eps,
         tolerance,
     )
-    _check_model(problem, p, data)
+    _check_model(f, problem, p, data)
     outputs, rounds = run_rows(problem, p, lower, upper, limits)
     if restarts:
         rounds += _fit_again(problem, outputs, data, lower, upper, limits, restarts)
@@ -144,16 +147,26 @@ def _checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: b
         x = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "iub" else array).to(y)
     if isinstance(x, Tensor):
         x_dim = 0 if x.shape == y.shape else None
-        if check_finite and x.is_floating_point() and not bool((x.isfinite() | ~used if x_dim == 0 else x.isfinite()).all()):
+        if (
+            check_finite
+            and x.is_floating_point()
+            and not bool((x.isfinite() | ~used if x_dim == 0 else x.isfinite()).all())
+        ):
             raise ArgumentError("xdata holds NaN or infinity: leave such observations out, or pass a mask.")
         if x_dim == 0:
             x = torch.where(used, x, 1.0)
     return RowData(x, torch.where(used, y, 0.0), weights, x_dim, is_numpy)
 
 
-def _starting_rows(p0: Any, start: Callable[[Any], Any], data: RowData) -> Any:
+def _starting_rows(p0: Any, bounds: Any, start: Callable[[Any, Any], Any], data: RowData) -> Any:
     """Return a row of initial parameters for each row of data."""
-    first = start(data.y[0]) if p0 is None else p0
+    if p0 is not None:
+        first = p0
+    elif isinstance(bounds, tuple | list) and any(np.ndim(side) > 1 for side in bounds):
+        sides = np.broadcast_arrays(*(np.asarray(side) for side in bounds))
+        first = torch.stack([start(pair, data.y[0]) for pair in zip(*sides, strict=True)])
+    else:
+        first = start(bounds, data.y[0])
     if isinstance(first, Tensor):
         rows = first.detach().to(data.y)
     else:
@@ -169,17 +182,20 @@ def _sides(bounds: Any, points: StartingRows) -> Any:
     """Return bounds of one row as `Bounds`: a pair is (lower, upper) as in SciPy. Those of all rows are unchanged."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         return bounds
-    sides = [side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side, np.float64) for side in bounds]
+    sides = [
+        side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side, np.float64) for side in bounds
+    ]
     if any(side.ndim > 1 for side in sides):
-        return [np.broadcast_to(side, points.flat.shape) for side in sides]
+        return [np.array(np.broadcast_to(side, points.flat.shape)) for side in sides]
     return Bounds(*sides)
 
 
-def _check_model(problem: FitProblem, p: Tensor, data: RowData) -> None:
+def _check_model(model: Callable[..., Any], problem: FitProblem, p: Tensor, data: RowData) -> None:
     """Raise an error unless the model can be mapped over rows and differentiated."""
     ids = torch.arange(min(2, len(p)), device=p.device)
+    x = data.x if data.x_dim is None else data.x[ids]
     try:
-        r = problem._mapped(problem.residuals, p[ids], ids)
+        r = vmap(lambda q, row: model(row, *q), in_dims=(0, data.x_dim))(p[ids], x)
     except Exception as error:
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise ArgumentError(
@@ -217,7 +233,11 @@ def _fit_again(
         good = torch.nonzero(~doubtful).reshape(-1)
         places = torch.nonzero(doubtful).reshape(-1)
         stopped = outputs["status"][places]
-        if len(places) == 0 or len(good) == 0 or bool(((stopped == Status.TIME_LIMIT) | (stopped == Status.CALLBACK)).any()):
+        if (
+            len(places) == 0
+            or len(good) == 0
+            or bool(((stopped == Status.TIME_LIMIT) | (stopped == Status.CALLBACK)).any())
+        ):
             break
         chosen = good[torch.randint(len(good), (_CANDIDATES,), generator=generator).to(good.device)]
         best, start = torch.full_like(outputs["value"][places], torch.inf), outputs["x"][places]

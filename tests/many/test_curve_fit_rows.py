@@ -1,0 +1,174 @@
+"""`curve_fit` for rows of data makes, in every row, the fit of SciPy."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import Bounds, OptimizeWarning
+from scipy.optimize import curve_fit as scipy_fit
+
+import sanc
+
+X = np.linspace(0.1, 8.0, 60)
+
+
+def decay(x, a, b, c):
+    return a * torch.exp(-b * x) + c
+
+
+def numpy_decay(x, a, b, c):
+    return a * np.exp(-b * x) + c
+
+
+def peak(x, a, centre, width):
+    return a * torch.exp(-0.5 * ((x - centre) / width) ** 2)
+
+
+def data(rows, seed=0, noise=0.05):
+    rng = np.random.default_rng(seed)
+    true = np.column_stack([rng.uniform(1, 5, rows), rng.uniform(0.3, 2, rows), rng.uniform(0, 1, rows)])
+    curves = np.stack([numpy_decay(X, *p) for p in true])
+    return true, curves + noise * rng.standard_normal(curves.shape)
+
+
+def assert_as_scipy(popt, pcov, row, **options):
+    p, covariance = scipy_fit(numpy_decay, options.pop("x", X), options.pop("y"), options.pop("p0"), **options)
+    np.testing.assert_allclose(popt[row], p, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(pcov[row], covariance, rtol=1e-3, atol=1e-9)
+
+
+def test_parameters_and_covariances_are_those_of_scipy():
+    true, y = data(20)
+    popt, pcov, res = sanc.curve_fit(decay, X, y, true * 1.3, full_output=True)
+    assert isinstance(popt, np.ndarray)
+    assert res.success.all()
+    for row in range(20):
+        assert_as_scipy(popt, pcov, row, y=y[row], p0=true[row])
+        assert res[row].certificate.second_order
+    tensors = sanc.curve_fit(decay, torch.tensor(X), torch.tensor(y), torch.tensor([2.0, 1.0, 0.5]))
+    assert isinstance(tensors[0], torch.Tensor)
+    np.testing.assert_allclose(tensors[0], popt, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_agree_with_single_fits():
+    true, y = data(4, seed=1)
+    popt, pcov = sanc.curve_fit(decay, torch.tensor(X), torch.tensor(y), torch.tensor(true * 0.8))
+    for row in range(4):
+        p, covariance = sanc.curve_fit(decay, torch.tensor(X), torch.tensor(y[row]), torch.tensor(true[row] * 0.8))
+        torch.testing.assert_close(popt[row], p, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(pcov[row], covariance, rtol=1e-4, atol=1e-10)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_weights(absolute):
+    true, y = data(3, seed=2)
+    sigma = 0.02 + 0.05 * X / 8
+    popt, pcov = sanc.curve_fit(decay, X, y, true, sigma=sigma, absolute_sigma=absolute)
+    for row in range(3):
+        assert_as_scipy(popt, pcov, row, y=y[row], p0=true[row], sigma=sigma, absolute_sigma=absolute)
+    each = sanc.curve_fit(decay, X, y, true, sigma=np.tile(sigma, (3, 1)), absolute_sigma=absolute)
+    np.testing.assert_allclose(each[0], popt)
+
+
+def test_missing_values_are_left_out():
+    true, y = data(4, seed=3)
+    used = np.random.default_rng(4).random(y.shape) > 0.3
+    holes = np.where(used, y, np.nan)
+    popt, pcov = sanc.curve_fit(decay, X, holes, true, mask=used)
+    for row in range(4):
+        assert_as_scipy(popt, pcov, row, x=X[used[row]], y=y[row][used[row]], p0=true[row])
+    with pytest.raises(sanc.ArgumentError, match=r"row 0: pass mask=np.isfinite"):
+        sanc.curve_fit(decay, X, holes, true)
+
+
+def test_each_row_may_have_its_own_abscissae():
+    rng = np.random.default_rng(5)
+    x = np.sort(rng.uniform(0.1, 8.0, (3, 60)), axis=1)
+    true = np.array([[2.0, 1.0, 0.5], [3.0, 0.5, 0.1], [1.5, 1.5, 0.3]])
+    y = np.stack([numpy_decay(x[k], *true[k]) for k in range(3)]) + 0.02 * rng.standard_normal((3, 60))
+    popt, pcov = sanc.curve_fit(decay, x, y, true * 1.2)
+    for row in range(3):
+        assert_as_scipy(popt, pcov, row, x=x[row], y=y[row], p0=true[row])
+
+
+def test_bounds_that_cut():
+    true, y = data(10, seed=6)
+    bounds = ([0.0, 0.5, 0.2], [4.0, 1.2, 0.8])
+    for form in (bounds, Bounds(*bounds), tuple(np.tile(side, (10, 1)) for side in bounds)):
+        popt, _, res = sanc.curve_fit(decay, X, y, bounds=form, full_output=True)
+        assert res.success.all()
+        for row in range(10):
+            p, _ = scipy_fit(numpy_decay, X, y[row], bounds=bounds)
+            cost = [0.5 * np.sum((numpy_decay(X, *q) - y[row]) ** 2) for q in (p, popt[row])]
+            assert cost[1] <= cost[0] * (1 + 1e-8)
+            assert (popt[row] >= bounds[0]).all()
+            assert (popt[row] <= bounds[1]).all()
+    assert (res.active != 0).any()
+
+
+def test_rows_in_a_wrong_minimum_are_fitted_again():
+    rng = np.random.default_rng(7)
+    true = np.column_stack([rng.uniform(2, 5, 200), rng.uniform(1.5, 7, 200), rng.uniform(0.3, 0.8, 200)])
+    y = np.stack([a * np.exp(-0.5 * ((X - m) / w) ** 2) for a, m, w in true]) + 0.05 * rng.standard_normal((200, 60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizeWarning)
+        once, again = (sanc.curve_fit(peak, X, y, [1.0, 4.0, 0.5], restarts=k, max_iter=30)[0] for k in (0, 3))
+    found = [(np.abs(p[:, 1] - true[:, 1]) < 0.1).mean() for p in (once, again)]
+    assert found[0] < 0.92
+    assert found[1] > 0.98
+
+
+def test_a_row_that_cannot_be_fitted_has_its_own_status():
+    true, y = data(5, seed=8)
+
+    def cut(x, a, b, c):
+        return torch.where(c > 0.9, torch.nan, decay(x, a, b, c))
+
+    start = np.tile([2.0, 1.0, 0.5], (5, 1))
+    start[2, 2] = 0.95
+    with pytest.warns(OptimizeWarning, match="1 of 5 rows led to no fit"):
+        popt, _, res = sanc.curve_fit(cut, X, np.minimum(y, 8), start, full_output=True, restarts=0)
+    assert res.status.tolist()[2] == sanc.Status.NOT_FINITE
+    assert np.isfinite(popt[[0, 1, 3, 4]]).all()
+
+
+def test_undetermined_covariances_are_infinite():
+    true, y = data(2, seed=9)
+    _, pcov = sanc.curve_fit(lambda x, a, b, c: decay(x, a, b, 0.0 * c), X, y, true)
+    assert np.isinf(pcov).all()
+    few = sanc.curve_fit(decay, X[:3], y[:, :3], true)[1]
+    assert np.isinf(few).all()
+
+
+BAD = {
+    "sigma has shape": {"sigma": np.ones(7)},
+    "sigma = array": {"sigma": -np.ones(60)},
+    "mask has shape": {"mask": np.ones((2, 3), bool)},
+    "p0 has 4 rows": {"p0": np.ones((4, 3))},
+    "p0 holds NaN": {"p0": [1.0, np.nan, 1.0]},
+    "jac = ": {"jac": "2-point"},
+    "restarts = -1": {"restarts": -1},
+    "tol = 2": {"tol": 2.0},
+    "bounds[0]": {"bounds": ([1, 0, 0], [0, 1, 1])},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_named_with_a_remedy(message):
+    true, y = data(2)
+    with pytest.raises(sanc.ArgumentError) as error:
+        sanc.curve_fit(decay, X, y, **({"p0": true} | BAD[message]))
+    assert message in str(error.value)
+
+
+def test_functions_of_numpy_are_named_as_the_cause():
+    true, y = data(2)
+    with pytest.raises(sanc.ArgumentError, match="functions of torch"):
+        sanc.curve_fit(numpy_decay, X, y, true)
+    with pytest.raises(sanc.ArgumentError, match="a row of 60 observations"):
+        sanc.curve_fit(lambda x, a, b, c: decay(x, a, b, c)[:5], X, y, true)
+    with pytest.raises(sanc.ArgumentError, match="mask is for rows"):
+        sanc.curve_fit(numpy_decay, X, y[0], true[0], mask=np.ones(60, bool))
