@@ -215,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for state in STATES[:2] if options.quick else STATES:
         model = trained(state, used, 2 if options.quick else 20)
         report = sanc.diagnose(model, nn.CrossEntropyLoss(), used, held_out=held_out)
-        states.append({"state": state, "verdict": report.verdict} | report.as_dict())
-        print(f"{state}: {report.verdict}", file=sys.stderr, flush=True)
+        states.append({"state": state, "interpretation": report.interpretation} | report.as_dict())
+        print(f"{state}: {report.interpretation}", file=sys.stderr, flush=True)
     print(table(measured, states))
     write_results(options.out, {"diagnose.json": {"machine": machine(), "networks": measured, "states": states}})
     return 0

@@ -9,6 +9,10 @@ component of the start along v:
 The right side decreases as λ does, and a random start has a component of at least t √(π/2n) along any fixed v with
 probability 1 − t: with that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
 if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
+
+The factor |vᵀq_{k+1}| ≤ 1 was dropped from the first term. If Q and q_{k+1} are orthonormal, ‖w‖² + (vᵀq_{k+1})² ≤ 1
+bounds it by (1 + ‖F‖/(θ_1 − λ)) / √(1 + β² ‖(T − λ)⁻¹e_k‖²). Without F this is the Christoffel function at λ, the
+largest weight that any measure with the same T and β may have there, so no better bound exists.
 """
 
 from __future__ import annotations
@@ -34,6 +38,13 @@ _SAFE_EXPONENT = 500
 """Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
 _FIRST_TEST_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
+_DENSE_TESTS = 40
+"""Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
+less than a product, and more than 40 products are needed in small dimensions only."""
+_ROUGH_FACTOR = 1.0 / 3.0
+"""Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
+_HOST_DRAWS = 2**24
+"""Largest dimension in which start vectors are drawn on the host, equal for all devices: a tenth of a second."""
 _SMALL_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 _LARGEST_EXPONENT = 1000
@@ -219,7 +230,7 @@ def explore(
     start = space.normal(np.random.default_rng((seed, space.dim)))
     needed = relative_error if thorough else None
     with oracle.uncounted():
-        process = _MonitoredLanczos(oracle.hessian(x), start, space)
+        process = _MonitoredLanczos(oracle.hessian(x), lambda: start, space)
         krylov, max_dim = process.krylov, min(space.dim, max_products or affordable_dim(space.dim))
         try:
             bound = _extend_until_decided(process, confidence, eps_curvature, max_dim, needed, time_is_up)
@@ -294,6 +305,8 @@ def find_extremes(
     confidence: float = 0.99,
     max_products: int | None = None,
     seed: int = 0,
+    store: bool = True,
+    rough: bool = False,
     time_is_up: Callable[[], bool] = lambda: False,
     report: Callable[[int], None] = lambda products: None,
 ) -> Extremes:
@@ -303,28 +316,38 @@ def find_extremes(
     probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as small.
     It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
     not finite raises `NonFiniteProductError`.
+
+    Unless `store`, Lanczos keeps three vectors, and `Extremes.vectors` computes all but one of the products again. Its
+    vectors then lose orthogonality after the first Ritz value has converged. The bounds hold nevertheless: their
+    derivation uses the recurrence alone. Ritz values may have copies (Paige 1980), whose weights share that of one.
+
+    If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
     space = oracle.space
     with oracle.uncounted():
-        process = _MonitoredLanczos(oracle.hessian(x), space.normal(np.random.default_rng((seed, space.dim))), space)
+        process = _MonitoredLanczos(oracle.hessian(x), _start_vector(space, seed), space, store=store, rough=rough)
         krylov, one_sided = process.krylov, 0.5 * (1.0 + confidence)
         max_dim = min(space.dim, max_products or affordable_dim(space.dim))
-        next_test_dim, lower, upper = 4, -math.inf, math.inf
+        next_test_dim, lower, upper = _FIRST_TEST_DIM, -math.inf, math.inf
         try:
             while True:
                 process.extend()
                 report(krylov.dim)
                 must_stop = krylov.dim >= max_dim or krylov.is_invariant or time_is_up()
                 if must_stop or krylov.dim >= next_test_dim:
-                    bound = _bound_curvature(process, one_sided, lower)
-                    mirrored = _bound_curvature(process, one_sided, -upper, negated=True)
+                    bound = _bound_curvature(process, one_sided, lower, sharp=store)
+                    mirrored = _bound_curvature(process, one_sided, -upper, negated=True, sharp=store)
                     lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
-                    is_tight = max(bound.error, mirrored.error) <= relative_error * norm
-                    at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
+                    loose = [end for end in (bound, mirrored) if not end.error <= relative_error * norm]
+                    is_tight = not loose
+                    at_roundoff = all(
+                        end.limited_by_roundoff or _is_below_roundoff(process, end, one_sided, relative_error * norm)
+                        for end in loose
+                    )
                     residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
                     if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
                         break
-                    next_test_dim = krylov.dim + 1 + krylov.dim // 10
+                    next_test_dim = krylov.dim + 1 + krylov.dim // _DENSE_TESTS
         finally:
             process.operator.release()
     values = bound.spectrum.values
@@ -335,7 +358,7 @@ def find_extremes(
         upper_bound=process.unscaled(upper),
         rounding=process.unscaled(bound.rounding),
         confidence=1.0 if bound.is_full else confidence,
-        products=krylov.dim,
+        products=krylov.dim + rough,
         limited_by_roundoff=at_roundoff and not is_tight,
         values=values / process.factor,
         weights=bound.spectrum.vectors[0] ** 2,
@@ -344,16 +367,19 @@ def find_extremes(
     )
 
 
-def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats, Floats]:
+def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int, *, store: bool = True) -> tuple[Floats, Floats]:
     """Return nodes and weights of the spectrum at x, from `steps` Lanczos iterations at a random start.
 
-    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
+    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017). Unless `store`, Lanczos
+    keeps three vectors and does not reorthogonalise.
     """
     space = oracle.space
-    start = space.normal(np.random.default_rng((seed, space.dim)))
     with oracle.uncounted():
         operator = oracle.hessian(x)
-        krylov = Krylov(Lanczos(operator, start, space, max_dim=steps, reorthogonalise=True))
+        lanczos = Lanczos(
+            operator, _start_vector(space, seed)(), space, max_dim=steps, store=store, reorthogonalise=store
+        )
+        krylov = Krylov(lanczos)
         try:
             while not krylov.is_complete:
                 krylov.extend()
@@ -361,6 +387,13 @@ def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats
             operator.release()
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
     return spectrum.values, spectrum.vectors[0] ** 2
+
+
+def _start_vector(space: Space, seed: int) -> Callable[[], Vector]:
+    """Return a function that draws the random start vector of a seed."""
+    if space.dim > _HOST_DRAWS:
+        return lambda: space.normal_on_device(seed)
+    return lambda: space.normal(np.random.default_rng((seed, space.dim)))
 
 
 def _extend_until_decided(
@@ -424,11 +457,11 @@ class _CurvatureBound:
 
 
 def _bound_curvature(
-    process: _MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
+    process: _MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False, sharp: bool = False
 ) -> _CurvatureBound:
     """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
 
-    If `negated`, they are those of −B.
+    If `negated`, they are those of −B. If `sharp`, they use that the Lanczos vectors are orthonormal.
     """
     krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
@@ -439,7 +472,7 @@ def _bound_curvature(
     if is_full:
         error, limited_by_roundoff = rounding, True
     else:
-        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
+        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence, sharp)
     if spectrum.leftmost - rounding < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
@@ -478,9 +511,13 @@ class _MonitoredLanczos:
         numbers of the Krylov space and the attributes above are in these units.
     """
 
-    def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
-        self.operator, self.space = operator, space
-        self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
+    def __init__(
+        self, operator: Operator, start: Callable[[], Vector], space: Space, *, store: bool = True, rough: bool = False
+    ) -> None:
+        self.operator, self.space, self._is_rough = operator, space, rough
+        self._product_error = 0.0  # of products with a lower precision than their type
+        redraw = None if store else start
+        self.lanczos = Lanczos(self._product, start(), space, store=store, reorthogonalise=store, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
         self.factor = 1.0
@@ -489,7 +526,10 @@ class _MonitoredLanczos:
     def _product(self, q: Vector) -> Vector:
         """Return the scaled product with q, and add its error; the first product determines the scale."""
         product = self.operator(q)
-        error = self.operator.error(q, product)
+        if self._is_rough and not self.lanczos.columns:
+            again = self.operator(q * _ROUGH_FACTOR)
+            self._product_error = self.space.norm(again / _ROUGH_FACTOR - product)
+        error = self.operator.error(q, product) + self._product_error
         if not self.lanczos.columns:
             self.factor = _power_of_two(self.space.norm(product))
         self.difference_error_squared += (error * self.factor) * (error * self.factor)
@@ -508,6 +548,8 @@ class _MonitoredLanczos:
         self.krylov.extend()
         if self.krylov.is_invariant:
             self.neglected_beta = float(self.lanczos.columns[-1][1])
+        if self.lanczos.projections is None:  # vectors that are not kept cannot show asymmetry
+            return
         *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
         if deviations:
             deviations[-1] -= previous_beta
@@ -547,19 +589,37 @@ def affordable_dim(dim: int) -> int:
     return min(1000, max(50, 50_000_000 // dim))
 
 
+def _is_below_roundoff(process: _MonitoredLanczos, bound: _CurvatureBound, confidence: float, error: float) -> bool:
+    """Whether roundoff alone keeps every bound on λ_min from this error, however many products follow."""
+    if bound.is_full or not error > 0.0:
+        return False
+    gaps = bound.spectrum.values - bound.spectrum.leftmost
+    rounding_term = bound.rounding * float(np.linalg.norm(bound.spectrum.vectors[0] / (gaps + error)))
+    return not rounding_term < _start_component(process.space.dim, confidence)
+
+
+def _start_component(dim: int, confidence: float) -> float:
+    """Return t √(π/2n): a random start has a larger component along a fixed vector with probability `confidence`."""
+    return (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+
+
 def _bound_missed_eigenvalues(
-    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float
+    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float, sharp: bool
 ) -> tuple[float, bool]:
     """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
     if rounding == math.inf:
         return math.inf, True
-    start_component = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+    start_component = _start_component(dim, confidence)
     log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
-    gaps, first_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0]
+    gaps, first_entries, last_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0], spectrum.vectors[-1]
 
     def residual_term(shifts: Any) -> Any:
-        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift."""
-        return np.exp(np.minimum(log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
+        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift, times the bound of |vᵀq_{k+1}| if it is sharp."""
+        logarithm = log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True)
+        if sharp:
+            tail = krylov.last_beta * np.linalg.norm(last_entries / (gaps + shifts), axis=-1, keepdims=True)
+            logarithm = logarithm + np.minimum(np.log1p(rounding / shifts) - np.log(np.hypot(1.0, tail)), 0.0)
+        return np.exp(np.minimum(logarithm, 0.0))
 
     high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
     low = max(rounding, 1e-16 * high)

@@ -119,7 +119,7 @@ class Report:
         return 2.0 / self.lambda_max_bound if self.lambda_max_bound > 0.0 else math.inf
 
     @property
-    def verdict(self) -> str:
+    def interpretation(self) -> str:
         """What the numbers mean, in one or two sentences."""
         size = abs(self.value)
         if math.isnan(self.gradient_decrease):
@@ -181,7 +181,7 @@ class Report:
         for name, text in lines.items():
             first, *others = textwrap.wrap(text, _SCREEN_WIDTH - width - 2)
             rows += [f"{name:>{width}}: {first}", *(" " * (width + 2) + other for other in others)]
-        return "\n".join([*textwrap.wrap(self.verdict, _SCREEN_WIDTH), "", *rows])
+        return "\n".join([*textwrap.wrap(self.interpretation, _SCREEN_WIDTH), "", *rows])
 
     def plot(self, figure: Any = None) -> Any:
         """Draw the spectral density and the loss along the extreme eigenvectors; return the figure of Matplotlib."""
