@@ -284,6 +284,7 @@ class AutogradOracle(Oracle):
                 value += weight * float(loss.detach())
                 mean_square += weight * self.space.norm(g) ** 2
                 total.add_(g, alpha=weight)
+                del g, grads, loss  # these variables would keep them during the next pass
         self.meter.count_gradient(sample.size)
         overlap = sum(weight * weight for weight, _ in sample.parts)
         return PartMoments(value, total, mean_square, overlap, len(sample.parts))

@@ -154,6 +154,7 @@ class Lanczos:
         self._previous = self._current = self._residual = None
         start: Any = self._start if self._redraw is None else self._redraw()
         q: Vector = start / krylov.start_norm
+        del start
         previous: Vector | None = None
         combinations = [q * float(c[0]) for c in coefficients]
         for j, (alpha, beta) in enumerate(zip(krylov.alpha[:-1], krylov.beta[:-1], strict=True)):

@@ -154,16 +154,20 @@ def diagnose(
     mode = find_mode(process_group, 0, parameters)
     leaves = mode.leaves(parameters, [0.0] * len(parameters))
     oracle = mode.oracle(leaves, hvp=hvp, exact=True)
-    parts: dict[str, list[Any]] = {}
-    mode.together(lambda: parts.update(_split(data, held_out, batches, microbatch)), "the batches")
-    compared = {"relative_error": relative_error, "confidence": confidence, "starts": starts, "seed": seed, "hvp": hvp}
-    compared |= {"max_products": max_products, "max_time": max_time, "lanczos": lanczos}
-    mode.compare_model(named, compared, {name: [_rows(batch) for batch in part] for name, part in parts.items()})
     inner, seed_here = _unwrapped(model), derive_seed(seed, *mode.rank_key) if mode.is_distributed else seed
+    rows: dict[str, list[int]] = {}
     samples: dict[str, Sample] = {}
-    for name, part in parts.items():
-        if part:
-            mode.together(lambda n=name, p=part: samples.update({n: _sample(inner, loss, p, seed_here)}), name)  # type: ignore[misc]
+
+    def prepare() -> None:
+        for name, part in _split(data, held_out, batches, microbatch).items():
+            rows[name] = [_rows(batch) for batch in part]
+            if part:
+                samples[name] = _sample(inner, loss, part, seed_here)
+
+    mode.together(prepare, "the batches")
+    compared: dict[str, Any] = {"relative_error": relative_error, "confidence": confidence, "starts": starts}
+    compared |= {"seed": seed, "hvp": hvp, "lanczos": lanczos, "max_products": max_products, "max_time": max_time}
+    mode.compare_model(named, compared, rows)
     sample, held_out_sample = samples["data"], samples.get("held_out")
     deadline = None if max_time is None else mode.clock() + max_time
     oracle.bind(sample, sample, sample)
@@ -265,12 +269,12 @@ class _Measurement:
                 time_is_up=time_is_up,
                 report=show,
             )
+            self.leftmost, self.rightmost = self.extremes.vectors()
             nodes = [(self.extremes.values, self.extremes.weights)]
             for start in range(1, starts):
                 if time_is_up():
                     break
                 nodes.append(quadrature(self.oracle, self.x, _QUADRATURE_STEPS, seed + start, store=self.keeps_basis))
-            self.leftmost, self.rightmost = self.extremes.vectors()
         except NonFiniteProductError as problem:
             raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
         finally:
