@@ -175,11 +175,11 @@ def pyhessian_ends(model: nn.Module, data: Batches, counter: Counter) -> list[fl
 
 
 PEERS: dict[str, tuple[Callable[[nn.Module, Batches, Counter], list[float]], set[str]]] = {
-    "curvlinops": (curvlinops_ends, {"dropout"}),
+    "curvlinops": (curvlinops_ends, {"dropout", "CNN, BatchNorm"}),
     "pyhessian": (pyhessian_ends, {"dropout", "CNN, BatchNorm"}),
 }
-"""Other packages, and the networks that they cannot measure: curvlinops needs a loss without random numbers, and
-PyHessian sets networks to evaluation mode."""
+"""Other packages, and the networks that they cannot measure: curvlinops needs a loss without random numbers and
+buffers, and PyHessian sets networks to evaluation mode."""
 
 
 def compare(name: str, data: Batches, truth: Extremes) -> dict[str, Any]:
