@@ -11,7 +11,7 @@ Two other packages compute eigenvalues of the same Hessians, if they are install
 curvlinops finds both ends by Lanczos with restarts (ARPACK). `eigenvalues` of PyHessian finds the one of largest
 magnitude by power iterations. Both run with their defaults, and stop at MOST_PRODUCTS.
 
-The second table is one network for the digits of scikit-learn in several states of training.
+The second table has two networks for the digits of scikit-learn in several states of training.
 """
 
 from __future__ import annotations
@@ -232,12 +232,14 @@ def measure(name: str, rows: int, size: int) -> dict[str, Any]:
 
 
 STATES = ("random", "half trained", "AdamW", "SGD", "sanc")
+TRAINED = ("deep MLP", "CNN")
+"""Networks of the second table."""
 
 
-def trained(state: str, data: Batches, epochs: int) -> nn.Module:
-    """Return the deep MLP in a state of training."""
+def trained(network: str, state: str, data: Batches, epochs: int) -> nn.Module:
+    """Return a network in a state of training."""
     torch.manual_seed(0)
-    model, loss = NETWORKS["deep MLP"](), nn.CrossEntropyLoss()
+    model, loss = NETWORKS[network](), nn.CrossEntropyLoss()
     if state == "random":
         return model
     if state == "sanc":
@@ -278,6 +280,7 @@ def table(rows: Sequence[Any], states: Sequence[Any]) -> str:
     names = ["value", "held_out_value", "grad_norm", "noise_share", "lambda_min", "lambda_max", "effective_dimension"]
     names += ["gradient_decrease", "curvature_decrease"]
     head = [
+        "network",
         "state",
         "loss",
         "held out",
@@ -289,8 +292,8 @@ def table(rows: Sequence[Any], states: Sequence[Any]) -> str:
         "gradient step",
         "escape step",
     ]
-    lines = [[row["state"], *(f"{row[name]:.3g}" for name in names)] for row in states]
-    return f"{first}\n\n{markdown_table(head, lines)}"
+    lines = [[row["network"], row["state"], *(f"{row[name]:.3g}" for name in names)] for row in states]
+    return f"{first}\n\n{markdown_table(head, lines, left=2)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -305,11 +308,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: done", file=sys.stderr, flush=True)
     data, states = digits(400 if options.quick else 1600, 32), []
     used, held_out = data[: len(data) * 3 // 4], data[len(data) * 3 // 4 :]
-    for state in STATES[:2] if options.quick else STATES:
-        model = trained(state, used, 2 if options.quick else 20)
+    chosen = [(network, state) for network in TRAINED for state in STATES]
+    for network, state in chosen[:2] if options.quick else chosen:
+        model = trained(network, state, used, 2 if options.quick else 20)
         report = sanc.diagnose(model, nn.CrossEntropyLoss(), used, held_out=held_out)
-        states.append({"state": state, "interpretation": report.interpretation} | report.as_dict())
-        print(f"{state}: {report.interpretation}", file=sys.stderr, flush=True)
+        about = {"network": network, "state": state, "interpretation": report.interpretation}
+        states.append(about | report.as_dict())
+        print(f"{network}, {state}: {report.interpretation}", file=sys.stderr, flush=True)
     print(table(measured, states))
     write_results(options.out, {"diagnose.json": {"machine": machine(), "networks": measured, "states": states}})
     return 0

@@ -1039,6 +1039,8 @@ def diagnosed(wrapper, data, **options):
     if wrapper == "ddp" and size > 1:
         model = DistributedDataParallel(model)
     local = [share(batch, rank, size) for batch in data]
+    with torch.no_grad():
+        model(local[0][0])  # after it, a sharded model has gathered parameters
     before = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -1053,7 +1055,7 @@ def whole(tensor):
 
 def diagnoses():
     """Diagnose plain and wrapped networks with batches of unequal sizes; return the numbers by name."""
-    return {name: diagnosed(name, classes(), max_products=6) for name in ("plain", "ddp")}
+    return {name: diagnosed(name, classes(), max_products=6, max_time=1e3) for name in ("plain", "ddp")}
 
 
 def invalid_diagnoses():

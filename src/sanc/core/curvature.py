@@ -280,6 +280,8 @@ class Extremes:
         The Krylov space.
     spectrum : Spectrum
         Eigenpairs of T.
+    operator : Operator
+        The Hessian, for products of a second pass.
     """
 
     lambda_min: float
@@ -294,10 +296,14 @@ class Extremes:
     weights: Floats
     krylov: Krylov
     spectrum: cubic.Spectrum
+    operator: Operator
 
     def vectors(self) -> list[Vector]:
         """Return the unit vectors of the left-most and the right-most Ritz pair."""
-        return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+        try:
+            return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+        finally:
+            self.operator.release()
 
 
 def find_extremes(
@@ -374,6 +380,7 @@ def find_extremes(
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,
         spectrum=bound.spectrum,
+        operator=process.operator,
     )
 
 
@@ -541,7 +548,8 @@ class _MonitoredLanczos:
             again = self.operator(q * _ROUGH_FACTOR)
             self._product_error = self.space.norm(again / _ROUGH_FACTOR - product)
         if self._measured_errors is None or len(self.lanczos.columns) < self._measured_errors:
-            self._largest_error = max(self._largest_error, error := self.operator.error(q, product))
+            error = self.operator.error(q, product)
+            self._largest_error = max(self._largest_error, error)
         else:
             error = self._largest_error
         error += self._product_error
