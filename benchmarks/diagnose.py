@@ -7,11 +7,17 @@ The first table compares both ends of the spectrum with a Lanczos run of twice t
 less than a thousand parameters). Errors are relative to the spectral norm; the goal is 2 %. Beside it is a bare bound:
 the number of products after which plain Lanczos, which knows no bound of its error, has both ends within 2 %.
 
-The second table is one network for the digits of scikit-learn in several states of training.
+Two other packages compute eigenvalues of the same Hessians, if they are installed. `approximate_boundaries` of
+curvlinops finds both ends by Lanczos with restarts (ARPACK). `eigenvalues` of PyHessian finds the one of largest
+magnitude by power iterations. Both run with their defaults, and stop at MOST_PRODUCTS.
+
+The second table has two networks for the digits of scikit-learn in several states of training.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,12 +28,14 @@ from scipy.linalg import eigvalsh_tridiagonal
 from torch import Tensor, nn
 
 import sanc
-from benchmarks.reporting import command, machine, markdown_table, write_results
+from benchmarks.reporting import command, machine, markdown_table, number, write_results
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.curvature import Extremes, find_extremes
 
-TOLERANCE = 0.02
+TOLERANCE, CONFIDENCE = 0.02, 0.95
+MOST_PRODUCTS = 300
+"""Products after which a run of another package is stopped."""
 Batches = list[tuple[Tensor, Tensor]]
 
 
@@ -116,13 +124,93 @@ def bare_products(truth: Extremes) -> int:
     return len(diagonal)
 
 
+class TooManyError(Exception):
+    """A run of another package needs more products than `MOST_PRODUCTS`."""
+
+
+class Counter:
+    """Counts the calls of a function, and raises `TooManyError` after `MOST_PRODUCTS` of them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with its calls counted."""
+
+        def counted(*arguments: Any) -> Any:
+            if self.calls == MOST_PRODUCTS:
+                raise TooManyError
+            self.calls += 1
+            return function(*arguments)
+
+        return counted
+
+
+def curvlinops_ends(model: nn.Module, data: Batches, counter: Counter) -> list[float]:
+    """Return both ends of the spectrum by curvlinops."""
+    from curvlinops import HessianLinearOperator
+    from curvlinops.papyan2020traces.spectrum import approximate_boundaries
+    from scipy.sparse.linalg import LinearOperator
+
+    hessian: Any = HessianLinearOperator(
+        model, nn.CrossEntropyLoss(), list(model.parameters()), data, check_deterministic=False
+    )
+    inner = hessian.to_scipy()
+
+    class Counted:
+        def to_scipy(self) -> Any:
+            return LinearOperator(inner.shape, matvec=counter.wrap(inner.matvec), dtype=inner.dtype)
+
+    return sorted(map(float, approximate_boundaries(Counted())))
+
+
+def pyhessian_ends(model: nn.Module, data: Batches, counter: Counter) -> list[float]:
+    """Return the eigenvalue of largest magnitude by PyHessian."""
+    from pyhessian import hessian
+
+    found: Any = hessian(model, nn.CrossEntropyLoss(), dataloader=data, cuda=False)
+    found.dataloader_hv_product = counter.wrap(found.dataloader_hv_product)
+    values, _ = found.eigenvalues()
+    return [float(values[0])]
+
+
+PEERS: dict[str, tuple[Callable[[nn.Module, Batches, Counter], list[float]], set[str]]] = {
+    "curvlinops": (curvlinops_ends, {"dropout", "CNN, BatchNorm"}),
+    "pyhessian": (pyhessian_ends, {"dropout", "CNN, BatchNorm"}),
+}
+"""Other packages, and the networks that they cannot measure: curvlinops needs a loss without random numbers and
+buffers, and PyHessian sets networks to evaluation mode."""
+
+
+def compare(name: str, data: Batches, truth: Extremes) -> dict[str, Any]:
+    """Return products and largest error of the other packages that are installed."""
+    rows: dict[str, Any] = {}
+    norm = max(abs(truth.lambda_min), abs(truth.lambda_max))
+    for package, (find, unsuitable) in PEERS.items():
+        if importlib.util.find_spec(package) is None or name in unsuitable:
+            continue
+        torch.manual_seed(0)
+        model, counter = NETWORKS[name](), Counter()
+        ends = [truth.lambda_min, truth.lambda_max]
+        try:
+            found = find(model, data, counter)
+        except TooManyError:
+            rows[package] = {"products": math.inf, "error": math.nan}
+            continue
+        if len(found) == 1:  # the end of largest magnitude
+            ends = [max(ends, key=abs)]
+        error = max(abs(value - end) for value, end in zip(found, ends, strict=True)) / norm
+        rows[package] = {"products": counter.calls, "error": error}
+    return rows
+
+
 def measure(name: str, rows: int, size: int) -> dict[str, Any]:
     """Compare the ends of the spectrum of one network, at its initial parameters, with a reference."""
     torch.manual_seed(0)
     model, data = NETWORKS[name](), digits(rows, size)
     oracle, x = bind(model, data)
     with torch.enable_grad():
-        found = find_extremes(oracle, x, relative_error=TOLERANCE, seed=1)
+        found = find_extremes(oracle, x, relative_error=TOLERANCE, confidence=CONFIDENCE, seed=1)
         longer = min(len(x), 1000 if len(x) <= 1000 else 2 * found.products)
         truth = find_extremes(oracle, x, relative_error=1e-6, max_products=longer, seed=2)
     oracle.undo_training()
@@ -139,16 +227,19 @@ def measure(name: str, rows: int, size: int) -> dict[str, Any]:
         ),
         "products": found.products,
         "bare products": bare_products(truth),
+        "peers": compare(name, data, truth),
     }
 
 
 STATES = ("random", "half trained", "AdamW", "SGD", "sanc")
+TRAINED = ("deep MLP", "CNN")
+"""Networks of the second table."""
 
 
-def trained(state: str, data: Batches, epochs: int) -> nn.Module:
-    """Return the deep MLP in a state of training."""
+def trained(network: str, state: str, data: Batches, epochs: int) -> nn.Module:
+    """Return a network in a state of training."""
     torch.manual_seed(0)
-    model, loss = NETWORKS["deep MLP"](), nn.CrossEntropyLoss()
+    model, loss = NETWORKS[network](), nn.CrossEntropyLoss()
     if state == "random":
         return model
     if state == "sanc":
@@ -174,17 +265,22 @@ def trained(state: str, data: Batches, epochs: int) -> nn.Module:
 
 def table(rows: Sequence[Any], states: Sequence[Any]) -> str:
     """Return both tables."""
-    head = ["network", "parameters", "λ_min", "λ_max", "errors, %", "products", "bare bound", "ratio"]
+    head = ["network", "parameters", "λ_min", "λ_max", "errors, %", "products", "bare bound", "ratio", *PEERS]
     cells = []
     for row in rows:
         cell = [row["network"], row["parameters"], f"{row['lambda_min']:.3g}", f"{row['lambda_max']:.3g}"]
         cell += [", ".join(f"{100 * error:.2g}" for error in row["errors"]), row["products"]]
         cell += [row["bare products"], f"{row['products'] / row['bare products']:.1f}"]
+        for package in PEERS:
+            peer = row["peers"].get(package, {"products": math.nan, "error": math.nan})
+            error = "" if math.isnan(peer["error"]) else f" ({100 * peer['error']:.2g} %)"
+            cell.append(f"> {MOST_PRODUCTS}" if math.isinf(peer["products"]) else f"{number(peer['products'])}{error}")
         cells.append(cell)
     first = markdown_table(head, cells)
     names = ["value", "held_out_value", "grad_norm", "noise_share", "lambda_min", "lambda_max", "effective_dimension"]
     names += ["gradient_decrease", "curvature_decrease"]
     head = [
+        "network",
         "state",
         "loss",
         "held out",
@@ -196,8 +292,8 @@ def table(rows: Sequence[Any], states: Sequence[Any]) -> str:
         "gradient step",
         "escape step",
     ]
-    lines = [[row["state"], *(f"{row[name]:.3g}" for name in names)] for row in states]
-    return f"{first}\n\n{markdown_table(head, lines)}"
+    lines = [[row["network"], row["state"], *(f"{row[name]:.3g}" for name in names)] for row in states]
+    return f"{first}\n\n{markdown_table(head, lines, left=2)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -212,11 +308,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: done", file=sys.stderr, flush=True)
     data, states = digits(400 if options.quick else 1600, 32), []
     used, held_out = data[: len(data) * 3 // 4], data[len(data) * 3 // 4 :]
-    for state in STATES[:2] if options.quick else STATES:
-        model = trained(state, used, 2 if options.quick else 20)
+    chosen = [(network, state) for network in TRAINED for state in STATES]
+    for network, state in chosen[:2] if options.quick else chosen:
+        model = trained(network, state, used, 2 if options.quick else 20)
         report = sanc.diagnose(model, nn.CrossEntropyLoss(), used, held_out=held_out)
-        states.append({"state": state, "verdict": report.verdict} | report.as_dict())
-        print(f"{state}: {report.verdict}", file=sys.stderr, flush=True)
+        about = {"network": network, "state": state, "interpretation": report.interpretation}
+        states.append(about | report.as_dict())
+        print(f"{network}, {state}: {report.interpretation}", file=sys.stderr, flush=True)
     print(table(measured, states))
     write_results(options.out, {"diagnose.json": {"machine": machine(), "networks": measured, "states": states}})
     return 0

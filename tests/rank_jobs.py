@@ -1015,3 +1015,76 @@ def pausing_layers(size, style):
         train(opt, model, [(inputs[rows], targets[rows])], style)
         ends.append(gathered(opt))
     return ends
+
+
+# ---------------------------------------------------------------------------------------------- diagnose
+
+
+def classes(count=4, rows=8):
+    """Return batches of inputs and labels, of unequal sizes unless `rows` is negative."""
+    rng = torch.Generator().manual_seed(3)
+    sizes = [abs(rows) + (2 * k if rows > 0 else 0) for k in range(count)]
+    return [
+        (torch.randn(n, 4, generator=rng, dtype=torch.float64), torch.randint(0, 2, (n,), generator=rng)) for n in sizes
+    ]
+
+
+def diagnosed(wrapper, data, **options):
+    """Diagnose a network on this rank's rows of each batch; return the numbers, and whether nothing changed."""
+    rank, size = rank_and_size()
+    if wrapper == "fully_shard" and size > 1:
+        model = deep()
+    else:
+        model = deep(0) if wrapper == "fully_shard" else network(0, nn.BatchNorm1d(6)).eval()
+    if wrapper == "ddp" and size > 1:
+        model = DistributedDataParallel(model)
+    local = [share(batch, rank, size) for batch in data]
+    with torch.no_grad():
+        model(local[0][0])  # after it, a sharded model has gathered parameters
+    before = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = sanc.diagnose(model, nn.CrossEntropyLoss(), local, held_out=local[:1], starts=1, **options)
+    same = all(torch.equal(whole(tensor), before[name]) for name, tensor in model.state_dict().items())
+    return report.as_dict(), same
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def diagnoses():
+    """Diagnose plain and wrapped networks with batches of unequal sizes; return the numbers by name."""
+    return {name: diagnosed(name, classes(), max_products=6, max_time=1e3) for name in ("plain", "ddp")}
+
+
+def invalid_diagnoses():
+    """Return the errors of calls that differ between the ranks; after each the group can still be used."""
+    rank, size = rank_and_size()
+    data = [share(batch, rank, size) for batch in classes()]
+    loss = nn.CrossEntropyLoss()
+    other = network(rank)
+
+    def broken(model, batch):
+        if rank == 1:
+            raise KeyError("a row is missing")
+        return loss(model(batch[0]), batch[1])
+
+    found = {
+        "parameters": error_of(lambda: sanc.diagnose(other, loss, data)),
+        "seed": error_of(lambda: sanc.diagnose(network(), loss, data, seed=rank)),
+        "batches": error_of(lambda: sanc.diagnose(network(), loss, data[rank:])),
+        "no batch": error_of(lambda: sanc.diagnose(network(), loss, data[: 0 if rank else None])),
+        "raises": error_of(lambda: sanc.diagnose(network(), broken, data)),
+    }
+    alone = sanc.diagnose(network(rank), loss, data[rank:], process_group=None, starts=1, max_products=1)
+    found["alone"] = alone.rows, alone.value
+    return found
+
+
+def sharded_diagnoses():
+    """Diagnose a sharded network; return its numbers, and the error for batches of unequal sizes."""
+    rank, _ = rank_and_size()
+    uneven = [tuple(part[: len(part) - rank] for part in batch) for batch in classes(2, -6)]
+    error = error_of(lambda: sanc.diagnose(deep(), nn.CrossEntropyLoss(), uneven))
+    return diagnosed("fully_shard", classes(2, -8), max_products=4), error

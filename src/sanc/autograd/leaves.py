@@ -42,6 +42,31 @@ class Sample:
     terms: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PartMoments:
+    """Loss and gradient of a sample, and how much the gradients g_i of its parts differ.
+
+    Attributes
+    ----------
+    value : float
+        Σ w_i f_i.
+    gradient : vector
+        Σ w_i g_i.
+    mean_square : float
+        Σ w_i ‖g_i‖².
+    overlap : float
+        Σ w_i².
+    count : int
+        Number of parts, those of other ranks included.
+    """
+
+    value: float
+    gradient: Tensor
+    mean_square: float
+    overlap: float
+    count: int
+
+
 class Leaves:
     """The layout of leaf tensors in a flat vector, and the weight decay and the rate of each leaf."""
 

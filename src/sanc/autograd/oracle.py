@@ -20,7 +20,7 @@ from sanc.autograd import internals
 from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
 from sanc.autograd.generators import seed_all
 from sanc.autograd.guards import donates_buffers, uncompiled
-from sanc.autograd.leaves import Closure, Grads, Leaves, Sample
+from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
 from sanc.autograd.randomness import current_step
@@ -272,6 +272,21 @@ class AutogradOracle(Oracle):
             _, g = self._loss_and_gradient(x, sample, False)
         self.meter.count_gradient(sample.size)
         return self.leaves.add_decay(g, x)
+
+    def part_moments(self, x: Any, sample: Sample) -> PartMoments:
+        """Return loss and gradient of a sample, without decay, and how the gradients of its parts differ."""
+        value, mean_square, total = 0.0, 0.0, torch.zeros_like(x)
+        self.load(x)
+        with self.restored_buffers(), torch.enable_grad():
+            for weight, loss, grads in self.passes(sample):
+                g = self.leaves.flatten(grads)
+                value += weight * float(loss.detach())
+                mean_square += weight * self.space.norm(g) ** 2
+                total.add_(g, alpha=weight)
+                del g, grads, loss  # these variables would keep them during the next pass
+        self.meter.count_gradient(sample.size)
+        overlap = sum(weight * weight for weight, _ in sample.parts)
+        return PartMoments(value, total, mean_square, overlap, len(sample.parts))
 
     def undo_training(self) -> None:
         """Restore the buffers that the first gradient pass changed, because its step does not count as training."""

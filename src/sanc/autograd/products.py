@@ -117,11 +117,14 @@ class ForwardOverReverse(Hessian):
     """Computes the gradient with dual numbers: the leaves have the tangent v, and Hv is the gradient's tangent."""
 
     def product(self, v: Tensor) -> Tensor:
-        leaves, total = self.oracle.leaves, torch.zeros_like(v)
+        leaves = self.oracle.leaves
+        total: Tensor | None = None  # allocated after the first pass, which needs the memory
         with self.oracle.restored_buffers(), self._dual_leaves(v):
             for weight, _, grads in self.oracle.passes(self.sample):
                 tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]  # type: ignore[no-untyped-call]
-                total.add_(leaves.flatten(tangents), alpha=weight)
+                part = leaves.flatten(tangents)
+                total = part.mul_(weight) if total is None else total.add_(part, alpha=weight)
+        assert total is not None
         return total
 
     @contextmanager
@@ -154,26 +157,30 @@ class FiniteDifference(Hessian):
     def _difference(self, v: Tensor, factor: float) -> Tensor:
         """Return the central difference of gradients along `v`, with `factor` times the usual step."""
         oracle = self.oracle
-        norm, total = oracle.space.norm(v), torch.zeros_like(v)
+        norm = oracle.space.norm(v)
         if norm == 0.0:
-            return total
+            return torch.zeros_like(v)
         # h is a power of two: scaling by 1/h is exact, so equal gradients on both sides cancel exactly.
         h = 2.0 ** round(math.log2(factor * difference_step(oracle.space, self.x) / norm))
-        for share, point in self._points(v * h):
+        total: Tensor | None = None  # allocated after the first pass, which needs the memory
+        for share, point in self._points(v, h):
             oracle.load(point)
             with oracle.restored_buffers():
                 for weight, _, grads in oracle.passes(self.sample):
-                    total.add_(oracle.leaves.flatten(grads), alpha=share * weight / h)
+                    part, factor = oracle.leaves.flatten(grads), share * weight / h
+                    del grads  # this variable would keep them during the next pass
+                    total = part.mul_(factor) if total is None else total.add_(part, alpha=factor)
         oracle.load(self.x)
+        assert total is not None
         return total
 
-    def _points(self, d: Tensor) -> Iterator[tuple[float, Tensor]]:
-        """Yield the weights and points of a central difference along `d`, or of one within the bounds."""
+    def _points(self, v: Tensor, h: float) -> Iterator[tuple[float, Tensor]]:
+        """Yield the weights and points of a central difference along `h v`, or of one within the bounds."""
         if self.oracle.box is not None:
-            yield from self.oracle.box.difference_points(self.x, d)
+            yield from self.oracle.box.difference_points(self.x, v * h)
             return
-        yield 0.5, self.x + d
-        yield -0.5, self.x - d
+        yield 0.5, self.x.add(v, alpha=h)
+        yield -0.5, self.x.sub(v, alpha=h)
 
 
 class Automatic(DoubleBackward):

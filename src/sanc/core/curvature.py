@@ -8,15 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sanc.core import cubic
-from sanc.core.eigenvalue_bounds import CurvatureBound, MonitoredLanczos, bound_curvature, monitored_lanczos
+from sanc.core.eigenvalue_bounds import (
+    CurvatureBound,
+    MonitoredLanczos,
+    bound_curvature,
+    is_below_roundoff,
+    monitored_lanczos,
+    start_vector,
+)
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
-from sanc.core.oracle import Oracle
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Floats, Vector
 
+_DENSE_TESTS = 40
+"""Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
+less than a product, and more than 40 products are needed in small dimensions only."""
+_MEASURED_ERRORS = 4
+"""Products of `find_extremes` whose difference error is measured, which costs as much as a product. The others count
+with the largest of these errors: all have unit vectors at one point, so that their errors hardly differ."""
 _SMALL_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 
@@ -243,6 +257,8 @@ class Extremes:
         The Krylov space.
     spectrum : Spectrum
         Eigenpairs of T.
+    operator : Operator
+        The Hessian, for products of a second pass.
     """
 
     lambda_min: float
@@ -257,10 +273,14 @@ class Extremes:
     weights: Floats
     krylov: Krylov
     spectrum: cubic.Spectrum
+    operator: Operator
 
     def vectors(self) -> list[Vector]:
         """Return the unit vectors of the left-most and the right-most Ritz pair."""
-        return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+        try:
+            return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+        finally:
+            self.operator.release()
 
 
 def find_extremes(
@@ -271,6 +291,8 @@ def find_extremes(
     confidence: float = 0.99,
     max_products: int | None = None,
     seed: int = 0,
+    store: bool = True,
+    rough: bool = False,
     time_is_up: Callable[[], bool] = lambda: False,
     report: Callable[[int], None] = lambda products: None,
 ) -> Extremes:
@@ -280,16 +302,26 @@ def find_extremes(
     probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as small.
     It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
     not finite raises `NonFiniteProductError`.
+
+    Unless `store`, Lanczos keeps three vectors, and `Extremes.vectors` computes all but one of the products again. Its
+    vectors then lose orthogonality after the first Ritz value has converged. The bounds hold nevertheless: their
+    derivation uses the recurrence alone. Ritz values may have copies (Paige 1980), whose weights share that of one.
+
+    If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
     lower, upper, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
-    with monitored_lanczos(oracle, x, seed) as process:
+    with monitored_lanczos(oracle, x, seed, store=store, rough=rough, measured_errors=_MEASURED_ERRORS) as process:
         krylov = process.krylov
-        for must_stop in process.extend_between_tests(max_products, 10, time_is_up, report):
-            bound = bound_curvature(process, one_sided, lower)
-            mirrored = bound_curvature(process, one_sided, -upper, negated=True)
+        for must_stop in process.extend_between_tests(max_products, _DENSE_TESTS, time_is_up, report):
+            bound = bound_curvature(process, one_sided, lower, sharp=store)
+            mirrored = bound_curvature(process, one_sided, -upper, negated=True, sharp=store)
             lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
-            is_tight = max(bound.error, mirrored.error) <= relative_error * norm
-            at_roundoff = bound.limited_by_roundoff and mirrored.limited_by_roundoff
+            loose = [end for end in (bound, mirrored) if not end.error <= relative_error * norm]
+            is_tight = not loose
+            at_roundoff = all(
+                end.limited_by_roundoff or is_below_roundoff(process, end, one_sided, relative_error * norm)
+                for end in loose
+            )
             residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
             if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
                 break
@@ -301,25 +333,28 @@ def find_extremes(
         upper_bound=process.unscaled(upper),
         rounding=process.unscaled(bound.rounding),
         confidence=1.0 if bound.is_full else confidence,
-        products=krylov.dim,
+        products=krylov.dim + rough,
         limited_by_roundoff=at_roundoff and not is_tight,
         values=values / process.factor,
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,
         spectrum=bound.spectrum,
+        operator=process.operator,
     )
 
 
-def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int) -> tuple[Floats, Floats]:
+def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int, *, store: bool = True) -> tuple[Floats, Floats]:
     """Return nodes and weights of the spectrum at x, from `steps` Lanczos iterations at a random start.
 
-    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
+    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017). Unless `store`, Lanczos
+    keeps three vectors and does not reorthogonalise.
     """
     space = oracle.space
-    start = space.normal(np.random.default_rng((seed, space.dim)))
     with oracle.uncounted():
         operator = oracle.hessian(x)
-        krylov = Krylov(Lanczos(operator, start, space, max_dim=steps, reorthogonalise=True))
+        draw = start_vector(space, seed)
+        options: dict[str, Any] = {"max_dim": steps, "store": store, "reorthogonalise": store, "redraw": draw}
+        krylov = Krylov(Lanczos(operator, draw(), space, **options))
         try:
             while not krylov.is_complete:
                 krylov.extend()

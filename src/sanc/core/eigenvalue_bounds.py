@@ -9,6 +9,10 @@ the component of the start along v:
 The right side decreases as λ does. A random start has a component of at least t √(π/2n) along any fixed v, with
 probability 1 − t. With that probability no λ for which the right side is smaller is an eigenvalue. Roundoff counts too:
 if Lanczos breaks down early, a missed eigenvalue may be far below θ_1 − β.
+
+The factor |vᵀq_{k+1}| ≤ 1 was dropped from the first term. If Q and q_{k+1} are orthonormal, ‖w‖² + (vᵀq_{k+1})² ≤ 1
+bounds it by (1 + ‖F‖/(θ_1 − λ)) / √(1 + β² ‖(T − λ)⁻¹e_k‖²). Without F this is the Christoffel function at λ, the
+largest weight that any measure with the same T and β may have there, so no better bound exists.
 """
 
 from __future__ import annotations
@@ -37,6 +41,10 @@ _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 _FIRST_TEST_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
+_ROUGH_FACTOR = 1.0 / 3.0
+"""Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
+_HOST_DRAWS = 2**24
+"""Largest dimension in which start vectors are drawn on the host, equal for all devices: a tenth of a second."""
 
 
 class MonitoredLanczos:
@@ -44,8 +52,8 @@ class MonitoredLanczos:
 
     Attributes
     ----------
-    start : vector
-        The start vector.
+    start : vector or None
+        The start vector, if the basis is stored.
     difference_error_squared : float
         Sum of the squared errors of differences of gradients.
     asymmetry_squared : float
@@ -58,9 +66,16 @@ class MonitoredLanczos:
         numbers of the Krylov space and the attributes above are in these units.
     """
 
-    def __init__(self, operator: Operator, start: Vector, space: Space) -> None:
-        self.operator, self.start, self.space = operator, start, space
-        self.lanczos = Lanczos(self._product, start, space, reorthogonalise=True)
+    def __init__(
+        self, operator: Operator, start: Callable[[], Vector], space: Space, *, store: bool = True, rough: bool = False,
+        measured_errors: int | None = None,
+    ) -> None:  # fmt: skip
+        self.operator, self.space, self._is_rough = operator, space, rough
+        self._product_error = 0.0  # of products with a lower precision than their type
+        self._measured_errors, self._largest_error = measured_errors, 0.0  # of differences of gradients
+        self.start: Vector | None = start() if store else None
+        redraw, first = (None, self.start) if store else (start, start())
+        self.lanczos = Lanczos(self._product, first, space, store=store, reorthogonalise=store, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
         self.factor = 1.0
@@ -69,7 +84,15 @@ class MonitoredLanczos:
     def _product(self, q: Vector) -> Vector:
         """Return the scaled product with q, and add its error; the first product determines the scale."""
         product = self.operator(q)
-        error = self.operator.error(q, product)
+        if self._is_rough and not self.lanczos.columns:
+            again = self.operator(q * _ROUGH_FACTOR)
+            self._product_error = self.space.norm(again / _ROUGH_FACTOR - product)
+        if self._measured_errors is None or len(self.lanczos.columns) < self._measured_errors:
+            error = self.operator.error(q, product)
+            self._largest_error = max(self._largest_error, error)
+        else:
+            error = self._largest_error
+        error += self._product_error
         if not self.lanczos.columns:
             self.factor = _power_of_two(self.space.norm(product))
         self.difference_error_squared += (error * self.factor) * (error * self.factor)
@@ -88,6 +111,8 @@ class MonitoredLanczos:
         self.krylov.extend()
         if self.krylov.is_invariant:
             self.neglected_beta = float(self.lanczos.columns[-1][1])
+        if self.lanczos.projections is None:  # vectors that are not kept cannot show asymmetry
+            return
         *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
         if deviations:
             deviations[-1] -= previous_beta
@@ -138,16 +163,21 @@ class MonitoredLanczos:
 
 
 @contextmanager
-def monitored_lanczos(oracle: Oracle, x: Vector, seed: int) -> Iterator[MonitoredLanczos]:
+def monitored_lanczos(oracle: Oracle, x: Vector, seed: int, **options: Any) -> Iterator[MonitoredLanczos]:
     """Provide a Lanczos process on the Hessian at x from a random start; its products are not counted."""
-    space = oracle.space
-    start = space.normal(np.random.default_rng((seed, space.dim)))
     with oracle.uncounted():
-        process = MonitoredLanczos(oracle.hessian(x), start, space)
+        process = MonitoredLanczos(oracle.hessian(x), start_vector(oracle.space, seed), oracle.space, **options)
         try:
             yield process
         finally:
             process.operator.release()
+
+
+def start_vector(space: Space, seed: int) -> Callable[[], Vector]:
+    """Return a function that draws the random start vector of a seed."""
+    if space.dim > _HOST_DRAWS:
+        return lambda: space.normal_on_device(seed)
+    return lambda: space.normal(np.random.default_rng((seed, space.dim)))
 
 
 def _power_of_two(norm: float) -> float:
@@ -199,11 +229,11 @@ class CurvatureBound:
 
 
 def bound_curvature(
-    process: MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False
+    process: MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False, sharp: bool = False
 ) -> CurvatureBound:
     """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
 
-    If `negated`, they are those of −B.
+    If `negated`, they are those of −B. If `sharp`, they use that the Lanczos vectors are orthonormal.
     """
     krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
@@ -214,7 +244,7 @@ def bound_curvature(
     if is_full:
         error, limited_by_roundoff = rounding, True
     else:
-        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence)
+        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence, sharp)
     if spectrum.leftmost - rounding < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
@@ -223,19 +253,37 @@ def bound_curvature(
     return CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
 
 
+def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:
+    """Whether roundoff alone keeps every bound on λ_min from this error, however many products follow."""
+    if bound.is_full or not error > 0.0:
+        return False
+    gaps = bound.spectrum.values - bound.spectrum.leftmost
+    rounding_term = bound.rounding * float(np.linalg.norm(bound.spectrum.vectors[0] / (gaps + error)))
+    return not rounding_term < _start_component(process.space.dim, confidence)
+
+
+def _start_component(dim: int, confidence: float) -> float:
+    """Return t √(π/2n): a random start has a larger component along a fixed vector with probability `confidence`."""
+    return (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+
+
 def _bound_missed_eigenvalues(
-    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float
+    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float, sharp: bool
 ) -> tuple[float, bool]:
     """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
     if rounding == math.inf:
         return math.inf, True
-    start_component = (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
+    start_component = _start_component(dim, confidence)
     log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
-    gaps, first_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0]
+    gaps, first_entries, last_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0], spectrum.vectors[-1]
 
     def residual_term(shifts: Any) -> Any:
-        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift."""
-        return np.exp(np.minimum(log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True), 0.0))
+        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift, times the bound of |vᵀq_{k+1}| if it is sharp."""
+        logarithm = log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True)
+        if sharp:
+            tail = krylov.last_beta * np.linalg.norm(last_entries / (gaps + shifts), axis=-1, keepdims=True)
+            logarithm = logarithm + np.minimum(np.log1p(rounding / shifts) - np.log(np.hypot(1.0, tail)), 0.0)
+        return np.exp(np.minimum(logarithm, 0.0))
 
     high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
     low = max(rounding, 1e-16 * high)

@@ -48,6 +48,8 @@ class Lanczos:
         Orthogonalise every new vector against all earlier ones, twice.
     gradient : vector, optional
         A vector g whose projections qᵀg are returned after α and β.
+    redraw : callable, optional
+        Returns the start vector again. Then it is not kept either, unless `store`.
 
     Attributes
     ----------
@@ -67,6 +69,7 @@ class Lanczos:
         store: bool = True,
         reorthogonalise: bool = False,
         gradient: Vector | None = None,
+        redraw: Callable[[], Vector] | None = None,
     ) -> None:
         self.space = space
         self.max_dim = min(max_dim or space.dim, space.dim)
@@ -74,7 +77,8 @@ class Lanczos:
         self.unread_start_norm = space.unread_norm(start)
         self.projections: Any = None
         self._product = product
-        self._start = start
+        self._start: Vector | None = start
+        self._redraw = redraw
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._gradient = gradient
@@ -116,10 +120,13 @@ class Lanczos:
 
     def _next_vectors(self, j: int) -> tuple[Vector, Vector | None]:
         """Return q_j and q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
-        v, norm = (self._residual, self.columns[-1][1]) if j else (self._start, self.unread_start_norm)
+        v: Any = self._residual if j else self._start
+        norm = self.columns[-1][1] if j else self.unread_start_norm
         self._residual = None
         if not self._store:
             self._previous, self._current = self._current, v / norm
+            if self._redraw is not None:
+                self._start = None
             return self._current, self._previous
         if self._basis is None:
             self._basis = self.space.rows(self._first_capacity)
@@ -145,7 +152,9 @@ class Lanczos:
             return [self.space.combine(self._basis[: krylov.dim], c) for c in coefficients]
         self.max_dim = krylov.dim  # no further iteration: its vectors are released
         self._previous = self._current = self._residual = None
-        q: Vector = self._start / krylov.start_norm
+        start: Any = self._start if self._redraw is None else self._redraw()
+        q: Vector = start / krylov.start_norm
+        del start
         previous: Vector | None = None
         combinations = [q * float(c[0]) for c in coefficients]
         for j, (alpha, beta) in enumerate(zip(krylov.alpha[:-1], krylov.beta[:-1], strict=True)):

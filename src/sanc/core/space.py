@@ -123,6 +123,11 @@ class Space:
         """Draw a vector of independent standard normal entries on the host, equal for all devices."""
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.device, self.dtype)
 
+    def normal_on_device(self, seed: int) -> Vector:
+        """Draw a vector of independent standard normal entries on the device: fast in high dimensions."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(self.dim, generator=generator, dtype=self.dtype, device=self.device)
+
     def subtract(self, v: Any, factor: Scalar, w: Any) -> None:
         """Subtract ``factor * w`` from `v` in place."""
         if isinstance(factor, torch.Tensor):
@@ -186,6 +191,9 @@ class NumpySpace(Space):
 
     def normal(self, rng: np.random.Generator) -> Vector:
         return rng.standard_normal(self.dim).astype(self.dtype, copy=False)
+
+    def normal_on_device(self, seed: int) -> Vector:
+        return self.normal(np.random.default_rng(seed))
 
     def subtract(self, v: Any, factor: Scalar, w: Vector) -> None:
         v -= factor * w

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.generators import derive_seed
+from sanc.autograd.guards import autocast_of
+from sanc.autograd.leaves import Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
@@ -34,6 +37,7 @@ from sanc.errors import (
     require_number,
     shown,
 )
+from sanc.ranks.find import find_mode
 
 _QUADRATURE_STEPS = 8
 """Lanczos iterations of each further start. Eight nodes integrate |λ| and λ² far better than the starts vary."""
@@ -43,6 +47,8 @@ _LONGEST_STEP = 10.0
 """Longest step along negative curvature relative to ‖x‖."""
 _PROFILE_POINTS = 11
 """Points of each loss profile."""
+_LARGEST_KEPT = 2**25
+"""Most parameters with which "auto" keeps all Lanczos vectors: 25 vectors in float32 are 3.4 GB."""
 _HELD_OUT_DIVISOR = 4
 """Without held-out batches of the caller, the last quarter of the batches is held out, and at least one."""
 
@@ -54,13 +60,16 @@ def diagnose(
     *,
     held_out: Iterable[Any] | None = None,
     batches: int | None = None,
+    microbatch: int | None = None,
     relative_error: float = 0.02,
-    confidence: float = 0.99,
+    confidence: float = 0.95,
     starts: int = 5,
     max_products: int | None = None,
     max_time: float | None = None,
     seed: int = 0,
     hvp: HvpMode = "auto",
+    lanczos: Literal["auto", "store", "regenerate"] = "auto",
+    process_group: Any = "default",
     progress: bool = False,
 ) -> Report:
     """Measure whether a network is trained, stuck, or at a saddle.
@@ -68,7 +77,8 @@ def diagnose(
     Parameters
     ----------
     model : nn.Module
-        The network. Parameters that require a gradient take part. Nothing of it is changed.
+        The network. Parameters that require a gradient take part. Nothing of it is changed. It may be wrapped by
+        DistributedDataParallel or `fully_shard`.
     loss : callable
         A module such as ``nn.CrossEntropyLoss()``, called as ``loss(model(inputs), targets)`` for batches of inputs and
         targets; or a function, called as ``loss(model, batch)``. It returns the mean loss of the batch.
@@ -79,6 +89,9 @@ def diagnose(
         batches, if it has two or more.
     batches : int, optional
         Use only this many batches of `data` and of `held_out`.
+    microbatch : int, optional
+        Split batches into parts of at most this many rows, evaluated one after the other. Batches are then tensors, or
+        tuples, lists or dictionaries of tensors.
     relative_error : float
         Accuracy of λ_min and λ_max relative to the spectral norm of the Hessian.
     confidence : float
@@ -91,6 +104,12 @@ def diagnose(
         Seed of the start vectors and of random numbers in the network, such as dropout masks.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
         How Hessian products are computed, as in `minimize`.
+    lanczos : {"auto", "store", "regenerate"}
+        "store" keeps all Lanczos vectors. "regenerate" keeps three and computes almost all products twice. "auto" keeps
+        them up to 33 million parameters.
+    process_group : ProcessGroup, "default" or None
+        The ranks that measure together, each with batches of its own. By default the group that torch.distributed was
+        initialised with; None: this process alone.
     progress : bool
         Print the number of products to the standard error stream.
 
@@ -101,8 +120,10 @@ def diagnose(
 
     Notes
     -----
-    Every batch is a micro-batch: one graph is in memory at a time. Dropout draws the same masks in every evaluation,
-    and the buffers of BatchNorm stay as they are. The mode of the module, training or evaluation, is the caller's.
+    Every batch, or every part of `microbatch` rows, is evaluated on its own: one graph is in memory at a time. Dropout
+    draws the same masks in every evaluation, and the buffers of BatchNorm stay as they are. The mode of the module,
+    training or evaluation, is the caller's. With several ranks all of them call `diagnose`, and get the same report on
+    the rows of all ranks.
 
     Examples
     --------
@@ -119,26 +140,43 @@ def diagnose(
     require(
         is_number(relative_error) and 0 < relative_error < 1, "relative_error", relative_error, "pass a share below 1"
     )
-    for name, value in (("batches", batches), ("max_products", max_products)):
+    for name, value in (("batches", batches), ("max_products", max_products), ("microbatch", microbatch)):
         require_integer(name, value, 1)
     require_integer("starts", starts, 1, none=False)
     require_integer("seed", seed, 0, none=False)
     require_number("max_time", max_time)
     one_of("hvp", hvp, HVP_MODES)
-    parameters = _parameters(model)
+    one_of("lanczos", lanczos, ("auto", "store", "regenerate"))
+    named = _parameters(model)
+    parameters = [p for _, p in named]
     if not callable(loss):
         raise ArgumentTypeError(f"loss = {shown(loss)} cannot be called: pass a criterion or a function of the model.")
-    used, kept = _split(data, held_out, batches)
-    deadline = math.inf if max_time is None else time.perf_counter() + max_time
-    leaves = Leaves(parameters, [0.0] * len(parameters))
-    oracle = AutogradOracle(leaves, hvp=hvp, exact=True)
-    sample, held_out_sample = (_sample(model, loss, part, seed) if part else None for part in (used, kept))
-    assert sample is not None
+    mode = find_mode(process_group, 0, parameters)
+    leaves = mode.leaves(parameters, [0.0] * len(parameters))
+    oracle = mode.oracle(leaves, hvp=hvp, exact=True)
+    inner, seed_here = _unwrapped(model), derive_seed(seed, *mode.rank_key) if mode.is_distributed else seed
+    rows: dict[str, list[int]] = {}
+    samples: dict[str, Sample] = {}
+
+    def prepare() -> None:
+        for name, part in _split(data, held_out, batches, microbatch).items():
+            rows[name] = [_rows(batch) for batch in part]
+            if part:
+                samples[name] = _sample(inner, loss, part, seed_here)
+
+    mode.together(prepare, "the batches")
+    compared: dict[str, Any] = {"relative_error": relative_error, "confidence": confidence, "starts": starts}
+    compared |= {"seed": seed, "hvp": hvp, "lanczos": lanczos, "max_products": max_products, "max_time": max_time}
+    mode.compare_model(named, compared, rows)
+    sample, held_out_sample = samples["data"], samples.get("held_out")
+    deadline = None if max_time is None else mode.clock() + max_time
     oracle.bind(sample, sample, sample)
     x = oracle.start()
+    autocast = autocast_of(leaves.device) is not None
     with full_precision(leaves.device), torch.enable_grad(), UndoneDraws(leaves.device), _grads_kept(parameters):
         try:
             measured = _Measurement(oracle, x, sample, held_out_sample)
+            measured.keeps_basis = oracle.space.dim <= _LARGEST_KEPT if lanczos == "auto" else lanczos == "store"
             measured.measure_gradients()
             measured.measure_curvature(
                 relative_error=relative_error,
@@ -146,10 +184,11 @@ def diagnose(
                 max_products=max_products,
                 seed=seed,
                 starts=starts,
-                time_is_up=lambda: time.perf_counter() >= deadline,
-                progress=progress,
+                rough=leaves.dtype == torch.float32 and (autocast or leaves.device.type == "cuda"),
+                time_is_up=lambda: deadline is not None and mode.clock() >= deadline,
+                progress=progress and not any(mode.rank_key),
             )
-            return measured.report(relative_error, len(used))
+            return measured.report(relative_error)
         finally:
             oracle.load(x)
             oracle.undo_training()
@@ -157,7 +196,15 @@ def diagnose(
 
 
 class _Measurement:
-    """Measurements at the parameters x of a network."""
+    """Measurements at the parameters x of a network.
+
+    Attributes
+    ----------
+    keeps_basis : bool
+        Whether Lanczos keeps its vectors. Otherwise the gradient is kept on the host, too.
+    """
+
+    keeps_basis = True
 
     def __init__(self, oracle: AutogradOracle, x: Tensor, sample: Sample, held_out: Sample | None) -> None:
         self.oracle, self.x, self.sample, self.held_out = oracle, x, sample, held_out
@@ -169,30 +216,27 @@ class _Measurement:
         With weights w_i and gradients g_i of batches, S = Σ w_i ‖g_i − ḡ‖² / (1 − Σ w_i²) estimates the variance of a
         batch gradient without bias, and S Σ w_i² that of the mean ḡ.
         """
-        oracle, space = self.oracle, self.oracle.space
-        value, squares, total = 0.0, 0.0, torch.zeros_like(self.x)
-        oracle.load(self.x)
-        with oracle.restored_buffers():
-            for weight, loss, grads in oracle.passes(self.sample):
-                g = oracle.leaves.flatten(grads)
-                value += weight * float(loss.detach())
-                squares += weight * space.norm(g) ** 2
-                total.add_(g, alpha=weight)
-        self.value, self.gradient, self.grad_norm = value, total, space.norm(total)
-        if not (math.isfinite(value) and math.isfinite(self.grad_norm)):
+        moments = self.oracle.part_moments(self.x, self.sample)
+        self.value, self.grad_norm = moments.value, self.oracle.space.norm(moments.gradient)
+        self._gradient = moments.gradient if self.keeps_basis else moments.gradient.cpu()
+        self.batches, self.rows = moments.count, self.oracle.sizes[0]
+        if not (math.isfinite(self.value) and math.isfinite(self.grad_norm)):
             raise NonFiniteError(
-                f"the loss is {value:g} and its gradient norm {self.grad_norm:g} on data: pass batches and parameters "
-                "with a finite loss."
+                f"the loss is {self.value:g} and its gradient norm {self.grad_norm:g} on data: pass batches and "
+                "parameters with a finite loss."
             )
-        weights = np.array([weight for weight, _ in self.sample.parts])
         self.noise_share = self.noise_scale = math.nan
-        if len(weights) > 1:
-            overlap = float((weights**2).sum())
-            variance = max(squares - self.grad_norm**2, 0.0) / (1.0 - overlap)
+        if moments.count > 1:
+            overlap = moments.overlap
+            variance = max(moments.mean_square - self.grad_norm**2, 0.0) / (1.0 - overlap)
             noise, signal = variance * overlap, self.grad_norm**2 - variance * overlap
             self.noise_share = min(1.0, noise / self.grad_norm**2) if self.grad_norm > 0.0 else 1.0
-            rows = self.sample.size / len(weights)
-            self.noise_scale = rows * variance / signal if signal > 0.0 else math.inf
+            self.noise_scale = self.rows / self.batches * variance / signal if signal > 0.0 else math.inf
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, on the device."""
+        return self._gradient.to(self.x.device)
 
     def measure_curvature(
         self,
@@ -202,6 +246,7 @@ class _Measurement:
         max_products: int | None,
         seed: int,
         starts: int,
+        rough: bool,
         time_is_up: Callable[[], bool],
         progress: bool,
     ) -> None:
@@ -219,14 +264,17 @@ class _Measurement:
                 confidence=confidence,
                 max_products=max_products,
                 seed=seed,
+                store=self.keeps_basis,
+                rough=rough,
                 time_is_up=time_is_up,
                 report=show,
             )
+            self.leftmost, self.rightmost = self.extremes.vectors()
             nodes = [(self.extremes.values, self.extremes.weights)]
             for start in range(1, starts):
                 if time_is_up():
                     break
-                nodes.append(quadrature(self.oracle, self.x, _QUADRATURE_STEPS, seed + start))
+                nodes.append(quadrature(self.oracle, self.x, _QUADRATURE_STEPS, seed + start, store=self.keeps_basis))
         except NonFiniteProductError as problem:
             raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
         finally:
@@ -234,7 +282,8 @@ class _Measurement:
                 print(file=sys.stderr)
         self.nodes = nodes
         self.products = self.extremes.products + sum(len(values) for values, _ in nodes[1:])
-        self.leftmost, self.rightmost = self.extremes.vectors()
+        if not self.keeps_basis:
+            self.products += self.extremes.krylov.dim - 1  # of the second pass
 
     def effective_dimension(self) -> tuple[float, float]:
         """Return the participation ratio and its standard error over the start vectors."""
@@ -286,7 +335,7 @@ class _Measurement:
         lengths = np.linspace(-radius, radius, _PROFILE_POINTS)
         return lengths, np.array([self._loss(self.x + vector * float(length), self.sample) for length in lengths])
 
-    def report(self, relative_error: float, batches: int) -> Report:
+    def report(self, relative_error: float) -> Report:
         """Evaluate the steps and return the report."""
         extremes = self.extremes
         self.held_out_value = math.nan if self.held_out is None else self._loss(self.x, self.held_out)
@@ -299,8 +348,8 @@ class _Measurement:
             limit = "roundoff" if extremes.limited_by_roundoff else "products or time"
         return Report(
             parameters=self.oracle.space.dim,
-            rows=self.sample.size,
-            batches=batches,
+            rows=self.rows,
+            batches=self.batches,
             value=self.value,
             held_out_value=self.held_out_value,
             grad_norm=self.grad_norm,
@@ -331,11 +380,21 @@ class _Measurement:
         )
 
 
-def _parameters(model: Any) -> list[Tensor]:
-    """Return the parameters that require a gradient; raise an error if they cannot be used."""
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, whose reducer and copies of buffers are not needed."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _parameters(model: Any) -> list[tuple[str, Tensor]]:
+    """Return names and parameters that require a gradient; raise an error if they cannot be used."""
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model = {shown(model)} is no nn.Module: pass one.")
-    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if dist.is_available() and dist.is_initialized():
+        from sanc.ranks.sharded import reshard
+
+        reshard(model)
+    named: list[tuple[str, Tensor]] = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for _, p in named]
     if not parameters:
         raise ArgumentError("model has no parameter that requires a gradient: call requires_grad_() on some.")
     kinds = {(p.dtype, p.device) for p in parameters}
@@ -346,12 +405,42 @@ def _parameters(model: Any) -> list[Tensor]:
         raise ArgumentTypeError(
             f"model has parameters of {parameters[0].dtype}: pass float32 or float64, with torch.autocast for speed."
         )
-    if any(hasattr(p, "to_local") for p in parameters):
-        raise ArgumentTypeError("model has parameters that are sharded over ranks: pass the whole model on one rank.")
-    return parameters
+    return named
 
 
-def _split(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], list[Any]]:
+def _split(data: Any, held_out: Any, batches: int | None, microbatch: int | None) -> dict[str, list[Any]]:
+    """Return the batches that define the loss, "data", and those that are held out, "held_out", in parts."""
+    used, kept = _chosen(data, held_out, batches)
+    return {
+        name: [piece for batch in part for piece in _pieces(batch, microbatch)]
+        for name, part in (("data", used), ("held_out", kept))
+    }
+
+
+def _pieces(batch: Any, microbatch: int | None) -> list[Any]:
+    """Return a batch in parts of at most so many rows."""
+    rows = _rows(batch)
+    if microbatch is None or rows <= microbatch:
+        return [batch]
+    return [_slice(batch, slice(begin, begin + microbatch), rows) for begin in range(0, rows, microbatch)]
+
+
+def _slice(part: Any, rows: slice, count: int) -> Any:
+    """Return some rows of a batch, or of one of its parts; parts without `count` rows raise an error."""
+    if isinstance(part, Tensor) and part.ndim and len(part) == count:
+        return part[rows]
+    if isinstance(part, Mapping):
+        return {name: _slice(entry, rows, count) for name, entry in part.items()}
+    if isinstance(part, list | tuple):
+        entries = [_slice(entry, rows, count) for entry in part]
+        return entries if isinstance(part, list) else tuple(entries)
+    raise ArgumentTypeError(
+        f"data has a batch of {count} rows with {shown(part)}, which cannot be split: leave microbatch out, or pass "
+        "batches of tensors with as many rows."
+    )
+
+
+def _chosen(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], list[Any]]:
     """Return the batches that define the loss and those that are held out."""
     for name, given in (("data", data), ("held_out", held_out)):
         if given is not None and (isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable)):
@@ -374,7 +463,7 @@ def _sample(model: nn.Module, loss: Callable[..., Tensor], batches: Sequence[Any
     """Return the mean loss of batches, weighted by their rows."""
     rows = [_rows(batch) for batch in batches]
     parts = [(count / sum(rows), _closure(model, loss, batch)) for count, batch in zip(rows, batches, strict=True)]
-    return Sample("loss", parts, sum(rows), seed)
+    return Sample("loss", parts, sum(rows), seed, terms=float(sum(rows)))
 
 
 def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Callable[[], Tensor]:

@@ -16,7 +16,7 @@ _SCREEN_WIDTH = 80
 _SMALLEST_DENSITY = 1e-6
 """Smallest density that is drawn, relative to the largest."""
 _NOTABLE = 1e-2
-"""Share of the loss from which a decrease is notable."""
+"""Share of the loss, on the batches of the decrease, from which a decrease is notable."""
 _NEGLIGIBLE = 1e-3
 """Share of λ_max up to which a negative lower bound of λ_min counts as zero."""
 _NOISY = 0.5
@@ -119,9 +119,9 @@ class Report:
         return 2.0 / self.lambda_max_bound if self.lambda_max_bound > 0.0 else math.inf
 
     @property
-    def verdict(self) -> str:
+    def interpretation(self) -> str:
         """What the numbers mean, in one or two sentences."""
-        size = abs(self.value)
+        size = abs(self.value if math.isnan(self.held_out_value) else self.held_out_value)
         if math.isnan(self.gradient_decrease):
             descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE * size
         else:
@@ -181,7 +181,7 @@ class Report:
         for name, text in lines.items():
             first, *others = textwrap.wrap(text, _SCREEN_WIDTH - width - 2)
             rows += [f"{name:>{width}}: {first}", *(" " * (width + 2) + other for other in others)]
-        return "\n".join([*textwrap.wrap(self.verdict, _SCREEN_WIDTH), "", *rows])
+        return "\n".join([*textwrap.wrap(self.interpretation, _SCREEN_WIDTH), "", *rows])
 
     def plot(self, figure: Any = None) -> Any:
         """Draw the spectral density and the loss along the extreme eigenvectors; return the figure of Matplotlib."""

@@ -24,7 +24,7 @@ from sanc.many.running import RunLimits, run_rows
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
 """Default tolerances: those of `least_squares`."""
 _DOUBTFUL = 3.0
-"""A row is fitted again if its mean squared residual, and its share of the variance, exceed the medians by this factor."""
+"""A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
 """Parameters of other rows that are tried as starts of a doubtful row; the one with the lowest cost is used."""
 _ILL_CONDITIONED = 1e-10

@@ -234,6 +234,28 @@ def _fingerprints(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([fingerprint(tensor) for tensor in tensors])
 
 
+def compare_model(
+    ranks: Ranks,
+    named: Sequence[tuple[str, Tensor]],
+    arguments: dict[str, Any],
+    batches: Mapping[str, Any],
+    whole: bool,
+) -> None:
+    """Raise `RanksError` if the ranks measure different models, with other arguments or numbers of batches.
+
+    `batches` has what must agree of the batches, by description. The values of parameters are compared only if every
+    rank holds the `whole` parameters.
+    """
+    remedy = "call sanc.diagnose with the same model and arguments on all ranks; only the rows of batches may differ."
+    described = {"parameters": [(name, tuple(p.shape), p.dtype) for name, p in named]}
+    digests = [digest(arguments), digest(described), *(digest({"batches": value}) for value in batches.values())]
+    kinds = ("one of the arguments (seed, confidence, max_products …)", "name, shape or type of a parameter", *batches)
+    ranks.compare(torch.cat(digests).to(ranks.device), kinds, "the arguments", remedy)
+    if whole:
+        names = [f"parameter {name} of shape {tuple(p.shape)}" for name, p in named]
+        ranks.compare(_fingerprints([p for _, p in named]), names, "the parameters", remedy)
+
+
 def compare_call(ranks: Ranks, arguments: dict[str, Any], x: Any) -> None:
     """Raise `RanksError` if the ranks start a minimisation with different arguments or at different points."""
     row = torch.cat([digest(arguments), fingerprint(torch.as_tensor(x))]).to(ranks.device)

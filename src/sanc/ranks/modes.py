@@ -6,7 +6,8 @@ not depend on the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
 from sanc.minibatch.metrics.base import Metric, Preconditioner
-from sanc.ranks.compare import Layout, RankFailedError, claim_step, compare_start, compare_step
+from sanc.ranks.compare import Layout, RankFailedError, claim_step, compare_model, compare_start, compare_step
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
 
@@ -58,6 +59,19 @@ class Mode:
     def preconditioner(self, metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
         """Return a preconditioner for parameters of these shapes."""
         return metric.create(shapes, like)
+
+    def clock(self) -> float:
+        """Return the time in seconds, which is equal on all ranks."""
+        return time.perf_counter()
+
+    def together(self, prepare: Callable[[], None], label: str) -> None:
+        """Call a function; if it raises on one rank, all ranks raise. An error of the others contains `label`."""
+        prepare()
+
+    def compare_model(
+        self, named: Sequence[tuple[str, Tensor]], arguments: dict[str, Any], rows: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Raise `RanksError` if the ranks measure different models; `rows` has those of each batch, by description."""
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         """Prepare for an optimiser that is constructed with these groups and settings."""
@@ -128,6 +142,24 @@ class DataParallel(Mode):
         assert mean is not None
         oracle.g = mean
         return oracle
+
+    def clock(self) -> float:
+        return self.ranks.clock()
+
+    def together(self, prepare: Callable[[], None], label: str) -> None:
+        def local() -> tuple[list[float], None]:
+            prepare()
+            return [], None
+
+        average(self.ranks, local, label)
+
+    def compare_model(
+        self, named: Sequence[tuple[str, Tensor]], arguments: dict[str, Any], rows: Mapping[str, Sequence[int]]
+    ) -> None:
+        batches: dict[str, Any] = {f"the number of batches in {name}": len(counts) for name, counts in rows.items()}
+        if not self.whole:  # the wrapper of the model averages batch by batch, with equal weights
+            batches |= {f"the number of rows of a batch in {name}": tuple(counts) for name, counts in rows.items()}
+        compare_model(self.ranks, named, arguments, batches, self.whole)
 
     def begin(self, groups: Sequence[Mapping[str, Any]], settings: dict[str, Any]) -> None:
         compare_start(self.ranks, groups, settings | {"compare_every": self._every}, self.whole)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.leaves import Leaves, PartMoments, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Operator
 from sanc.errors import ArgumentError, RanksError
@@ -250,6 +250,30 @@ class AveragingOracle(AutogradOracle):
         self.meter.gradient += self.rows_elsewhere(sample)
         assert g is not None
         return g
+
+    def part_moments(self, x: Any, sample: Sample) -> PartMoments:
+        """Return the moments of the parts of all ranks.
+
+        If a wrapper of the model averages gradients, the parts of one position on all ranks together are one part.
+        """
+        if self.reduced is None and not self.style:
+            self.evaluate(x, sample, graph=True)  # sets the style, on which exchanges depend
+        found: list[PartMoments] = []
+
+        def local() -> Evaluation:
+            found.append(super(AveragingOracle, self).part_moments(x, sample))
+            return [found[0].value, found[0].mean_square], found[0].gradient
+
+        (value, mean_square), g = self.mean(sample, "a gradient", local)
+        self.meter.gradient += self.rows_elsewhere(sample)
+        assert g is not None
+        overlap, count = found[0].overlap, found[0].count
+        if self.reduced is None and not (self.style == "backward" and self.ranks.wrapped):
+            weight = 1.0 if sample.terms is None else sample.terms
+            received, _ = self.ranks.exchange([weight, weight * weight * overlap, float(count)], "a gradient")
+            weights, squares, counts = (sum(column) for column in zip(*received, strict=True))
+            overlap, count = squares / weights**2, int(counts)
+        return PartMoments(value, g, mean_square, overlap, count)
 
     def check(self, closure: Callable[[], None]) -> None:
         def local() -> Evaluation:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import before_forward, is_traced
 from sanc.autograd.leaves import Grads, Leaves
 from sanc.core.space import Space
@@ -71,6 +72,10 @@ class ShardedSpace(Space):
 
     def normal(self, rng: np.random.Generator) -> Any:
         return self._leaves.local_part(torch.from_numpy(rng.standard_normal(self.dim)))
+
+    def normal_on_device(self, seed: int) -> Any:
+        generator = torch.Generator(self.device).manual_seed(derive_seed(seed, self._ranks.rank))
+        return torch.randn(self._held, generator=generator, dtype=self.dtype, device=self.device)
 
     def rows(self, count: int) -> Any:
         return torch.empty((count, self._held), dtype=self.dtype, device=self.device)
@@ -149,6 +154,13 @@ class FullyShardedModules:
     def reshard(self) -> None:
         """Free gathered parameters, so that the next pass gathers the current ones."""
         for module in list(self._seen):
+            module.reshard()
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Free gathered parameters of a model under `fully_shard`, so that its parameters are sharded ones."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
             module.reshard()
 
 
