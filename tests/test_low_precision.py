@@ -291,3 +291,59 @@ def test_a_state_of_float32_parameters_continues_without_master_values():
     opt.load_state_dict(reference.state_dict())
     drive(opt, low, torch.bfloat16, "loss", batches(2, 30))
     assert opt._iteration.state.iteration == 7
+
+
+def _digits(noise=0.0):
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_digits(return_X_y=True)
+    generator = torch.Generator().manual_seed(0)
+    wrong = torch.rand(len(y), generator=generator) < noise
+    y = torch.where(wrong, torch.randint(10, (len(y),), generator=generator), torch.from_numpy(y))
+    return torch.from_numpy(x / 16.0).float(), y
+
+
+def _classes():
+    made = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    return made, *_digits(), nn.functional.cross_entropy, 1e-3
+
+
+def _kernels():
+    made = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    return made, *_digits(noise=0.3), nn.functional.cross_entropy, 1e-3
+
+
+def _regression():
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2000, 6, generator=generator), torch.randn(2000, 1, generator=generator)
+    y = (x @ torch.ones(6, 1)).sin() + x[:, :1] + 0.5 * noise
+    return nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1)), x, y, nn.functional.mse_loss, 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+@pytest.mark.parametrize("task", [_classes, _kernels, _regression])
+def test_the_loss_is_within_two_percent_of_that_of_float32_parameters(task, style):
+    ends = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        torch.manual_seed(0)
+        model, x, y, loss, decay = task()
+        model.to(dtype)
+        opt, generator = sanc.SANC(model.parameters(), seed=0, weight_decay=decay), torch.Generator().manual_seed(1)
+        for _ in range(600):
+            rows = torch.randint(len(x), (64,), generator=generator)
+
+            def closure(model=model, dtype=dtype, x=x[rows].to(dtype), y=y[rows], loss=loss):
+                return loss(model(x).float(), y)
+
+            if style == "loss":
+                opt.step(closure)
+            else:
+                opt.zero_grad()
+                closure().backward()
+                opt.step()
+        opt.eval()
+        with torch.no_grad():
+            penalty = 0.5 * decay * sum(float(p.float().square().sum()) for p in model.parameters())
+            ends[dtype] = float(loss(model.float()(x), y)) + penalty
+    assert ends[torch.bfloat16] <= 1.02 * ends[torch.float32], ends
+    assert ends[torch.float16] <= 1.02 * ends[torch.float32], ends
