@@ -25,7 +25,7 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
 
 --long runs the tasks of suite.LONG, on half of which the loss can fall by decades, with 4 or 16 times the steps. Peers
 have the cosine decay over these steps, and the default rate without one. "decaying" is SANC with an `lr` that falls
-linearly in the last third. Use a separate --out for each factor.
+linearly in the last third, "horizon" SANC that knows the number of steps. Use a separate --out for each factor.
 
 Rates are chosen by the final training loss of seed 0; the other seeds use the chosen rate and the default. The target
 of a task is the final training loss of the best AdamW, the upper median over the seeds. Losses are evaluated about
@@ -238,7 +238,7 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-LONG_METHODS = ("sanc", "loop", "decaying", "soap", "adamw")
+LONG_METHODS = ("sanc", "loop", "decaying", "horizon", "soap", "adamw")
 """Methods of --long."""
 QUICK = ("small-batch", "deep-linear", "factorisation"), ("sanc", "adamw", "schedulefree", "prodigy", "sgd")
 """Tasks and methods of --quick."""

@@ -31,12 +31,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-escape": {},
     "loop": {},
     "decaying": {},
+    "horizon": {},
     "robust02": {},
 }
 """Options of `sanc.SANC` by method: the default, and the default without one of its components. "no-escape" is
 `sanc.SCR`, which does not compute negative curvature. "loop" calls ``loss.backward()`` and then ``step()`` without a
-closure. "decaying" lowers `lr` linearly to 0 in the last third of the budget, as a user who knows the horizon may do.
-"robust02" is an earlier default; it requires the source of that version first on the path."""
+closure. "decaying" lowers `lr` linearly to 0 in the last third of the budget, as many loops do. "horizon" passes the
+number of steps of a first-order method as `horizon`. "robust02" is an earlier default; it requires the source of that
+version first on the path."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
     if spec.method in VARIANTS or spec.method == "paper":
         options = VARIANTS.get(spec.method, {"preset": "paper"})
+        options = {"horizon": spec.steps} if spec.method == "horizon" else options
         kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
         opt = kind(model.parameters(), seed=spec.seed, **options)
         if spec.method == "loop":

@@ -140,7 +140,7 @@ def overview(rows: Sequence[Run]) -> str:
         words.append(
             f"* Final loss of sanc below that of {other} on {sum(x < 1.0 for x in ends)} of {len(ends)} tasks."
         )
-    ours = [name for name in ("sanc", "decaying") if any(row["method"] == name for row in rows)]
+    ours = [name for name in ("sanc", "decaying", "horizon") if any(row["method"] == name for row in rows)]
     for name, other in itertools.product(ours or ["sanc"], ("soap tuned", "muon tuned")):
         ends = [x for x in compare(rows, name, other, "final") if 0.0 < x < math.inf]
         mean = number(geometric_mean(ends), ".3f")

@@ -332,8 +332,8 @@ def test_the_loss_is_within_two_percent_of_that_of_float32_parameters(task, styl
         for _ in range(600):
             rows = torch.randint(len(x), (64,), generator=generator)
 
-            def closure(model=model, dtype=dtype, x=x[rows].to(dtype), y=y[rows], loss=loss):
-                return loss(model(x).float(), y)
+            def closure(model=model, dtype=dtype, x=x, y=y, rows=rows, loss=loss):
+                return loss(model(x[rows].to(dtype)).float(), y[rows])
 
             if style == "loss":
                 opt.step(closure)

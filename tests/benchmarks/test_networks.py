@@ -246,7 +246,7 @@ def test_the_other_seeds_follow_the_choice() -> None:
 def test_long_runs_have_four_tasks_more_steps_and_schedules_of_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[networks.argparse.Namespace] = []
     monkeypatch.setattr(networks, "execute", lambda options, runs: seen.append(options))
-    assert networks.main(["--long", "16", "--seeds", "1", "--methods", "sanc", "decaying", "adamw"]) == 1  # no runs
+    assert networks.main(["--long", "16", "--seeds", "1", "--methods", "sanc", "horizon", "adamw"]) == 1  # no runs
     specs = list(networks.wanted(seen[0], []))
     assert {spec.task for spec in specs} == set(suite.LONG) and len(suite.LONG) == 4
     assert {suite.TASKS[name].half for name in suite.LONG} == {"unseen", "chosen"}
@@ -260,12 +260,13 @@ def test_the_rate_of_a_known_horizon_falls_in_the_last_third() -> None:
         [1.0, 1.0, 1.0, 0.5, 0.0, 0.0]
     )
     problem = suite_methods.problem_of("diabetes", None, "cpu")
-    method = suite_methods.stepper(
-        suite_methods.Spec("diabetes", "decaying", None, False, 0, 40), problem, problem.model(0)
-    )
+    spec = suite_methods.Spec("diabetes", "decaying", None, False, 0, 40)
+    method = suite_methods.stepper(spec, problem, problem.model(0))
     while method.spent() < 36 * problem.size:
         method.step()
     assert 0.0 < method.optimizers[0].param_groups[0]["lr"] < 0.5
+    known = suite_methods.stepper(dataclasses.replace(spec, method="horizon"), problem, problem.model(0))
+    assert known.optimizers[0]._driver.method.minibatch.step.horizon == 40
 
 
 def test_units() -> None:

@@ -356,7 +356,7 @@ class MinibatchIteration:
             None if averaging_start is None else space.tensor(averaging_start),
             None if direction_sum is None else space.tensor(direction_sum),
             caller_change,
-            updates.average_weights(state, self.settings.average, scalars.average_weight, space),
+            updates.average_weights(state, self.settings, scalars.average_weight, space),
         )
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
