@@ -4,6 +4,7 @@
     python -m benchmarks.networks --half unseen --methods sanc adamw soap --seeds 3 --minutes 20 --out networks-output
     python -m benchmarks.networks --tasks vae rnn --steps-scale 0.5 --out short-output
     python -m benchmarks.networks --tasks mnist-cnn cifar-cnn --decay 0.01 --methods sanc diagonal --out decay-output
+    python -m benchmarks.networks --long 4 --jobs 8 --out long-4     # four tasks with 4 times the steps; also 16
     python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation, one run at a time
     python -m benchmarks.networks --quick                            # three small tasks on the CPU, seconds
     python -m benchmarks.networks --plot networks-output [MORE …]    # tables and figures of earlier runs
@@ -21,6 +22,10 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
   with and without a cosine decay;
 * lbfgs: torch's with a strong Wolfe line search, 5 iterations a batch, a history of 10. paper: SANC as in the paper,
   three different batches a step.
+
+--long runs the tasks of suite.LONG, on half of which the loss can fall by decades, with 4 or 16 times the steps. Peers
+have the cosine decay over these steps, and the default rate without one. "decaying" is SANC with an `lr` that falls
+linearly in the last third, "horizon" SANC that knows the number of steps. Use a separate --out for each factor.
 
 Rates are chosen by the final training loss of seed 0; the other seeds use the chosen rate and the default. The target
 of a task is the final training loss of the best AdamW, the upper median over the seeds. Losses are evaluated about
@@ -53,7 +58,7 @@ import sanc
 from benchmarks import suite_data
 from benchmarks.common import set_threads, worker_pool
 from benchmarks.reporting import command, json_ready, machine, number, write_results
-from benchmarks.suite import HALVES, TASKS, Problem
+from benchmarks.suite import HALVES, LONG, TASKS, Problem
 from benchmarks.suite_methods import (
     METHODS,
     PEERS,
@@ -76,7 +81,8 @@ def wanted(options: argparse.Namespace, runs: Sequence[Run]) -> Iterator[Spec]:
     for method in options.methods:
         peer = PEERS.get(method, Peer())
         rates = peer.rates[2:3] if options.quick else peer.rates
-        cells = [(lr, cosine) for lr in rates for cosine in ((False, True) if peer.cosine else (False,))]
+        schedules = ((True,) if options.long else (False, True)) if peer.cosine else (False,)
+        cells = [(lr, cosine) for lr in rates for cosine in schedules]
         default = (peer.default, False)
         for task in options.tasks:
             steps = max(4, round(TASKS[task].steps * options.steps_scale))
@@ -232,6 +238,8 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+LONG_METHODS = ("sanc", "loop", "decaying", "horizon", "soap", "adamw")
+"""Methods of --long."""
 QUICK = ("small-batch", "deep-linear", "factorisation"), ("sanc", "adamw", "schedulefree", "prodigy", "sgd")
 """Tasks and methods of --quick."""
 
@@ -244,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", choices=[*PEERS, *VARIANTS], help=f"by default {' '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, help="by default 3")
     parser.add_argument("--steps-scale", type=float, help="factor on the steps of every task; by default 1")
+    parser.add_argument("--long", type=int, choices=(4, 16), help="factor on the steps of four tasks")
     parser.add_argument("--decay", type=float, help="penalty that replaces those of the tasks; use a separate --out")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no run starts")
@@ -261,10 +270,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     halves = ("unseen", "chosen") if options.half == "both" else (options.half,)
     tasks = QUICK[0] if options.quick else [name for half in halves for name in TASKS if TASKS[name].half == half]
+    if options.long and not options.quick:
+        tasks = LONG
     options.tasks = options.tasks or list(tasks)
-    options.methods = list(options.methods or (QUICK[1] if options.quick else METHODS))
+    options.methods = list(
+        options.methods or (QUICK[1] if options.quick else LONG_METHODS if options.long else METHODS)
+    )
     options.seeds = options.seeds or (2 if options.quick else 3)
-    options.steps_scale = options.steps_scale or (0.02 if options.quick else 1.0)
+    options.steps_scale = (options.steps_scale or (0.02 if options.quick else 1.0)) * (options.long or 1)
     options.device = options.device or ("cuda" if torch.cuda.is_available() and not options.quick else "cpu")
     if min(options.seeds, options.jobs, options.threads) < 1 or options.steps_scale <= 0:
         parser.error("--seeds, --jobs, --threads and --steps-scale must be positive")

@@ -409,3 +409,5 @@ _TASKS = (
 )  # fmt: skip
 TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
 HALVES = ("unseen", "chosen", "unseen-large", "chosen-large")
+LONG = ("vit", "noisy-labels", "pinn", "tabular")
+"""Tasks of long runs, two of each half; the loss of the first in each half can fall by decades."""

@@ -30,11 +30,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "diagonal-no-curvature": {"metric": "diagonal", "curvature": False},
     "no-escape": {},
     "loop": {},
+    "decaying": {},
+    "horizon": {},
     "robust02": {},
 }
 """Options of `sanc.SANC` by method: the default, and the default without one of its components. "no-escape" is
 `sanc.SCR`, which does not compute negative curvature. "loop" calls ``loss.backward()`` and then ``step()`` without a
-closure. "robust02" is an earlier default; it requires the source of that version first on the path."""
+closure. "decaying" lowers `lr` linearly to 0 in the last third of the budget, as many loops do. "horizon" passes the
+number of steps of a first-order method as `horizon`. "robust02" is an earlier default; it requires the source of that
+version first on the path."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +131,17 @@ def _optimizers(method: str, model: nn.Module, lr: float | None) -> list[torch.o
     return made
 
 
+def rate_at(share: float) -> float:
+    """Return `lr` after this share of the budget: 1, and in the last third a straight line to 0."""
+    return min(1.0, max(0.0, 3.0 * (1.0 - share)))
+
+
 def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     """Return a method on a model."""
     loss, batches, size = problem.loss(model), problem.batches(spec.seed), problem.size
     if spec.method in VARIANTS or spec.method == "paper":
         options = VARIANTS.get(spec.method, {"preset": "paper"})
+        options = {"horizon": spec.steps} if spec.method == "horizon" else options
         kind = sanc.SCR if spec.method == "no-escape" else sanc.SANC
         opt = kind(model.parameters(), seed=spec.seed, **options)
         if spec.method == "loop":
@@ -147,6 +157,8 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
             return Stepper(loop_step, lambda: made * size, [opt])
 
         def sanc_step() -> None:
+            if spec.method == "decaying" and opt.record is not None:
+                opt.param_groups[0]["lr"] = rate_at(units(opt.record.calls) / (spec.steps * size))
             first, *more = (sanc.Batch(loss, *next(batches)) for _ in range(3 if spec.method == "paper" else 1))
             opt.step(first, **dict(zip(("hessian", "objective"), more, strict=False)))
 

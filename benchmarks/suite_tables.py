@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,10 +140,11 @@ def overview(rows: Sequence[Run]) -> str:
         words.append(
             f"* Final loss of sanc below that of {other} on {sum(x < 1.0 for x in ends)} of {len(ends)} tasks."
         )
-    for other in ("soap tuned", "muon tuned"):
-        ends = [x for x in compare(rows, "sanc", other, "final") if 0.0 < x < math.inf]
+    ours = [name for name in ("sanc", "decaying", "horizon") if any(row["method"] == name for row in rows)]
+    for name, other in itertools.product(ours or ["sanc"], ("soap tuned", "muon tuned")):
+        ends = [x for x in compare(rows, name, other, "final") if 0.0 < x < math.inf]
         mean = number(geometric_mean(ends), ".3f")
-        words.append(f"* Final loss of sanc ÷ {other}: {mean} in the geometric mean of {len(ends)} tasks.")
+        words.append(f"* Final loss of {name} ÷ {other}: {mean} in the geometric mean of {len(ends)} tasks.")
     held = compare(rows, "sanc", "adamw tuned", "held")
     words.append(f"* Held-out loss of sanc at most 1 % above tuned AdamW's: {sum(x <= 1.01 for x in held)} of "
                  f"{len(held)} tasks.")  # fmt: skip

@@ -526,6 +526,36 @@ def checkpointed(folder, begin, end, parts, style, save):
     return gathered(opt)
 
 
+def low_precision(folder, parts, style):
+    """Train bfloat16 parameters, save after 25 of 30 steps, and resume; return both ends with their master values.
+
+    All ranks have the same rows, so that means over ranks are exact. `parts` = 1: sharded parameters, whose eigenbases
+    are refreshed at other steps than those of one process once `refresh` steps are made.
+    """
+    data = [(a.bfloat16(), b.bfloat16()) for a, b in batches(30)]
+    found = []
+    for begin in (0, 25):
+        model = deep(0).bfloat16()
+        if parts:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model)
+        opt = sanc.SANC(model.parameters(), seed=0, compare_every=2, refresh=100)
+        if begin:
+            assert sanc.load_checkpoint(folder, model, opt) == begin
+        else:
+            train(opt, model, data[:25], style)
+            if folder is not None:
+                sanc.save_checkpoint(folder, model, opt)
+        train(opt, model, data[25:], style)
+        states = opt.state_dict()["state"].values()
+        masters = [getattr(entry["master"], "full_tensor", lambda entry=entry: entry["master"])() for entry in states]
+        found.append((gathered(opt), torch.cat([master.reshape(-1) for master in masters])))
+        if folder is None:
+            break
+    return found
+
+
 # ---------------------------------------------------------------------------------------------- faults
 
 

@@ -728,7 +728,7 @@ def test_errors_name_bad_options(options, words):
         (5, ["params = 5", "list"]),
         (torch.ones(3), ["params = tensor", "list"]),
         ([nn.Parameter(torch.ones(2), requires_grad=False)], ["nothing to optimise", "free"]),
-        ([nn.Parameter(torch.ones(2).half())], ["float16", "autocast"]),
+        ([nn.Parameter(torch.ones(2).to(torch.float8_e5m2))], ["float8", "autocast"]),
         ([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], ["one type", "float64"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "lr": "fast"}], ["lr = 'fast'", "≥ 0"]),
         ([{"params": [nn.Parameter(torch.ones(2))], "beta": 0.1}], ["'beta'", "not known"]),

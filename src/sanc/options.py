@@ -63,6 +63,7 @@ class OptimizerOptions(TypedDict, total=False):
     distance: float
     warm_up: int
     slow_down: int
+    horizon: int
     averaging: float
     weighting: float
 

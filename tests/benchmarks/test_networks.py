@@ -234,13 +234,39 @@ def test_profiles(tmp_path: Path) -> None:
 def test_the_other_seeds_follow_the_choice() -> None:
     """The other seeds wait for all rates of the first one, and run with the default and the best rate."""
     options = networks.argparse.Namespace(
-        methods=["schedulefree"], tasks=["vae"], steps_scale=1.0, seeds=2, quick=False
+        methods=["schedulefree"], tasks=["vae"], steps_scale=1.0, seeds=2, quick=False, long=None
     )
     first = list(networks.wanted(options, []))
     assert len(first) == 5 and {spec.seed for spec in first} == {0}
     runs = [dataclasses.asdict(spec) | {"curve": {"train": [spec.lr]}} for spec in first]
     later = [spec for spec in networks.wanted(options, runs) if spec not in first]
     assert [(spec.lr, spec.seed) for spec in later] == [(0.0025, 1), (0.001, 1)]
+
+
+def test_long_runs_have_four_tasks_more_steps_and_schedules_of_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[networks.argparse.Namespace] = []
+    monkeypatch.setattr(networks, "execute", lambda options, runs: seen.append(options))
+    assert networks.main(["--long", "16", "--seeds", "1", "--methods", "sanc", "horizon", "adamw"]) == 1  # no runs
+    specs = list(networks.wanted(seen[0], []))
+    assert {spec.task for spec in specs} == set(suite.LONG) and len(suite.LONG) == 4
+    assert {suite.TASKS[name].half for name in suite.LONG} == {"unseen", "chosen"}
+    assert all(spec.steps == 16 * suite.TASKS[spec.task].steps for spec in specs)
+    assert {(spec.lr, spec.cosine) for spec in specs if spec.method == "adamw" and not spec.cosine} == {(1e-3, False)}
+    assert len([spec for spec in specs if (spec.task, spec.method, spec.cosine) == ("pinn", "adamw", True)]) == 7
+
+
+def test_the_rate_of_a_known_horizon_falls_in_the_last_third() -> None:
+    assert [suite_methods.rate_at(share) for share in (0.0, 0.5, 2 / 3, 5 / 6, 1.0, 1.2)] == pytest.approx(
+        [1.0, 1.0, 1.0, 0.5, 0.0, 0.0]
+    )
+    problem = suite_methods.problem_of("diabetes", None, "cpu")
+    spec = suite_methods.Spec("diabetes", "decaying", None, False, 0, 40)
+    method = suite_methods.stepper(spec, problem, problem.model(0))
+    while method.spent() < 36 * problem.size:
+        method.step()
+    assert 0.0 < method.optimizers[0].param_groups[0]["lr"] < 0.5
+    known = suite_methods.stepper(dataclasses.replace(spec, method="horizon"), problem, problem.model(0))
+    assert known.optimizers[0]._driver.method.minibatch.step.horizon == 40
 
 
 def test_units() -> None:

@@ -62,11 +62,13 @@ def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
     assert np.linalg.norm(problem.value_and_gradient(x)[1]) < 1e-6
 
 
-@pytest.mark.parametrize("averaging", [0.9, 0.0])
-@pytest.mark.parametrize("distance", [2.0, 0.0])
-def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance):
+@pytest.mark.parametrize(
+    ("averaging", "distance", "horizon"), [(0.9, 2.0, 0), (0.0, 2.0, 0), (0.9, 0.0, 0), (0.0, 0.0, 0), (0.9, 2.0, 80)]
+)
+def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance, horizon):
     """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
     own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
+    own["horizon"] = horizon
     engine, oracle = engine_on(problem, **own)
     settings = engine.settings
     x0 = x = z = average = np.ones(problem.dim)
@@ -81,11 +83,13 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance)
         p = g / unit / (np.sqrt(V) + floor)
         s, aligned = settings.step, beyond > 0.7 * path
         eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and aligned else 2 * s.scale)
-        eta *= min(1, (k + 1) / s.warm_up) / math.sqrt(1 + k / s.slow_down) / 15  # of a vector nothing else is known
+        eta *= min(1, (k + 1) / s.warm_up) / 15  # of a vector nothing else is known
+        eta *= max(1 - k / horizon, 1 / horizon) if horizon else 1 / math.sqrt(1 + k / s.slow_down)
         step, M = -eta * p, unit * (np.sqrt(V) + floor)
         late = (k + 1) ** settings.average.weighting
         total += late
         share = late / total if averaging else 1.0
+        share = max(share, 3 / (max(horizon - k, 1) + 3)) if horizon else share
         if distance and (k < 20 or k % 5 == 0):
             drift = 0.998 * drift + 0.002 * d * d * p
             r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
@@ -652,7 +656,7 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("averaging", 1.0), ("metric", "kroneker"), ("memory", 1.0), ("refresh", 0), ("largest_side", -1), ("scale", 0.0),
-     ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("weighting", -1.0), ("noise", math.inf),
+     ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("horizon", -1), ("weighting", -1.0), ("noise", math.inf),
      ("curvature", 1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):

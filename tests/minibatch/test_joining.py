@@ -8,6 +8,10 @@ import torch
 
 import sanc
 from driving import drive
+from sanc.core.space import Space
+from sanc.minibatch import updates
+from sanc.minibatch.settings import Minibatch, StepScale
+from sanc.minibatch.state import State
 
 STYLES = ("loss", "backward", "gradients")
 
@@ -178,3 +182,17 @@ def test_a_first_gradient_that_is_not_finite_leaves_a_state_that_can_be_saved():
     drive("loss", model, opt, more)
     drive("loss", twin, other, more)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("horizon", "remaining"), [(0, None), (1000, 940), (70, 10), (50, 1)])
+def test_towards_a_known_end_all_entries_follow_the_last_iterates(horizon, remaining):
+    """c is at least that of a mean over as many iterates as steps remain, also for entries that joined late."""
+    joined_at = torch.tensor([0.0, 20.0, 50.0], dtype=torch.float64)
+    state = State(0, steps=60, joined_at=joined_at, weight_sum=sum(k**2 for k in range(1, 61)))
+    settings = Minibatch(step=StepScale(horizon=horizon))
+    usual = torch.tensor([61**2 / sum(k**2 for k in range(1, 62)), 3 / 43, 3 / 13], dtype=torch.float64)
+    least = 0.0 if remaining is None else 3 / (remaining + 3)
+    scalars = updates.step_scalars(state, settings, 1.0)
+    space = Space(3, torch.float64, torch.device("cpu"))
+    weights = updates.average_weights(state, settings, scalars.average_weight, space)
+    torch.testing.assert_close(weights, usual.clamp(min=least))

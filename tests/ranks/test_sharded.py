@@ -224,3 +224,16 @@ def test_sharded_parameters_that_leave_and_join_make_the_steps_of_one_process(st
     for k, (ours, its, single) in enumerate(zip(one, other, whole, strict=True)):
         assert torch.equal(ours, its), k
         torch.testing.assert_close(ours, single, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mkldnn:UserWarning")
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=shards), 0], ids=["sharded", "whole"])
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_ranks_with_parameters_of_low_precision_make_the_steps_of_one_process(tmp_path, style, parts):
+    (alone,) = rank_jobs.low_precision(None, 0, style)
+    for ends in without_errors(run_on_ranks(2, rank_jobs.low_precision, tmp_path, parts, style)):
+        for parameters, masters in ends:
+            assert parameters.dtype == torch.bfloat16 and torch.equal(parameters, masters.bfloat16())
+            assert torch.equal(masters, ends[0][1])  # resumed bit for bit
+            torch.testing.assert_close(masters, alone[1], rtol=1e-3, atol=1e-4)

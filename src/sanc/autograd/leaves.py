@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sanc.autograd import internals
+from sanc.autograd.masters import LOW_PRECISION, MasterValues
 from sanc.core.space import Space
 
 Closure = Callable[[], Tensor]
@@ -68,7 +69,17 @@ class PartMoments:
 
 
 class Leaves:
-    """The layout of leaf tensors in a flat vector, and the weight decay and the rate of each leaf."""
+    """The layout of leaf tensors in a flat vector, and the weight decay and the rate of each leaf.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        Type of the vectors: that of the leaves, and float32 for leaves of bfloat16 and float16.
+    is_low_precision : bool
+        Whether a leaf is of bfloat16 or float16.
+    masters : MasterValues
+        The float32 values of leaves of low precision. Layouts of the same leaves share them.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> None:
         self.tensors = list(tensors)
@@ -77,7 +88,11 @@ class Leaves:
         self.shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
         self._sizes = [math.prod(shape) for shape in self.shapes]
         self.dim = sum(self._sizes)
-        self.dtype, self.device = self.tensors[0].dtype, self.tensors[0].device
+        self._types = [leaf.dtype for leaf in self.tensors]
+        self.is_low_precision = any(dtype in LOW_PRECISION for dtype in self._types)
+        self.dtype = torch.float32 if self.is_low_precision else self._types[0]
+        self.device = self.tensors[0].device
+        self.masters = MasterValues()
 
     def local_tensor(self, tensor: Tensor) -> Tensor:
         """Return the part of a leaf, or of its gradient, that is in the vectors of this process: here, all of it."""
@@ -90,13 +105,13 @@ class Leaves:
     @property
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
-        kinds = {(leaf.dtype, leaf.device) for leaf in self.tensors}
+        kinds = [(leaf.dtype, leaf.device) for leaf in self.tensors]
         shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
-        return kinds == {(self.dtype, self.device)} and shapes == self.shapes
+        return kinds == [(dtype, self.device) for dtype in self._types] and shapes == self.shapes
 
     def matches(self, other: Leaves) -> bool:
         """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
-        same = self.shapes == other.shapes and (self.dtype, self.device) == (other.dtype, other.device)
+        same = self.shapes == other.shapes and (self._types, self.device) == (other._types, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
     def places_in(self, other: Leaves) -> list[int | None]:
@@ -105,8 +120,8 @@ class Leaves:
         places = {id(leaf): place for place, leaf in enumerate(other.tensors)} if same_kind else {}
         candidates = (places.get(id(leaf)) for leaf in self.tensors)
         return [
-            place if place is not None and other.shapes[place] == shape else None
-            for place, shape in zip(candidates, self.shapes, strict=True)
+            place if place is not None and (other.shapes[place], other._types[place]) == kind else None
+            for place, kind in zip(candidates, zip(self.shapes, self._types, strict=True), strict=True)
         ]
 
     @torch.no_grad()
@@ -130,15 +145,28 @@ class Leaves:
         return self.split(vector)
 
     def read(self) -> Tensor:
-        """Copy the leaves into a new flat vector."""
+        """Copy the leaves, or their master values, into a new flat vector."""
         with torch.no_grad():
-            return torch.cat([self.local_tensor(leaf).reshape(-1) for leaf in self.tensors])
+            return torch.cat([self._values(leaf).reshape(-1) for leaf in self.tensors])
+
+    def _values(self, leaf: Tensor) -> Tensor:
+        """Return the values of the part of a leaf that this process holds, in the type of the vectors."""
+        held = self.local_tensor(leaf)
+        return self.masters.read(leaf, held) if leaf.dtype in LOW_PRECISION else held
 
     def write(self, vector: Tensor) -> None:
-        """Copy a flat vector into the leaves."""
+        """Copy a flat vector into the leaves, which round it to their type; the master values are not rounded."""
         with torch.no_grad():
             internals.copy_all([self.local_tensor(leaf) for leaf in self.tensors], self.split(vector))
+            self.keep_masters(vector)
         torch.clear_autocast_cache()  # it may hold casts of the old values
+
+    @torch.no_grad()
+    def keep_masters(self, vector: Tensor) -> None:
+        """Copy a flat vector into the master values of leaves of low precision."""
+        if self.is_low_precision:
+            held = [self.local_tensor(leaf) for leaf in self.tensors]
+            self.masters.write(self.tensors, held, self.split(vector))
 
     def penalised(self, loss: Tensor, x: Tensor) -> Tensor:
         """Return the loss plus ½ Σ decay·‖x_i‖² over the leaves, as a float64 tensor on the device."""

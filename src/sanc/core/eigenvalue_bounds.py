@@ -73,8 +73,9 @@ class MonitoredLanczos:
         self.operator, self.space, self._is_rough = operator, space, rough
         self._product_error = 0.0  # of products with a lower precision than their type
         self._measured_errors, self._largest_error = measured_errors, 0.0  # of differences of gradients
-        self.start: Vector | None = start() if store else None
-        redraw, first = (None, self.start) if store else (start, start())
+        first = start()
+        self.start: Any = first if store else None
+        redraw = None if store else start
         self.lanczos = Lanczos(self._product, first, space, store=store, reorthogonalise=store, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0

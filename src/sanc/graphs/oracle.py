@@ -32,9 +32,9 @@ from sanc.graphs.recording import (
     reset_gradient_accumulators,
 )
 
-_GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""The largest relative difference between a recorded and an eager gradient, about √eps: above the roundoff of sums in
-another order, and far below the error of a wrong recording."""
+_GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""The largest relative difference between a recorded and an eager gradient, by the type of the parameters: about √eps,
+above the roundoff of sums in another order, and far below the error of a wrong recording."""
 
 _SMALLEST_NORM = 1e-30
 """A lower bound of the gradient norm in that relative difference, against a division by zero."""
@@ -173,7 +173,7 @@ class CapturedOracle(AutogradOracle):
         unread, eager = self._inner.unread_gradient(self._point)
         eager_value = float(unread)
         error = float(torch.linalg.vector_norm(eager - g) / torch.linalg.vector_norm(eager).clamp_min(_SMALLEST_NORM))
-        tolerance = _GRADIENT_TOLERANCE[self.leaves.dtype]
+        tolerance = max(_GRADIENT_TOLERANCE[leaf.dtype] for leaf in self.leaves.tensors)
         if not (math.isfinite(eager_value) and math.isfinite(error)):
             raise BatchNotRecordableError("the loss or the gradient of the batch to be recorded is not finite")
         if error > tolerance or abs(eager_value - value) > tolerance * max(1.0, abs(eager_value)):

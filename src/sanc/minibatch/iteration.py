@@ -327,7 +327,7 @@ class MinibatchIteration:
             averaging_start=None if averaging_start is None else space.tensor(averaging_start),
             direction_sum=None if direction_sum is None else space.tensor(direction_sum),
             caller_change=caller_change,
-            average_weights=updates.average_weights(state, self.settings.average, scalars.average_weight, space),
+            average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
         )
         numbers, new_x, new_offset, *new_sum = advance(oracle, self._step_for(space), inputs)
         vectors = {"offset": space.vector(new_offset)}
@@ -347,8 +347,8 @@ class MinibatchIteration:
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
         losses = updates.changes_by_loss(state, x, results.value) if oracle.has_values else {}
-        self._update_state(**losses, **vectors)
-        self._update_state(**updates.changes_by_results(self._state, self.settings, scalars, results))
+        results_changes = updates.changes_by_results(state, self.settings, scalars, results)
+        self._update_state(**(losses | vectors | results_changes))
         self._expect_projections()
         if self.state.projection_countdown or self.state.last_written_x is not None:
             self._update_state(last_written_x=point if self.state.projection_countdown else None)
@@ -443,7 +443,8 @@ class MinibatchIteration:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
         largest = float(max(self.rates, default=1.0))
         peak_rate = max(self.state.peak_rate, largest)
-        self._update_state(peak_rate=peak_rate)
+        if peak_rate != self.state.peak_rate:
+            self._update_state(peak_rate=peak_rate)
         factor = scale.rate_factor(largest, peak_rate)
         if len(set(self.rates)) <= 1:
             return factor, None

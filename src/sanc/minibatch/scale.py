@@ -50,14 +50,16 @@ DISTANCE_MEMORY = 0.998
 def step_size(state: State, step: StepScale) -> float:
     """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-    Both start again when parameters join, because one gradient is a poor estimate of their second moments.
+    Both start again when parameters join, because one gradient is a poor estimate of their second moments. With a
+    `horizon` η falls linearly over all steps, to 1/`horizon` of its value in the last one and beyond.
     """
     steps = state.steps - state.last_extension
     aligned = steps > 2 * step.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
     limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), limit)
     ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
-    decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down else 1.0
+    decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down and not step.horizon else 1.0
+    decay = step.horizon / max(step.horizon - state.steps, 1) if step.horizon else decay
     return state.weight_unit * base * ramp / decay * state.eta_reduction
 
 

@@ -31,12 +31,16 @@ class StepScale(Piece):
         Number of steps over which η grows to its value.
     slow_down : int
         η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
+    horizon : int
+        Number of averaged steps of the run, if it is known: η falls linearly to zero over them, in place of
+        `slow_down`, and the average is one over fewer and fewer of the last iterates. 0: the number is not known.
     """
 
     scale: float = setting(0.15, POSITIVE)
     distance: float = setting(2.0, NOT_NEGATIVE)
     warm_up: int = setting(20, COUNT)
     slow_down: int = setting(150, COUNT)
+    horizon: int = setting(0, COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)

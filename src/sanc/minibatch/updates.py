@@ -64,7 +64,9 @@ def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * scale.step_size(state, settings.step),
-        average_weight=weight / (state.weight_sum + weight) if settings.average.averaging else 1.0,
+        average_weight=max(weight / (state.weight_sum + weight), _last_weight(state, settings))
+        if settings.average.averaging
+        else 1.0,
         distance_weight=scale.distance_weight(state),
     )
 
@@ -82,15 +84,28 @@ def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None
     return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
 
-def average_weights(state: State, average: Average, average_weight: float, space: Space) -> Tensor | None:
+def _last_weight(state: State, settings: Minibatch) -> float:
+    """Return a lower bound of c near a known end of the run, as if so many steps had been made as remain; else 0.
+
+    η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
+    """
+    if not settings.step.horizon:
+        return 0.0
+    p, remaining = settings.average.weighting, max(settings.step.horizon - state.steps, 1)
+    return (p + 1.0) / (remaining + p + 1.0)
+
+
+def average_weights(state: State, settings: Minibatch, average_weight: float, space: Space) -> Tensor | None:
     """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
 
     The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
     """
+    average, last_weight = settings.average, _last_weight(state, settings)
     if state.joined_at is None or not average.averaging:
         return None
     p, joined_at = average.weighting, space.tensor(state.joined_at)
-    return torch.where(joined_at > 0.0, (p + 1.0) / (state.steps - joined_at + (p + 1.0)), average_weight)
+    own = (p + 1.0) / (state.steps - joined_at + (p + 1.0))
+    return torch.where(joined_at > 0.0, own if last_weight == 0.0 else own.clamp(min=last_weight), average_weight)
 
 
 def changes_by_restart() -> dict[str, Any]:

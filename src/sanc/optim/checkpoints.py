@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
+from sanc.autograd.masters import LOW_PRECISION
 from sanc.autograd.products import HVP_MODES
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
@@ -36,6 +37,30 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
             states[p][name] = part
     for p, tensors in zip(driver.last_leaves.tensors, driver.iteration.tensors(), strict=False):
         states[p]["metric"] = dict(tensors)
+    if driver.last_leaves.is_low_precision:
+        # Values that were changed after the last step are those of the model that is saved.
+        for p, part in zip(driver.last_leaves.tensors, driver.last_leaves.pack(driver.last_leaves.read()), strict=True):
+            states[p]["master"] = part
+
+
+def uncast_states(
+    states: MutableMapping[Tensor, Any],
+    saved: Mapping[Any, Any],
+    saved_groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+) -> None:
+    """Replace the states of parameters of low precision by the saved ones, which torch rounds to their type."""
+    for saved_group, group in zip(saved_groups, groups, strict=True):
+        for number, p in zip(saved_group["params"], group["params"], strict=True):
+            if p.dtype in LOW_PRECISION and saved.get(number):
+                states[p] = _moved(saved[number], p.device)
+
+
+def _moved(entry: Any, device: torch.device) -> Any:
+    """Return tensors on this device, in the mappings in which they are."""
+    if isinstance(entry, Mapping):
+        return {name: _moved(value, device) for name, value in entry.items()}
+    return entry.to(device) if isinstance(entry, Tensor) else entry
 
 
 def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
@@ -136,12 +161,19 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
 
 def checked_vectors(
     driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
-) -> tuple[Leaves | None, dict[str, Any], list[Any]]:
-    """Return the leaves that have vectors, the vectors, and the tensors of the metric; `states` is by parameter."""
+) -> tuple[Leaves | None, dict[str, Any], list[Any], Tensor | None]:
+    """Return the leaves that have vectors, the vectors, the tensors of the metric, and the master values.
+
+    `states` is by parameter.
+    """
     saved = [p for p in parameters if states.get(p)]
-    leaves = driver.mode.leaves(saved, [0.0] * len(saved)) if saved else None
+    leaves = driver.leaves(saved, [0.0] * len(saved)) if saved else None
     entries = [dict(states[p]) for p in saved]
     tensors = [entry.pop("metric", {}) for entry in entries]
+    masters = [entry.pop("master", None) for entry in entries]
+    for number, (p, master) in enumerate(zip(saved, masters, strict=True)):
+        if master is not None:
+            require_vector(f"'master' of parameter {number}", master, tuple(p.shape))
     for number, (p, entry) in enumerate(zip(saved, entries, strict=True)):
         if set(entry) != set(entries[0]):
             raise state_error(
@@ -157,7 +189,8 @@ def checked_vectors(
     vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}
     shapes = [tuple(p.shape) for p in saved]
     driver.iteration.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
-    return leaves, vectors, tensors
+    complete = leaves is not None and leaves.is_low_precision and all(master is not None for master in masters)
+    return leaves, vectors, tensors, leaves.flatten(masters) if leaves is not None and complete else None
 
 
 def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
@@ -175,7 +208,12 @@ def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
 
 
 def restore(
-    driver: Driver, engine: Mapping[str, Any], leaves: Leaves | None, vectors: Mapping[str, Any], tensors: Sequence[Any]
+    driver: Driver,
+    engine: Mapping[str, Any],
+    leaves: Leaves | None,
+    vectors: Mapping[str, Any],
+    tensors: Sequence[Any],
+    masters: Tensor | None,
 ) -> None:
     """Restore a state that was checked."""
     if driver.hvp == "auto":
@@ -183,6 +221,9 @@ def restore(
     if driver.capture is not None:
         driver.capture.reset()
     driver.last_leaves = leaves
+    driver.masters.keep_only([])
+    if leaves is not None and masters is not None:
+        leaves.keep_masters(masters)
     driver.iteration.restore(engine["numbers"], vectors, tensors)
     driver.meter = Meter(**engine["meter"])
     driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]

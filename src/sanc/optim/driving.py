@@ -22,6 +22,7 @@ from sanc.autograd.buffers import FORWARD_HOOK
 from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import accumulated_batches
 from sanc.autograd.leaves import Leaves, Sample
+from sanc.autograd.masters import MasterValues
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HvpMode
@@ -62,6 +63,8 @@ class Driver:
         The leaves of the last step, which the vectors of the state belong to.
     at_average : bool
         Whether the parameters are the average; if not, they are the point at which gradients are taken.
+    masters : MasterValues
+        The float32 values of parameters of bfloat16 and float16.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Driver:
         mode: Mode,
     ) -> None:
         self.method, self.mode = method, mode
+        leaves.masters = self.masters = MasterValues()
         self.hvp = hvp  # as the caller passed it; the oracle may use another mode
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
@@ -111,6 +115,12 @@ class Driver:
         oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.style = style
         return oracle
+
+    def leaves(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float] = ()) -> Leaves:
+        """Return the flat layout of parameters, with the master values of this optimiser."""
+        leaves = self.mode.leaves(tensors, decays, rates)
+        leaves.masters = self.masters
+        return leaves
 
     @property
     def record(self) -> Record | None:
@@ -236,6 +246,7 @@ class Driver:
         x = point = oracle.start()
         iteration, last_leaves = self.iteration, self.last_leaves
         meter, snapshot, style_and_hvp = replace(self.meter), iteration.snapshot(), (self.oracle.style, self.oracle.hvp)
+        masters = self.masters.values
         try:
             first = iteration.state.iteration == 0
             if oracle is self.oracle and (first or oracle.fresh):
@@ -247,7 +258,7 @@ class Driver:
         except BaseException:
             oracle.undo_training()
             iteration.roll_back(snapshot)
-            self.last_leaves, self.meter = last_leaves, meter
+            self.last_leaves, self.meter, self.masters.values = last_leaves, meter, masters
             self.oracle.style, self.oracle.hvp = style_and_hvp
             raise
         finally:
@@ -263,6 +274,7 @@ class Driver:
         last, self.last_leaves = self.last_leaves, leaves
         if last is not None and last.matches(leaves):
             return
+        self.masters.keep_only(leaves.tensors)
         places = [] if last is None else leaves.places_in(last)
         if last is None or all(place is None for place in places):
             self.iteration.reset()
@@ -325,7 +337,7 @@ class Driver:
         self._require_gradients(leaves)
         iteration, last_leaves, at_average = self.iteration, self.last_leaves, self.at_average
         first = iteration.state.iteration == 0
-        meter, snapshot = replace(self.meter), iteration.snapshot()
+        meter, snapshot, masters = replace(self.meter), iteration.snapshot(), self.masters.values
         moves = last_leaves is not None and last_leaves.intact and not last_leaves.matches(leaves)
         earlier_values = last_leaves.read() if last_leaves is not None and moves else None
         try:
@@ -335,6 +347,7 @@ class Driver:
         except BaseException:
             iteration.roll_back(snapshot)
             self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter
+            self.masters.values = masters
             if last_leaves is not None and earlier_values is not None:
                 last_leaves.write(earlier_values)
             raise

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
+from sanc.autograd.masters import LOW_PRECISION
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, require, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
 _FOREIGN_ENTRIES = {"name", "param_names", "initial_lr"}
 """Entries that torch, its schedulers and loggers of learning rates write into groups, or read from them."""
+_TYPES = (torch.float32, torch.float64, *LOW_PRECISION)
+"""Types of parameters. Those of low precision may be used beside float32."""
 
 
 def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -65,9 +68,20 @@ def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leav
             raise ArgumentTypeError(f"params[{label_of(groups, p)}] {problem}.")
     if not any(p.numel() for p in leaves):
         raise ArgumentError(empty_message)
-    if max(decays) > torch.finfo(first.dtype).max:
-        raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {first.dtype}: pass a smaller one.")
-    return make_leaves(leaves, decays, rates)
+    layout = make_leaves(leaves, decays, rates)
+    if max(decays) > torch.finfo(layout.dtype).max:
+        raise ArgumentError(f"weight_decay = {max(decays)!r} cannot be used with {layout.dtype}: pass a smaller one.")
+    return layout
+
+
+def require_full_precision(groups: Groups, leaves: Leaves, reason: str) -> None:
+    """Raise an error with this reason, if a parameter that takes part is of low precision."""
+    for p in leaves.tensors:
+        if p.dtype in LOW_PRECISION:
+            raise ArgumentTypeError(
+                f"params[{label_of(groups, p)}] is of {p.dtype}, {reason}, or keep parameters in float32 and use "
+                "torch.autocast for lower precision."
+            )
 
 
 def _problem(p: Tensor, first: Tensor) -> str:
@@ -78,13 +92,13 @@ def _problem(p: Tensor, first: Tensor) -> str:
         return "is on the device 'meta' and has no values: call model.to_empty(device=…) and initialise it first"
     if p.is_complex():
         return f"is of {p.dtype}: optimise the real tensor torch.view_as_real(…) of it, and make it complex in the loss"
-    if p.dtype not in (torch.float32, torch.float64):
-        return f"is of {p.dtype}: keep parameters in float32 or float64, and use torch.autocast for lower precision"
+    if p.dtype not in _TYPES:
+        return f"is of {p.dtype}: keep parameters in float32, and use torch.autocast for lower precision"
     if p.layout != torch.strided:
         return f"has the layout {p.layout}: pass dense parameters"
     if 0 in p.stride() and any(stride == 0 and side > 1 for stride, side in zip(p.stride(), p.shape, strict=True)):
         return "has entries that share memory, as after expand(): pass a parameter of a contiguous tensor"
-    if p.dtype != first.dtype or p.device != first.device:
+    if (p.dtype == torch.float64) != (first.dtype == torch.float64) or p.device != first.device:
         return (
             f"is of {p.dtype} on {p.device}, and the first one of {first.dtype} on {first.device}: put all parameters "
             "to optimise on one device in one type"

@@ -26,11 +26,12 @@ from sanc.optim.checkpoints import (
     checked_vectors,
     engine_of,
     restore,
+    uncast_states,
     warn_of_changes,
     write_states,
 )
 from sanc.optim.driving import STYLES, Driver
-from sanc.optim.groups import check_group, label_of, leaves_to_optimise
+from sanc.optim.groups import check_group, label_of, leaves_to_optimise, require_full_precision
 from sanc.options import OptimizerOptions
 from sanc.presets import PRESETS, changes_from, compose, with_options
 from sanc.ranks.find import find_mode
@@ -48,7 +49,8 @@ class CubicOptimizer(Optimizer):
     Parameters
     ----------
     params : iterable
-        Parameters, or dicts that define groups. A group may set ``weight_decay`` (a penalty of
+        Parameters, or dicts that define groups. Parameters of bfloat16 and float16 have float32 master values in the
+        optimiser; SANC and SCR train them with averaged steps only. A group may set ``weight_decay`` (a penalty of
         ``weight_decay/2 · ‖w‖²``, exact in value, gradient and Hessian products) and ``frozen`` (its parameters do
         not change).
     preset : {"robust", "paper"} or Method
@@ -144,6 +146,7 @@ class CubicOptimizer(Optimizer):
                 stacklevel=3,
             )
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)
+        method = self._without_products(method, leaves, options)
         seed = mode.seed(None if seed is None else int(seed))
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
@@ -264,7 +267,25 @@ class CubicOptimizer(Optimizer):
 
     def _leaves(self) -> Leaves:
         """Return the parameters that take part in the next step."""
-        return leaves_to_optimise(self.param_groups, self._driver.mode.leaves)
+        leaves = leaves_to_optimise(self.param_groups, self._driver.leaves)
+        minibatch = self._driver.method.minibatch
+        if leaves.is_low_precision and (minibatch is None or minibatch.curvature):
+            reason = "and was not when the optimiser was constructed: convert the model before that"
+            require_full_precision(self.param_groups, leaves, reason)
+        return leaves
+
+    def _without_products(self, method: Method, leaves: Leaves, options: Mapping[str, Any]) -> Method:
+        """Return the method for these leaves: with parameters of low precision it uses no Hessian products.
+
+        The rounding of the parameters exceeds a second-order step, and that of the loss its decrease.
+        """
+        if not leaves.is_low_precision:
+            return method
+        if not method.on_samples or options.get("curvature"):
+            remedy = "leave out curvature = True" if method.on_samples else "use sanc.SANC as it is"
+            reason = f"which is not precise enough for second-order steps: {remedy}"
+            require_full_precision(self.param_groups, leaves, reason)
+        return with_options(method, {"curvature": False})
 
     def _warn_of_unreached(self) -> None:
         """Warn of parameters that the loss of the first step does not depend on."""
@@ -333,6 +354,7 @@ class CubicOptimizer(Optimizer):
         saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}
         try:
             super().load_state_dict({"state": state, "param_groups": groups})
+            uncast_states(self.state, state, groups, self.param_groups)
             loaded = checked_vectors(self._driver, engine, self._parameters(), self.state)
             warn_of_changes(self._driver, engine)
         except BaseException as problem:

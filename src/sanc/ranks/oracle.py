@@ -209,7 +209,7 @@ class AveragingOracle(AutogradOracle):
     ) -> Evaluation:
         """Return the mean over the ranks of the evaluations of a sample."""
         reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
-        like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim) if vector else None
+        like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim, dtype=self.leaves.dtype) if vector else None
         options: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
         options["style"] = lambda: self.style
         mean, self._totals[sample] = average(self.ranks, evaluate, label, like=like, **options)

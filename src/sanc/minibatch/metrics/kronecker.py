@@ -220,8 +220,8 @@ class _Stack:
     def update(self, matrices: Tensor, weight: Tensor | float) -> None:
         """Update the factors mean GGᵀ and mean GᵀG."""
         by_rows, by_columns = self._by_rows(matrices), self._by_columns(matrices)
-        self._rows.factor.lerp_(by_rows @ by_rows.mT, weight)
-        self._columns.factor.lerp_(by_columns.mT @ by_columns, weight)
+        self._rows.factor.lerp_(torch.bmm(by_rows, by_rows.mT), weight)
+        self._columns.factor.lerp_(torch.bmm(by_columns.mT, by_columns), weight)
 
     def preconditioned(self, matrices: Tensor, weight: Tensor | float | None) -> dict[int, Tensor]:
         """Return Q_L (H / (√V + ε)) Q_Rᵀ for each parameter, after an update of V with this weight."""
