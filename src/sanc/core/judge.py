@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Literal, Protocol, TypeVar
 
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
@@ -275,6 +276,8 @@ class SigmaUpdate(Piece):
     gamma: float = setting(2.0, ABOVE_ONE)
     sigma_rule: Literal["paper", "interpolate"] = "paper"
 
+    rules = Judge
+
     def __post_init__(self) -> None:
         super().__post_init__()
         floor = self.sigma_floor or 0.0
@@ -282,12 +285,18 @@ class SigmaUpdate(Piece):
 
     def judge(self, eps: float, *, exact: bool = False) -> Judge:
         """Return the rules for numbers of precision `eps`."""
-        return Judge(
-            sigma0=1.0 if self.sigma0 is None else self.sigma0,
-            floor=eps if self.sigma_floor is None else self.sigma_floor,
-            ceiling=self.sigma_ceiling,
-            gamma=self.gamma,
-            interpolates=self.sigma_rule == "interpolate",
-            measures_sigma0=self.sigma0 is None,
-            exact=exact,
-        )
+        return _rules(self, self.rules, eps, exact)
+
+
+@cache
+def _rules(settings: SigmaUpdate, rules: type[Judge], eps: float, exact: bool) -> Judge:
+    """Return the rules of these settings; every iteration asks for them, and building them takes microseconds."""
+    return rules(
+        sigma0=1.0 if settings.sigma0 is None else settings.sigma0,
+        floor=eps if settings.sigma_floor is None else settings.sigma_floor,
+        ceiling=settings.sigma_ceiling,
+        gamma=settings.gamma,
+        interpolates=settings.sigma_rule == "interpolate",
+        measures_sigma0=settings.sigma0 is None,
+        exact=exact,
+    )
