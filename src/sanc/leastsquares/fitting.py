@@ -82,7 +82,7 @@ def least_squares(
     tol : float, optional
         Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖ρ'r‖ in scaled
         variables, and λ_min ≥ −√tol there. The run stops, too, if the model predicts a relative decrease of the cost
-        below (30 tol)². By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
+        below (30 tol)², and 1e-13 at most. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
     max_nfev, max_iter, max_time : number, optional
         Limits on calls of `fun`, iterations and seconds, checked between iterations.
     certify : bool

@@ -30,11 +30,11 @@ _CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
 _EPS = float(np.finfo(np.float64).eps)
 """Precision of the decompositions."""
-_OFFSET_FACTOR = 30.0
-"""Tolerance on the offset, relative to that on the gradient norm.
+_OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
+"""Tolerance on the offset, relative to that on the gradient norm, and its largest value, relative to ‖w‖.
 
-The cost then exceeds its minimum by 1e-13, relatively. Chosen on the fits of NIST of lower difficulty and every second
-problem of Moré, Garbow and Hillstrom, as the largest with which the parameters of these fits have six digits.
+The cost then exceeds its minimum by 1e-13, relatively. Of the factors 10, 30 and 100 it is the largest with which the
+parameters of the fits of NIST of lower difficulty have six digits.
 """
 _PROBES = 8
 """Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
@@ -252,7 +252,8 @@ class ResidualOracle(CallableOracle):
         found = self.with_jacobian(z)
         if not found.is_dense:
             return 0.0
-        largest = _OFFSET_FACTOR * self.tolerance(z)
+        factor = min(_OFFSET_FACTOR, max(1.0, _MAX_OFFSET / self.tol)) if self.tol > 0.0 else 1.0
+        largest = factor * self.tolerance(z)
         try:
             basis, offset = self._model(found, places)
         except NonFiniteProductError:
@@ -386,11 +387,13 @@ def _decompose(oracle: ResidualOracle, found: Evaluation, places: Any) -> tuple[
 
 def _offset(values: Floats, projections: Floats, rounding: float) -> float:
     """Return √(gᵀB⁻¹g) without eigenvalues that are roundoff; infinite if there is negative curvature."""
-    limit = rounding * float(values[-1])
-    if values[0] < -limit:
+    numbers: list[float] = values.tolist()
+    limit = rounding * numbers[-1]
+    if numbers[0] < -limit:
         return math.inf
-    used = values > limit
-    return math.sqrt(float((projections[used] ** 2 / values[used]).sum()))
+    # Plain floats: for a few variables an array operation costs more than its arithmetic.
+    pairs = zip(numbers, projections.tolist(), strict=True)
+    return math.hypot(*(projection / math.sqrt(value) for value, projection in pairs if value > limit))
 
 
 @cache

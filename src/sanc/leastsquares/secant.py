@@ -78,7 +78,6 @@ class SecondOrderTerm:
             return
         missing = target - size * product
         half = (missing - (0.5 * float(missing @ s) / along) * v) / along
-        rank_one = v[:, None] * half
-        updated = size * self.matrix + rank_one + rank_one.T
-        if math.isfinite(float(updated.sum())):
-            self.matrix = updated
+        if math.isfinite(float(half @ half) * float(v @ v)):
+            rank_one = v[:, None] * half
+            self.matrix = size * self.matrix + rank_one + rank_one.T
