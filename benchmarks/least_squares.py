@@ -225,7 +225,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def overhead() -> str:
-    """Return own milliseconds per iteration of both solvers on an exponential fit with n = 5 and m = 100."""
+    """Return own milliseconds of processor time per iteration of both solvers on an exponential fit."""
     t = np.linspace(0.0, 4.0, 100)
     truth, start = np.array([1.0, 0.5, 2.0, 1.5, 0.3]), np.array([0.5, 0.2, 1.0, 3.0, 0.0])
 
@@ -244,34 +244,43 @@ def overhead() -> str:
     def counted(function: Any) -> Any:
         return lambda p: (calls.append(function), function(p))[1]
 
-    def per_iteration(solve: Callable[[], int]) -> float:
-        times = []
-        for _ in range(30):
-            clock = time.perf_counter()
-            calls.clear()
-            iterations = solve()
-            own = time.perf_counter() - clock - sum(cost_of(function) for function in calls)
-            times.append(1e3 * own / iterations)
-        return float(np.median(times))
+    def seconds(function: Callable[[], Any], repeats: int) -> float:
+        clock = time.thread_time()
+        for _ in range(repeats):
+            function()
+        return (time.thread_time() - clock) / repeats
 
-    costs: dict[Any, float] = {}
+    def own_seconds(solve: Callable[[], Any]) -> float:
+        calls.clear()
+        spent = seconds(solve, 1)
+        return spent - sum(costs[function] for function in calls)
 
-    def cost_of(function: Any) -> float:
-        if function not in costs:
-            clock = time.perf_counter()
-            for _ in range(200):
-                function(start)
-            costs[function] = (time.perf_counter() - clock) / 200
-        return costs[function]
+    def ours(max_iter: int) -> Any:
+        return sanc.least_squares(counted(fun), start, counted(jac), certify=False, max_iter=max_iter)
 
-    def ours() -> int:
-        return int(sanc.least_squares(counted(fun), start, counted(jac), certify=False).nit)
+    def theirs() -> Any:
+        return scipy.optimize.least_squares(counted(fun), start, counted(jac), x_scale="jac")
 
-    def theirs() -> int:
-        return int(scipy.optimize.least_squares(counted(fun), start, counted(jac), x_scale="jac").njev)
-
-    own = f"sanc {per_iteration(ours):.3f}, trf {per_iteration(theirs):.3f}"
-    return f"own milliseconds per iteration, n = 5, m = 100: {own}"
+    costs: dict[Any, float] = {function: seconds(lambda f=function: f(start), 500) for function in (fun, jac)}  # type: ignore[misc]
+    iterations, peers = int(ours(LIMIT).nit), int(theirs().njev)
+    solvers: dict[str, Callable[[], Any]] = {
+        "first": lambda: ours(1),
+        "before the end": lambda: ours(iterations - 1),
+        "sanc": lambda: ours(LIMIT),
+        "trf": theirs,
+    }
+    times: dict[str, list[float]] = {name: [] for name in solvers}
+    for _ in range(50):  # in turns, so that other work on the machine affects all of them
+        for name, solve in solvers.items():
+            times[name].append(1e3 * own_seconds(solve))
+    spent = {name: float(np.median(entries)) for name, entries in times.items()}
+    peer = spent["trf"] / peers
+    whole = spent["sanc"] / iterations
+    between = (spent["before the end"] - spent["first"]) / (iterations - 2)
+    return (
+        f"own milliseconds per iteration, n = 5, m = 100: trf {peer:.3f}; sanc {whole:.3f} ({whole / peer:.1f} times) "
+        f"with start and ending, {between:.3f} ({between / peer:.1f} times) without them"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import zoo
 from scipy.optimize import Bounds
 
 import sanc
+import zoo
 
 SMALL = [problem for problem in zoo.PROBLEMS if problem.n <= 6]
 SLOW_VALLEYS = {"MARATOSB", "MEYER"}

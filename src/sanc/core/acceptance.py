@@ -55,7 +55,7 @@ class RatioTest(Piece):
         verdict, decision = self._test(here, step, trial_value, actual, rounding)
         if not verdict.accepted:
             return decision if math.isfinite(trial_value) else replace(decision, note=Note.TRIAL_NOT_FINITE)
-        decision = replace(_accepted(decision, verdict, trial, step), note=note)
+        decision = _accepted(decision, verdict, trial, step, note)
         if subspace.sigma_untested:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         return _with_next_gradient(here, decision, verdict) if here.sigma_rule.interpolates and here.ahead else decision
@@ -111,15 +111,15 @@ class RatioTest(Piece):
             if not -math.inf < trial_value < decision.trial_value:
                 break
             verdict, tested = self._test(here, longer, trial_value, here.known_value - trial_value)
-            accepted = _accepted(tested, verdict, trial, longer)
-            decision = replace(accepted, trials=decision.trials, note=decision.note)
+            accepted = _accepted(tested, verdict, trial, longer, decision.note)
+            decision = replace(accepted, trials=decision.trials)
         return decision
 
 
-def _accepted(decision: Decision, verdict: Verdict, trial: Vector, step: CubicStep) -> Decision:
+def _accepted(decision: Decision, verdict: Verdict, trial: Vector, step: CubicStep, note: str) -> Decision:
     """Return the decision with the trial point as the next point."""
     branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
-    return replace(decision, point=trial, branch=branch, step_norm=step.norm)
+    return replace(decision, point=trial, branch=branch, step_norm=step.norm, note=note)
 
 
 def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict) -> Decision:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.oracle import Eigenbasis, Operator, Oracle, RecentCache, WrappedOracle
 from sanc.core.space import NumpySpace, Space, Vector
 
 _REMEMBERED_POINTS = 4
@@ -201,6 +201,10 @@ class FaceOracle(WrappedOracle):
     def hessian(self, x: Vector) -> Operator:
         operator = self.inner.hessian(self.full(x))
         return operator if self.places is None else _FaceOperator(self, operator)
+
+    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
+        assert places is None, "a face of a face"
+        return self.inner.eigenbasis(self.full(x), None if self.places is None else self.places.cpu().numpy())
 
 
 class _FaceOperator(Operator):

@@ -172,7 +172,7 @@ class Iteration:
             if self.method.needs_products or model.proposes:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
-                here = replace(here, units=subspace.units)
+                here = here if subspace.units is here.units else replace(here, units=subspace.units)
                 progress = _Progress(Decision(subspace.sigma), here, subspace=subspace)
                 progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
             if progress.decision.point is not None or progress.skips_escape:
@@ -210,26 +210,30 @@ class Iteration:
         A step that could not be tried is not a rejected one.
         """
         here, sigma = progress.here, progress.decision.sigma
-        last_trial = replace(progress.last_trial or Decision(sigma), step=step)
-        progress, trials = replace(progress, last_trial=last_trial), last_trial.trials
+        trials = 0 if progress.last_trial is None else progress.last_trial.trials
+
+        def untried() -> _Progress:
+            return replace(progress, last_trial=replace(progress.last_trial or Decision(sigma), step=step))
+
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-            return replace(progress, note=Note.AT_MINIMUM), False
+            return replace(untried(), note=Note.AT_MINIMUM), False
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
             decision = Decision(here.sigma_rule.after_negligible_step(sigma, norm_ratio))
-            return replace(progress, decision=decision, note=Note.BELOW_PRECISION), False
+            return replace(untried(), decision=decision, note=Note.BELOW_PRECISION), False
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
         except NonFiniteProductError as error:
             return replace(
-                self._stay_with_larger_sigma(progress, str(error)), subspace=subspace.failed(str(error))
+                self._stay_with_larger_sigma(untried(), str(error)), subspace=subspace.failed(str(error))
             ), False
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            return replace(self._stay_with_larger_sigma(progress, str(error), error.value), skips_escape=True), False
-        decision = replace(decision, step=decision.step or step)
-        last_trial = replace(decision, trials=trials + decision.trials)
+            return replace(self._stay_with_larger_sigma(untried(), str(error), error.value), skips_escape=True), False
+        if decision.step is None:
+            decision = replace(decision, step=step)
+        last_trial = replace(decision, trials=trials + decision.trials) if trials else decision
         progress = replace(progress, decision=decision, last_trial=last_trial, note=decision.note or progress.note)
         return progress, decision.point is None
 

@@ -38,7 +38,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     run.prepare()
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
-    ending = point_ending(run, value, run.oracle.space.norm(g))
+    ending = point_ending(run, value, run.gradient_norm(g))
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall.has_stalled:

@@ -135,6 +135,8 @@ class KrylovModel(Piece):
     proposes = False
     needs_products = True
     resolves = 0
+    first_sigma = FIRST_SIGMA
+    tries_longer_steps = True
 
     @property
     def reorthogonalise(self) -> bool:
@@ -218,6 +220,7 @@ class CubicModel(KrylovModel):
     first_radius: float | None = setting(None, POSITIVE)
 
     proposes = True
+    limits_newton_steps = False
 
     def propose(self, here: Point, subspace: KrylovSubspace, sigma: float) -> cubic.CubicStep | None:
         """Return the minimiser of the model with this σ; None if a product was not finite."""
@@ -245,13 +248,15 @@ class CubicModel(KrylovModel):
         """Return the subspace with the minimiser of the model; σ is raised if the step exceeds `max_step_norm`.
 
         σ was adapted to earlier steps, and along a new direction the model may be inaccurate at that distance. The
-        first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm.
+        first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm; a
+        model with `limits_newton_steps` limits it always.
         """
         spectrum, krylov, max_norm = subspace.spectrum, subspace.krylov, subspace.max_step_norm
         assert spectrum is not None
         step, sigma_untested = self._solve(here, krylov, spectrum, subspace.sigma), subspace.sigma_untested
-        if step.norm > max_norm and (here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier):
-            sigma_untested = True
+        is_limited = self.limits_newton_steps or here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier
+        if step.norm > max_norm and is_limited:
+            sigma_untested = self.tries_longer_steps
             sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
             step = here.sigma_rule.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
@@ -389,9 +394,9 @@ def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, produc
     return replace(
         subspace,
         units=first_units,
-        sigma=here.sigma_rule.bounded(FIRST_SIGMA * first_units.cubic) if measures_sigma0 else subspace.sigma,
+        sigma=here.sigma_rule.bounded(model.first_sigma * first_units.cubic) if measures_sigma0 else subspace.sigma,
         max_step_norm=max_step_norm,
-        sigma_untested=max_step_norm < math.inf,
+        sigma_untested=model.tries_longer_steps and max_step_norm < math.inf,
     )
 
 

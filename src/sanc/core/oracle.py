@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sanc.core.krylov import ColumnSource, Lanczos
 from sanc.core.record import Calls
-from sanc.core.space import Space, Vector
+from sanc.core.space import Floats, Space, Vector
 
 T = TypeVar("T")
 
@@ -65,6 +65,24 @@ class Operator(ABC):
 
     def release(self) -> None:  # noqa: B027 - most hold no memory
         """Free the memory that products use; a later product allocates it again."""
+
+
+class Eigenbasis(NamedTuple):
+    """The Hessian of a model and the gradient in the eigenbasis of that Hessian, in float64 on the host.
+
+    Attributes
+    ----------
+    values : ndarray
+        The eigenvalues, ascending.
+    rows : ndarray
+        The eigenvectors, as rows.
+    projections : ndarray
+        The gradient in this basis.
+    """
+
+    values: Floats
+    rows: Floats
+    projections: Floats
 
 
 class Oracle(ABC):
@@ -153,6 +171,13 @@ class Oracle(ABC):
     @abstractmethod
     def hessian(self, x: Vector) -> Operator:
         """Return ∇²f(x) on the Hessian sample."""
+
+    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
+        """Return the eigenpairs of `hessian` at x; None if only products are known.
+
+        `places` is an array of indices: rows and columns of other variables are left out.
+        """
+        return None
 
     def count_paper_calls(self, gradients: int, products: int) -> None:
         """Count the components of gradients and products as the paper's figures do, once for each iteration (D4)."""

@@ -116,6 +116,20 @@ class Run:
         return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.default_tol else 0.0)
 
     @property
+    def gradient_tolerance(self) -> float:
+        """Tolerance on the gradient norm of a certificate: `tol`, or the rounding error if the run stalled there."""
+        return max(self.tol, self.gradient_rounding)
+
+    def gradient_norm(self, g: Vector) -> float:
+        """Return the norm of the gradient at the current point, as `tol` bounds it."""
+        return self.oracle.space.norm(g)
+
+    @property
+    def unit_cubic(self) -> float:
+        """The unit of σ, an estimate of the Lipschitz constant of the Hessian; 0 if it is not known."""
+        return self.units.cubic
+
+    @property
     def units(self) -> Units:
         """The units of the first point, from the iteration or as measured before it."""
         units = self.iteration.units
@@ -133,14 +147,17 @@ class Run:
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector."""
+        return self._probe(oracle, self.x, max_products, seed)
+
+    def _probe(self, oracle: Oracle, x: Vector, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         eps_curvature = self.limits.curvature_tol
         if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
             unit = self.factor  # an L2 of 1, scaled as f
-            eps_curvature = math.sqrt(self.tol) * math.sqrt(min(unit, self.units.cubic or unit))
+            eps_curvature = math.sqrt(self.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
         return probe(
             oracle,
-            self.x,
-            eps=max(self.tol, self.gradient_rounding),
+            x,
+            eps=self.gradient_tolerance,
             eps_curvature=eps_curvature,
             max_products=max_products,
             seed=seed,

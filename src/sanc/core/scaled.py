@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sanc.core.oracle import Operator, Oracle, WrappedOracle
+from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.saved import state_error
 from sanc.core.space import Vector
 
@@ -57,6 +57,10 @@ class ScaledOracle(WrappedOracle):
 
     def hessian(self, x: Vector) -> Operator:
         return _ScaledOperator(self.inner.hessian(x), self.factor)
+
+    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
+        basis = self.inner.eigenbasis(x, places)
+        return basis and Eigenbasis(basis.values * self.factor, basis.rows, basis.projections * self.factor)
 
 
 class _ScaledOperator(Operator):

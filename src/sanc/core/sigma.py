@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol, TypeVar
 
 from sanc.core.ratio import Verdict
@@ -241,6 +242,8 @@ class SigmaUpdate(Piece):
     gamma: float = setting(2.0, ABOVE_ONE)
     sigma_rule: Literal["paper", "interpolate"] = "paper"
 
+    rules = SigmaRule
+
     def __post_init__(self) -> None:
         super().__post_init__()
         floor = self.sigma_floor or 0.0
@@ -248,17 +251,23 @@ class SigmaUpdate(Piece):
 
     def rule(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return the rule for vectors of precision `eps`."""
-        return SigmaRule(
-            sigma0=1.0 if self.sigma0 is None else self.sigma0,
-            floor=eps if self.sigma_floor is None else self.sigma_floor,
-            ceiling=self.sigma_ceiling,
-            gamma=self.gamma,
-            interpolates=self.sigma_rule == "interpolate",
-            measures_sigma0=self.sigma0 is None,
-            exact=exact,
-        )
+        return _rule(self, self.rules, eps, exact)
 
     def judge(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return what `rule` does; this is its deprecated name."""
         warnings.warn("SigmaUpdate.judge is now SigmaUpdate.rule", DeprecationWarning, stacklevel=2)
         return self.rule(eps, exact=exact)
+
+
+@cache
+def _rule(settings: SigmaUpdate, kind: type[SigmaRule], eps: float, exact: bool) -> SigmaRule:
+    """Return the rule of these settings; every iteration asks for it, and building it takes microseconds."""
+    return kind(
+        sigma0=1.0 if settings.sigma0 is None else settings.sigma0,
+        floor=eps if settings.sigma_floor is None else settings.sigma_floor,
+        ceiling=settings.sigma_ceiling,
+        gamma=settings.gamma,
+        interpolates=settings.sigma_rule == "interpolate",
+        measures_sigma0=settings.sigma0 is None,
+        exact=exact,
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sanc.core.loop import run_to_end
 from sanc.core.method import Method
 from sanc.core.model import CubicModel
 from sanc.core.run import Limits, Run
+from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
@@ -79,7 +81,8 @@ def least_squares(
         C, the residual from which an observation is an outlier. It has no effect on "linear".
     tol : float, optional
         Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖ρ'r‖ in scaled
-        variables, and λ_min ≥ −√tol there. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
+        variables, and λ_min ≥ −√tol there. The run stops, too, if the model predicts a relative decrease of the cost
+        below (30 tol)², and 1e-13 at most. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
     max_nfev, max_iter, max_time : number, optional
         Limits on calls of `fun`, iterations and seconds, checked between iterations.
     certify : bool
@@ -202,13 +205,13 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
     return max(default, _DIFFERENCE_TOLERANCE if residuals.is_differenced and residuals.jac != "cs" else 0.0)
 
 
+@cache
 def _method() -> Method:
     """Return the default method with the model of dense Jacobians."""
     robust = PRESETS["robust"]
-    pieces = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
     model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
-    sigma = GaussNewtonSigma(**{name: getattr(robust.sigma, name) for name in robust.sigma.__dataclass_fields__})
-    return Method(**pieces | {"model": model, "minibatch": None, "sigma": sigma})
+    sigma = GaussNewtonSigma(**{item.name: getattr(robust.sigma, item.name) for item in fields(SigmaUpdate)})
+    return replace(robust, model=model, minibatch=None, sigma=sigma)
 
 
 def _scipy_bounds(bounds: Any, x0: Any, flat: Floats) -> Any:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sanc.core import cubic
-from sanc.core.bounds import FaceOracle
-from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.krylov import Krylov
 from sanc.core.model import CubicModel, KrylovSubspace, with_units
-from sanc.core.oracle import Operator
+from sanc.core.oracle import Eigenbasis
 from sanc.core.point import Point
 from sanc.core.ratio import Verdict
-from sanc.core.scaled import ScaledOracle
 from sanc.core.sigma import SigmaRule, SigmaUpdate
-from sanc.core.space import Floats, Vector
-from sanc.core.units import Units
-from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+from sanc.core.space import Floats
+from sanc.core.units import FIRST_SIGMA, Units
 
 
 class EigenSpace(Krylov):
     """The whole space in the eigenbasis of B: T is diagonal, and the space invariant."""
 
-    def __init__(self, values: Floats, rows: Floats, projections: Floats, start_norm: float, at_gradient: bool) -> None:
+    def __init__(self, basis: Eigenbasis, rows: Any, start_norm: float, at_gradient: bool) -> None:
         self.start_norm = start_norm
-        self.alpha = values.tolist()
-        self.beta = [0.0] * len(values)
-        self._rows, self._projections, self._at_gradient = rows, projections, at_gradient
-        self._pivot = float(values[0])
+        self.alpha = basis.values.tolist()
+        self.beta = [0.0] * len(self.alpha)
+        self._rows, self._projections, self._at_gradient = rows, basis.projections, at_gradient
+        self._pivot = self.alpha[0]
 
     @property
     def starts_at_gradient(self) -> bool:
@@ -89,20 +85,16 @@ class GaussNewtonRule(SigmaRule):
 class GaussNewtonSigma(SigmaUpdate):
     """The rule for σ of least squares; settings are those of `SigmaUpdate`."""
 
-    def rule(self, eps: float, *, exact: bool = False) -> GaussNewtonRule:
-        """Return the rule for vectors of precision `eps`."""
-        rule = super().rule(eps, exact=exact)
-        return GaussNewtonRule(**{item.name: getattr(rule, item.name) for item in fields(rule)})
+    rules = GaussNewtonRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseModel(CubicModel):
-    """Minimises the cubic model in the whole space, from the singular values of the Jacobian.
+    """Minimises the cubic model in the whole space if the oracle knows its eigenbasis; otherwise in a Krylov space."""
 
-    A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
-    the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have. If the Jacobian is no matrix, the
-    model is that of the Krylov space.
-    """
+    first_sigma = FIRST_SIGMA_FACTOR * FIRST_SIGMA
+    tries_longer_steps = False
+    limits_newton_steps = True
 
     def max_step_norm(self, here: Point, first_units: Units) -> float:
         """Return the limit on the step norm: ‖z‖ at the first point, then twice the last step."""
@@ -110,94 +102,31 @@ class DenseModel(CubicModel):
             return here.norm or first_units.length
         return MAX_GROWTH * here.state.last_step_norm
 
-    def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-        """Return the subspace with the minimiser of the model; σ is raised if the step exceeds `max_step_norm`."""
-        spectrum, krylov, max_norm = subspace.spectrum, subspace.krylov, subspace.max_step_norm
-        assert spectrum is not None
-        sigma = subspace.sigma * (FIRST_SIGMA_FACTOR if here.state.iteration == 0 else 1.0)
-        solve = partial(self._solve, here, krylov, spectrum)
-        step = solve(sigma)
-        if step.norm > max_norm:
-            lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
-            step = here.sigma_rule.limit_step(step, sigma, solve, max_norm, lower_bound)
-        return replace(subspace, sigma=step.sigma, sigma_untested=False, step=step)
-
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""
-        oracle, z, places, factor = _parts(here)
-        found = oracle.with_jacobian(z)
-        if not found.is_dense:
+        basis = here.oracle.eigenbasis(here.x)
+        if basis is None:
             return super().build(here)
-        operator = here.oracle.hessian(here.x)
-        subspace = KrylovSubspace(self, None, operator, None, here.state.sigma, here.units)  # type: ignore[arg-type]
-        try:
-            if oracle.full:
-                values, rows = _eigenpairs_of(operator, here.space.dim)
-                projections = rows @ np.asarray(here.g)
-            else:
-                values, rows, projections = _decompose(oracle, found, places, factor)
-        except (NonFiniteProductError, np.linalg.LinAlgError) as error:
-            raise NonFiniteProductError(str(error)) from error
         at_gradient = here.start is None and here.grad_norm > 0.0
-        krylov = EigenSpace(values, rows.astype(here.space.dtype, copy=False), projections, here.grad_norm, at_gradient)
-        norm = float(np.linalg.norm(projections))
-        product_norm = (
-            float(np.linalg.norm(values * projections)) / norm if at_gradient else float(np.abs(values).max())
-        )
-        spectrum = cubic.Spectrum(values, np.eye(len(values)))
+        rows = basis.rows.astype(here.space.dtype, copy=False)
+        krylov = EigenSpace(basis, rows, here.grad_norm, at_gradient)
+        spectrum = cubic.Spectrum(basis.values, _identity(len(basis.values)))
+        operator = here.oracle.hessian(here.x)
         subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
+        product_norm = 0.0 if here.units.length else _product_norm(basis, at_gradient)
         return self.with_step(here, with_units(self, here, subspace, product_norm))
 
 
-def _parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
-    """Return the oracle of the residuals, the point of all variables, the free ones, and the factor of f."""
-    oracle: Any = here.oracle
-    z, places, factor = here.x, None, 1.0
-    if isinstance(oracle, FaceOracle):
-        z, places, oracle = oracle.full(z), oracle.places, oracle.inner
-    if isinstance(oracle, ScaledOracle):
-        oracle, factor = oracle.inner, oracle.factor
-    assert isinstance(oracle, ResidualOracle)
-    return oracle, z, None if places is None else places.numpy(), factor
+@cache
+def _identity(dim: int) -> Floats:
+    """Return the identity matrix, which is not to be changed."""
+    matrix = np.eye(dim)
+    matrix.setflags(write=False)
+    return matrix
 
 
-def _decompose(
-    oracle: ResidualOracle, found: Evaluation, places: Sequence[int] | None, factor: float
-) -> tuple[Floats, Floats, Floats]:
-    """Return eigenvalues, eigenvectors as rows, and the gradient in their basis."""
-    columns = found.jacobian * oracle.scale
-    columns = np.asarray(columns if places is None else columns[:, places], np.float64)
-    weights = found.model_weights()
-    if weights is not None:
-        gradient = columns.T @ found.terms.weighted
-        columns = np.sqrt(weights)[:, None] * columns
-    n = columns.shape[1]
-    extended = np.column_stack([columns, found.r]) if weights is None else columns
-    if not np.isfinite(extended).all():
-        raise NonFiniteProductError("the Jacobian is not finite")
-    triangle: Any = np.linalg.qr(extended, mode="r")
-    left, singular, rows = np.linalg.svd(triangle[:n, :n])
-    values = np.zeros(n)
-    values[: len(singular)] = singular * singular
-    if weights is None:
-        projections = np.zeros(n)
-        projections[: len(singular)] = singular * (left.T @ triangle[:n, n])[: len(singular)]
-    else:
-        projections = rows @ gradient
-    if oracle.term.is_used and oracle.term.is_estimated:
-        second = oracle.term.matrix * np.outer(oracle.scale, oracle.scale)
-        second = second if places is None else second[np.ix_(places, places)]
-        values, vectors = np.linalg.eigh(np.diag(values) + rows @ second @ rows.T)
-        rows, projections = vectors.T @ rows, vectors.T @ projections
-    else:
-        values, rows, projections = values[::-1].copy(), rows[::-1].copy(), projections[::-1].copy()
-    return values * factor, rows, projections * factor
-
-
-def _eigenpairs_of(operator: Operator, dim: int) -> tuple[Floats, Floats]:
-    """Return the eigenvalues and eigenvectors, as rows, of an operator."""
-    matrix = np.stack([np.asarray(operator(column), np.float64) for column in np.eye(dim)])
-    if not np.isfinite(matrix).all():
-        raise NonFiniteProductError("the Hessian is not finite")
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return values, np.ascontiguousarray(vectors.T)
+def _product_norm(basis: Eigenbasis, at_gradient: bool) -> float:
+    """Return ‖Bq‖ along the gradient, or the norm of B."""
+    if at_gradient:
+        return float(np.linalg.norm(basis.values * basis.projections) / np.linalg.norm(basis.projections))
+    return float(np.abs(basis.values).max())

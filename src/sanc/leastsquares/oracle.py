@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from scipy.linalg.lapack import dgeqrf, dgesdd
 
 from sanc.core.bounds import Box
-from sanc.core.oracle import Meter, Operator
+from sanc.core.krylov import NonFiniteProductError
+from sanc.core.oracle import Eigenbasis, Meter, Operator, RecentCache
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.functions.oracle import CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
@@ -25,6 +28,14 @@ from sanc.leastsquares.secant import SecondOrderTerm
 
 _CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
+_EPS = float(np.finfo(np.float64).eps)
+"""Precision of the decompositions."""
+_OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
+"""Tolerance on the offset, relative to that on the gradient norm, and its largest value, relative to ‖w‖.
+
+The cost then exceeds its minimum by 1e-13, relatively. Of the factors 10, 30 and 100 it is the largest with which the
+parameters of the fits of NIST of lower difficulty have six digits.
+"""
 _PROBES = 8
 """Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
 
@@ -38,6 +49,7 @@ class Evaluation:
     terms: LossTerms
     jacobian: Any = None
     norms: Any = None
+    scaled_gradient: tuple[Any, Any] = (None, None)  # the scale, and the gradient in its variables
     _gradient: Any = None
     _sizes: tuple[float, float] | None = None
 
@@ -64,6 +76,11 @@ class Evaluation:
         """Return Jᵀw of any w."""
         product: Floats = self.jacobian.T @ w
         return product
+
+    def curvature_along(self, v: Floats) -> float:
+        """Return vᵀJᵀ diag(h) J v, with h ≥ 0."""
+        weights, change = self.model_weights(), self.jacobian @ v
+        return float(change @ (change if weights is None else weights * change))
 
     def curvature(self, v: Floats) -> Floats:
         """Return Jᵀ diag(h) J v, with h ≥ 0."""
@@ -104,6 +121,8 @@ class ResidualOracle(CallableOracle):
         d_j = 2^−exponent; −∞ as long as column j was zero, whose d_j is 1.
     scale : ndarray
         d.
+    column_limits : ndarray
+        Column norms of the Jacobian above which `exponents` increase.
     term : SecondOrderTerm
         The estimate of S, and whether the model has it.
     full : bool
@@ -121,9 +140,12 @@ class ResidualOracle(CallableOracle):
             self.hvp = "double-backward"
         self.exponents = np.full(len(x0), -math.inf)
         self.scale: Any = np.ones(len(x0), x0.dtype)
+        self.column_limits: Any = np.zeros(len(x0))
         self.term = SecondOrderTerm(len(x0))
         self.full = False
         self._evaluations: dict[bytes, Evaluation] = {}
+        self._known: RecentCache[Evaluation] = RecentCache(_CACHED_POINTS)
+        self._basis: tuple[Evaluation, Any, Eigenbasis, float] | None = None
         self._second: tuple[Evaluation, Any] | None = None
 
     # Counters are those of the functions of the caller.
@@ -150,35 +172,98 @@ class ResidualOracle(CallableOracle):
 
     def evaluation(self, z: Any) -> Evaluation:
         """Return the residuals at a point, evaluated once."""
+        return self._known.get(z, self._find)
+
+    def _find(self, z: Any) -> Evaluation:
+        """Return the evaluation at an equal point, or a new one."""
         x = self.unscaled(z)
         key = x.tobytes()
-        found = self._evaluations.pop(key, None)
-        if found is None:
-            r = self.residuals(x)
-            found = Evaluation(x, r, self.loss(r))
+        found = self._evaluations.pop(key, None) or self._evaluate_residuals(x)
         self._evaluations[key] = found
         while len(self._evaluations) > _CACHED_POINTS:
             del self._evaluations[next(iter(self._evaluations))]
         return found
 
+    def _evaluate_residuals(self, x: Floats) -> Evaluation:
+        r = self.residuals(x)
+        return Evaluation(x, r, self.loss(r))
+
     def with_jacobian(self, z: Any) -> Evaluation:
         """Return the residuals and the Jacobian at a point."""
-        found = self.evaluation(z)
+        return self._with_jacobian(self._known.get(z, self._find))
+
+    def _with_jacobian(self, found: Evaluation) -> Evaluation:
         if found.jacobian is None:
             found.jacobian = self.residuals.jacobian(found.x, found.r)
         return found
 
     # Values, gradients and products in scaled variables.
 
-    def _evaluate(self, z: Any) -> float:
+    def value(self, z: Any) -> float:
         return self.evaluation(z).terms.cost
 
-    def evaluate_gradient(self, z: Any) -> Any:
+    def gradient(self, z: Any) -> tuple[float, Any]:
         found = self.with_jacobian(z)
-        return (found.gradient() * self.scale).astype(self.space.dtype, copy=False)
+        return found.terms.cost, self._scaled_gradient(found)
+
+    def _scaled_gradient(self, found: Evaluation) -> Any:
+        """Return the gradient, the same object for the same point."""
+        scale, g = found.scaled_gradient
+        if scale is not self.scale:
+            g = (found.gradient() * self.scale).astype(self.space.dtype, copy=False)
+            found.scaled_gradient = self.scale, g
+        return g
+
+    def is_cached(self, z: Any) -> tuple[bool, bool]:
+        if z not in self._known:
+            return False, False
+        return True, self.evaluation(z).jacobian is not None
+
+    def evaluate_gradient(self, z: Any) -> Any:
+        """Return the gradient at a point of a difference, which is not cached."""
+        found = self._known.get(z, self._find) if z in self._known else self._evaluate_residuals(self.unscaled(z))
+        return self._scaled_gradient(self._with_jacobian(found))
 
     def hessian(self, z: Any) -> Operator:
         return super().hessian(z) if self.full else _ModelOperator(self, z)
+
+    def eigenbasis(self, z: Any, places: Any = None) -> Eigenbasis | None:
+        found = self.with_jacobian(z)
+        if not found.is_dense:
+            return None
+        if self.full:
+            return _full_eigenbasis(self.hessian(z), self._scaled_gradient(found), places)
+        return self._model(found, places)[0]
+
+    def _model(self, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+        """Return the eigenbasis of the model at a point, and its offset, computed once."""
+        key = None if places is None else places.tobytes()
+        if self._basis is None or self._basis[0] is not found or self._basis[1] != key:
+            self._basis = found, key, *_decompose(self, found, places)
+        return self._basis[2:]
+
+    def offset_tolerance(self, z: Any, places: Any) -> float:
+        """Return a tolerance on ‖∇f‖ at a point from which the model predicts no worthwhile decrease; elsewhere 0.
+
+        The model predicts a decrease of ½ offset², where the offset is the norm of the projection of the residuals on
+        the range of the Jacobian. Its ratio to the residuals is the criterion of Bates and Watts (1981). Unlike the
+        gradient norm, it does not depend on how close the columns of the Jacobian are to each other.
+        """
+        found = self.with_jacobian(z)
+        if not found.is_dense:
+            return 0.0
+        factor = min(_OFFSET_FACTOR, max(1.0, _MAX_OFFSET / self.tol)) if self.tol > 0.0 else 1.0
+        largest = factor * self.tolerance(z)
+        try:
+            basis, offset = self._model(found, places)
+        except NonFiniteProductError:
+            return 0.0
+        return math.sqrt(max(float(basis.values[-1]), 0.0)) * largest if offset <= largest else 0.0
+
+    def update_term(self, before: Evaluation, after: Evaluation) -> None:
+        """Measure the step between two points, and decide whether the next model has the second-order term."""
+        self.term.update(before, after, self.scale)
+        self._basis = None
 
     def _full_product(self, z: Any, v: Any) -> Floats:
         """Return the product with the whole Hessian, of automatic differentiation."""
@@ -224,8 +309,10 @@ class ResidualOracle(CallableOracle):
         self.exponents = exponents
         powers = np.clip(np.where(np.isfinite(exponents), -exponents, 0.0), -limit, limit)
         old, self.scale = self.scale, np.exp2(powers).astype(self.space.dtype)
-        self._values.clear()
-        self._gradients.clear()
+        self.column_limits = np.exp2(exponents + 0.5)
+        self.term.rescale(self.scale / old)
+        self._known.clear()
+        self._basis = None
         if box is None:
             return None
         ratio = box.lower.new_tensor(old / self.scale)
@@ -245,14 +332,89 @@ class _ModelOperator(Operator):
         found = oracle.with_jacobian(self.z)
         if oracle.term.is_used and not oracle.term.is_estimated:
             return _full_operator(oracle, self.z)(v)
-        moved = v * oracle.scale
-        product = found.curvature(moved)
+        product = found.curvature(v * oracle.scale) * oracle.scale
         if oracle.term.is_used:
-            product = product + oracle.term.matrix @ moved
-        return (product * oracle.scale).astype(oracle.space.dtype, copy=False)
+            product = product + oracle.term.matrix @ v
+        return product.astype(oracle.space.dtype, copy=False)
 
     def gradient(self) -> Any:
         return self.oracle.gradient(self.z)[1] * 1.0
+
+
+def _decompose(oracle: ResidualOracle, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+    """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
+
+    A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
+    the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have.
+    """
+    scale, jacobian = oracle.scale, found.jacobian
+    if places is not None:
+        scale, jacobian = scale[places], jacobian[:, places]
+    m, n = jacobian.shape
+    weights = found.model_weights()
+    extended = np.empty((m, n + (weights is None)), order="F")
+    columns = extended[:, :n]
+    np.multiply(jacobian, scale, out=columns)
+    if weights is None:
+        extended[:, n] = found.r
+    else:
+        gradient = columns.T @ found.terms.weighted
+        columns *= np.sqrt(weights)[:, None]
+    if not np.isfinite(extended).all():
+        raise NonFiniteProductError("the Jacobian is not finite")
+    factored, _, _, info = dgeqrf(extended, overwrite_a=True)
+    size = min(m, n)
+    triangle = factored[:size, :n] * _upper(size, n)
+    left, singular, rows, failed = dgesdd(triangle)
+    if info != 0 or failed != 0:
+        raise NonFiniteProductError("the singular values of the Jacobian did not converge")
+    values, projections = np.zeros(n), np.zeros(n)
+    values[n - size :] = (singular * singular)[::-1]
+    rows = rows[::-1]
+    if weights is None:
+        projections[n - size :] = (singular * (left.T @ factored[:size, n]))[::-1]
+    else:
+        projections = rows @ gradient
+    rounding = max(m, n) * _EPS
+    offset = _offset(values, projections, rounding * rounding)
+    if oracle.term.is_used and oracle.term.is_estimated:
+        second = oracle.term.matrix if places is None else oracle.term.matrix[np.ix_(places, places)]
+        values, vectors = np.linalg.eigh(np.diag(values) + rows @ second @ rows.T)
+        rows, projections = vectors.T @ rows, vectors.T @ projections
+        offset = max(offset, _offset(values, projections, rounding))
+    return Eigenbasis(values, rows, projections), offset
+
+
+def _offset(values: Floats, projections: Floats, rounding: float) -> float:
+    """Return √(gᵀB⁻¹g) without eigenvalues that are roundoff; infinite if there is negative curvature."""
+    numbers: list[float] = values.tolist()
+    limit = rounding * numbers[-1]
+    if numbers[0] < -limit:
+        return math.inf
+    # Plain floats: for a few variables an array operation costs more than its arithmetic.
+    pairs = zip(numbers, projections.tolist(), strict=True)
+    return math.hypot(*(projection / math.sqrt(value) for value, projection in pairs if value > limit))
+
+
+@cache
+def _upper(rows: int, columns: int) -> Floats:
+    """Return the matrix with ones on and above the diagonal, which is not to be changed."""
+    mask = np.triu(np.ones((rows, columns)))
+    mask.setflags(write=False)
+    return mask
+
+
+def _full_eigenbasis(operator: Operator, g: Any, places: Any) -> Eigenbasis:
+    """Return the eigenbasis of an operator, from its columns."""
+    identity = np.eye(len(g), dtype=g.dtype)
+    if places is not None:
+        identity, g = identity[places], g[places]
+    matrix = np.stack([np.asarray(operator(column), np.float64) for column in identity])
+    matrix = matrix if places is None else matrix[:, places]
+    if not np.isfinite(matrix).all():
+        raise NonFiniteProductError("the Hessian is not finite")
+    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    return Eigenbasis(values, np.ascontiguousarray(vectors.T), vectors.T @ g)
 
 
 def _full_operator(oracle: ResidualOracle, z: Any) -> Operator:

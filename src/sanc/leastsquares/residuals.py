@@ -124,6 +124,8 @@ class Residuals:
     @staticmethod
     def _checked(returned: Any, m: int, n: int, dtype: Any) -> Any:
         """Return a Jacobian of the caller; raise an error if it does not fit."""
+        if type(returned) is np.ndarray and returned.shape == (m, n) and returned.dtype == dtype:
+            return returned.copy()
         if isinstance(returned, Tensor):
             returned = (returned.to_dense() if returned.layout != torch.strided else returned).detach().cpu().numpy()
         is_operator = isinstance(returned, LinearOperator)

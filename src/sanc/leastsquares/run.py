@@ -29,6 +29,7 @@ class LeastSquaresRun(Run):
     """
 
     last: Evaluation | None = None
+    _tested: tuple[Any, float] | None = None  # a point, and its tolerance in the units of f
 
     @property
     def residual_oracle(self) -> ResidualOracle:
@@ -40,7 +41,10 @@ class LeastSquaresRun(Run):
     @property
     def tol(self) -> float:
         """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
-        return self.residual_oracle.tolerance(self.point) * self.factor
+        point = self.point
+        if self._tested is not None and self._tested[0] is point:
+            return self._tested[1] * self.factor
+        return self.residual_oracle.tolerance(point) * self.factor
 
     def prepare(self) -> None:
         """Measure the last step, and scale the variables; at a stationary point, prepare the whole Hessian."""
@@ -50,14 +54,13 @@ class LeastSquaresRun(Run):
         step = None
         if last is not None and found is not last:
             step = found.x - last.x
-            oracle.term.update(last, found, oracle.scale)
-        now = oracle.column_exponents(found)
-        largest = np.maximum(oracle.exponents, now)
-        if not np.array_equal(largest, oracle.exponents):
-            self._rescale(largest, step)
+            oracle.update_term(last, found)
+        if (found.column_norms() > oracle.column_limits).any():
+            self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(found)), step)
         oracle.full = self._is_stationary()
         if not oracle.full:
             return
+        now = oracle.column_exponents(found)
         threshold = ROUNDING_ERRORS * oracle.space.eps * float(np.linalg.norm(found.terms.weighted))
         has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
         exponents = np.where(np.isfinite(now) & has_effect, now, oracle.exponents)
@@ -66,13 +69,20 @@ class LeastSquaresRun(Run):
             oracle.full = self._is_stationary()
 
     def _is_stationary(self) -> bool:
-        """Whether the gradient of the variables that f can decrease along is below the tolerance."""
-        oracle = self.full_oracle
-        g = oracle.space.tensor(oracle.gradient(self.point)[1])
+        """Whether the gradient of the variables that f can decrease along is below the tolerance; sets that, too."""
+        oracle, point = self.residual_oracle, self.point
+        oracle.full = False
+        g, places = oracle.gradient(point)[1], None
         if self.box is not None:
-            z = oracle.space.tensor(self.point)
-            g = g * self.box.free(z, g)
-        return float(g.norm()) <= self.tol
+            z, derivatives = oracle.space.tensor(point), oracle.space.tensor(g)
+            free = self.box.free(z, derivatives).numpy()
+            if not free.all():
+                g, places = g * free, np.flatnonzero(free)
+        norm, tolerance = oracle.norm(g), oracle.tolerance(point)
+        if tolerance < norm < math.inf:
+            tolerance = max(tolerance, oracle.offset_tolerance(point, places))
+        self._tested = point, tolerance
+        return norm <= tolerance
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
         """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""

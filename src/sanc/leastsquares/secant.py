@@ -7,6 +7,7 @@ predicted S s, and the model with it predicted the decrease better than that of 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class SecondOrderTerm:
     is_used : bool
         Whether the model has S.
     matrix : ndarray
-        The estimate, in the caller's variables.
+        The estimate, in scaled variables.
     """
 
     def __init__(self, dim: int) -> None:
@@ -42,40 +43,41 @@ class SecondOrderTerm:
         self.is_used = False
         self.matrix: Any = np.zeros((dim, dim)) if self.is_estimated else None
 
+    def rescale(self, ratio: Floats) -> None:
+        """Continue in other variables, whose scales are the former ones times `ratio`."""
+        if self.is_estimated:
+            self.matrix = self.matrix * np.outer(ratio, ratio)
+
     def update(self, before: Any, after: Any, scale: Floats) -> None:
         """Measure the last step, update the estimate, and decide which model the next step uses."""
-        s = after.x - before.x
-        change = after.gradient() - before.gradient()
-        second = after.gradient() - before.transposed(after.terms.weighted)
-        if not (np.isfinite(second).all() and np.isfinite(change).all()):
+        step, g = after.x - before.x, after.gradient()
+        s, first, last = step / scale, before.gradient() * scale, g * scale
+        second = (g - before.transposed(after.terms.weighted)) * scale
+        change = last - first
+        square = float(second @ second)
+        if not (math.isfinite(square) and math.isfinite(float(change @ change))):
             return
-        model = float(s @ before.curvature(s))
+        model = before.curvature_along(step)
         if not self.is_estimated:
             self.is_used = abs(float(s @ second)) > _WORTH * model
             return
-        linear, actual = float(before.gradient() @ s), after.terms.cost - before.terms.cost
-        quadratic = float(s @ self.matrix @ s)
-        plain_error = abs(actual - linear - 0.5 * model)
-        augmented_error = abs(actual - linear - 0.5 * (model + quadratic))
-        error = float(np.linalg.norm((self.matrix @ s - second) * scale))
-        reliable = error <= _RELIABLE * float(np.linalg.norm(second * scale))
-        self._update_estimate(s / scale, change * scale, second * scale, scale)
-        self.is_used = reliable and augmented_error < plain_error
+        product = self.matrix @ s
+        quadratic, missing = float(s @ product), second - product
+        error = after.terms.cost - before.terms.cost - float(first @ s) - 0.5 * model
+        is_reliable = float(missing @ missing) <= _RELIABLE**2 * square
+        self._update_estimate(s, change, second, product, quadratic)
+        self.is_used = is_reliable and abs(error - 0.5 * quadratic) < abs(error)
 
-    def _update_estimate(self, s: Floats, y: Floats, target: Floats, scale: Floats) -> None:
-        """Update S by the formula of Dennis, Gay and Welsch in scaled variables, so that S s = y#."""
-        scaled = self.matrix * np.outer(scale, scale)
-        curvature = float(s @ scaled @ s)
-        size = min(1.0, abs(float(s @ target)) / abs(curvature)) if curvature != 0.0 else 1.0
-        scaled *= size
-        norm, v = float(s @ s), y
-        if float(s @ y) <= 1e-8 * norm**0.5 * float(np.linalg.norm(y)):
-            v = s  # no positive curvature along s: the update of Powell, symmetric Broyden
-        product = float(v @ s)
-        if not product > 0.0:
+    def _update_estimate(self, s: Floats, y: Floats, target: Floats, product: Floats, quadratic: float) -> None:
+        """Update S by the formula of Dennis, Gay and Welsch, so that S s = y#; `product` is S s, `quadratic` sᵀS s."""
+        size = min(1.0, abs(float(s @ target)) / abs(quadratic)) if quadratic != 0.0 else 1.0
+        along, v = float(s @ y), y
+        if along <= 1e-8 * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
+            along, v = float(s @ s), s  # no positive curvature along s: the update of Powell, symmetric Broyden
+        if not along > 0.0:
             return
-        missing = target - scaled @ s
-        scaled += (np.outer(missing, v) + np.outer(v, missing)) / product
-        scaled -= np.outer(v, v) * (float(missing @ s) / product**2)
-        if np.isfinite(scaled).all():
-            self.matrix = scaled / np.outer(scale, scale)
+        missing = target - size * product
+        half = (missing - (0.5 * float(missing @ s) / along) * v) / along
+        if math.isfinite(float(half @ half) * float(v @ v)):
+            rank_one = v[:, None] * half
+            self.matrix = size * self.matrix + rank_one + rank_one.T

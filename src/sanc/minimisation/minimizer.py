@@ -37,6 +37,7 @@ from sanc.errors import (
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_modes
+from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
 from sanc.presets import compose, with_options
@@ -97,6 +98,7 @@ def minimize(
     disp: bool = False,
     resume: Mapping[str, Any] | None = None,
     process_group: Any = None,
+    precond: Any = None,
     **settings: Unpack[MinimizeOptions],
 ) -> Result:
     """Find a second-order point of a smooth function or a finite sum.
@@ -178,6 +180,12 @@ def minimize(
         The ranks of torch.distributed that hold the rows of a finite sum. Each rank passes the sum over its rows. All
         ranks return the result of one process with the rows of rank 0, then those of rank 1, and so on. "default" is
         the group that was initialised; None: each rank runs independently.
+    precond : array, Tensor, sparse matrix, LinearOperator or callable, optional
+        A symmetric positive definite preconditioner M, an approximation of the inverse Hessian as in
+        `scipy.sparse.linalg.cg`: a matrix, its diagonal, or the product ``precond(v)`` with flat vectors. The steps are
+        those of f(Ly) with M = LLᵀ, so that Krylov space, step norm and escape are in the norm √(xᵀM⁻¹x). `tol` and the
+        certificate are those of f. Operators and callables are formed as matrices, for 2,000 variables at most. It
+        cannot be used with bounds, samples, `resume` and `process_group`.
     **settings
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
         by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
@@ -229,7 +237,11 @@ def minimize(
     )
     if ranks is not None:
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.numbers()}, x)
-    run = Run(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
+    kind: type[Run] = Run
+    if precond is not None:
+        others = {"bounds": box, "samples": not oracle.exact or None, "resume": resume, "process_group": ranks}
+        oracle, x, kind = precondition(precond, oracle, x, others)
+    run = kind(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
     if resume is not None:
         resume_run(run, resume)
     disp = disp and (ranks is None or ranks.rank == 0)

@@ -1,0 +1,194 @@
+"""A run in the norm of a preconditioner M = LLᵀ: the variables are y with x = Ly.
+
+Krylov space, cubic model, step norm and escape are those of f(Ly), so that lengths are √(xᵀM⁻¹x). Tolerances and the
+certificate are those of f in the variables x.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sanc.core.curvature import Certificate
+from sanc.core.oracle import Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.run import Run
+from sanc.core.scaled import ScaledOracle
+from sanc.core.space import Vector
+
+_REMEMBERED_POINTS = 4
+"""Points whose x = Ly is remembered: y, the trial point, an escape point, and one more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """The factor L of M = LLᵀ.
+
+    Attributes
+    ----------
+    matrix : Tensor
+        L, lower triangular, of the type and on the device of x; or its diagonal, if M is diagonal.
+    smallest, largest : float
+        Extreme singular values of L.
+    """
+
+    matrix: Tensor
+    smallest: float
+    largest: float
+
+    def multiply(self, v: Tensor) -> Tensor:
+        """Return Lv."""
+        return self.matrix * v if self.matrix.ndim == 1 else self.matrix @ v
+
+    def multiply_transposed(self, v: Tensor) -> Tensor:
+        """Return Lᵀv."""
+        return self.matrix * v if self.matrix.ndim == 1 else self.matrix.T @ v
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Return L⁻¹v."""
+        if self.matrix.ndim == 1:
+            return v / self.matrix
+        solution: Tensor = torch.linalg.solve_triangular(self.matrix, v[:, None], upper=False)
+        return solution[:, 0]
+
+
+class PreconditionedOracle(WrappedOracle):
+    """Evaluates f(Ly) as a function of y, where `inner` is the oracle of f and counts the evaluations."""
+
+    def __init__(self, inner: Oracle, factor: Factor) -> None:
+        super().__init__(inner, inner.space)
+        self.factor = factor
+        self._points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
+        self._gradients: RecentCache[Vector] = RecentCache(2)
+
+    def original(self, y: Vector) -> Vector:
+        """Return x = Ly, the same object for the same y."""
+        return self._points.get(y, self.multiply)
+
+    def multiply(self, v: Vector) -> Vector:
+        """Return Lv."""
+        return self.space.vector(self.factor.multiply(self.space.tensor(v)))
+
+    def multiply_transposed(self, v: Vector) -> Vector:
+        """Return Lᵀv."""
+        return self.space.vector(self.factor.multiply_transposed(self.space.tensor(v)))
+
+    def solve(self, v: Vector) -> Vector:
+        """Return L⁻¹v."""
+        return self.space.vector(self.factor.solve(self.space.tensor(v)))
+
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
+        return self.inner.is_cached(self.original(x))
+
+    def value(self, x: Vector) -> float:
+        return self.inner.value(self.original(x))
+
+    def gradient_sample_value(self, x: Vector) -> float:
+        return self.inner.gradient_sample_value(self.original(x))
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        value, g = self.inner.gradient(self.original(x))
+        return value, self._gradients.get(x, lambda _: self.multiply_transposed(g))
+
+    def gradient_error(self, x: Vector) -> float:
+        return self.inner.gradient_error(self.original(x))
+
+    def hessian(self, x: Vector) -> Operator:
+        return _PreconditionedOperator(self, self.inner.hessian(self.original(x)))
+
+
+class _PreconditionedOperator(Operator):
+    """The matrix LᵀHL of the Hessian `inner`."""
+
+    def __init__(self, oracle: PreconditionedOracle, inner: Operator) -> None:
+        self.oracle, self.inner = oracle, inner
+        self._products: RecentCache[tuple[Vector, Vector]] = RecentCache(2)
+
+    def __call__(self, v: Vector) -> Vector:
+        _, product = self._products.put(v, self._multiply(v))
+        return self.oracle.multiply_transposed(product)
+
+    def _multiply(self, v: Vector) -> tuple[Vector, Vector]:
+        """Return Lv and HLv."""
+        moved = self.oracle.multiply(v)
+        return moved, self.inner(moved)
+
+    def gradient(self) -> Vector:
+        return self.oracle.multiply_transposed(self.inner.gradient())
+
+    def error(self, v: Vector, product: Vector) -> float:
+        """Estimate the error of the product; ‖L‖ bounds its ratio to that of H."""
+        return self.inner.error(*self._products.get(v, self._multiply)) * self.oracle.factor.largest
+
+    def release(self) -> None:
+        self.inner.release()
+
+
+@dataclass
+class PreconditionedRun(Run):
+    """A run in the variables y, which tests convergence and curvature in the variables x."""
+
+    def __post_init__(self) -> None:
+        self._limit_accuracy()
+
+    @property
+    def change(self) -> PreconditionedOracle:
+        """The oracle of f(Ly)."""
+        oracle = super().objective
+        assert isinstance(oracle, PreconditionedOracle)
+        return oracle
+
+    @property
+    def objective(self) -> Oracle:
+        """The oracle of f."""
+        return self.change.inner
+
+    @property
+    def point(self) -> Vector:
+        """The current point x."""
+        return self.change.original(self.x)
+
+    @property
+    def tol(self) -> float:
+        """Tolerance on ‖∇f(x)‖."""
+        error = self.objective.gradient_error(self.point) if self.limits.default_tol else 0.0
+        return max(self.limits.tol, error * self.factor)
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """`tol`, or ‖∇f(x)‖ if the gradient of f(Ly) is roundoff."""
+        return max(self.tol, self.gradient_norm(self.x) if self.gradient_rounding else 0.0)
+
+    @property
+    def unit_cubic(self) -> float:
+        """The unit of σ in the variables x: norms of the current point convert it."""
+        above, below = self.oracle.space.norm(self.x), self.objective.space.norm(self.point)
+        ratio = above / below if above > 0.0 and below > 0.0 else 1.0
+        return self.units.cubic * ratio**3
+
+    def gradient_norm(self, g: Vector) -> float:
+        """Return ‖∇f(x)‖ at the current point."""
+        return self.objective.space.norm(self.objective.gradient(self.point)[1]) * self.factor
+
+    def scale_objective(self, exponent: int) -> None:
+        """Continue with 2^exponent · f."""
+        super().scale_objective(exponent)
+        self._limit_accuracy()
+
+    def _limit_accuracy(self) -> None:
+        """Set the tolerance up to which models are minimised: ‖∇f(x)‖ is at most the gradient norm over σ_min(L)."""
+        iteration: Any = self.iteration
+        iteration.tol = self.limits.tol * self.change.factor.smallest
+
+    def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+        """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
+        original, scaled = self.objective, self.full_oracle
+        if isinstance(scaled, ScaledOracle):
+            original = ScaledOracle(original, scaled.exponent)
+        certificate, v = self._probe(original, self.point, max_products, seed)
+        direction: Any = self.change.solve(v)
+        norm = self.oracle.space.norm(direction)
+        return certificate, direction / norm if 0.0 < norm < math.inf else direction
