@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ from torch import Tensor
 from sanc.core.iteration import Iteration
 from sanc.core.loop import run_to_end
 from sanc.core.method import Method
-from sanc.core.model import CubicModel
 from sanc.core.run import Limits, Run
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.leastsquares.losses import Loss
-from sanc.leastsquares.model import DenseModel, GaussNewtonSigma
+from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import SCHEMES, Residuals
 from sanc.leastsquares.run import LeastSquaresRun
@@ -206,7 +204,7 @@ def _method() -> Method:
     """Return the default method with the model of dense Jacobians."""
     robust = PRESETS["robust"]
     pieces = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
-    model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
+    model = JacobianModel.of(robust.model)
     sigma = GaussNewtonSigma(**{name: getattr(robust.sigma, name) for name in robust.sigma.__dataclass_fields__})
     return Method(**pieces | {"model": model, "minibatch": None, "sigma": sigma})
 

@@ -11,46 +11,16 @@ import numpy as np
 
 from sanc.core import cubic
 from sanc.core.bounds import FaceOracle
+from sanc.core.dense import DenseModel, eigenpairs
 from sanc.core.judge import Judge, SigmaUpdate, Verdict
-from sanc.core.krylov import Krylov, NonFiniteProductError
-from sanc.core.model import CubicModel, KrylovSubspace, with_units
+from sanc.core.krylov import NonFiniteProductError
+from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
 from sanc.core.scaled import ScaledOracle
 from sanc.core.space import Floats, Vector
 from sanc.core.units import Units
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
-
-
-class EigenSpace(Krylov):
-    """The whole space in the eigenbasis of B: T is diagonal, and the space invariant."""
-
-    def __init__(self, values: Floats, rows: Floats, projections: Floats, start_norm: float, at_gradient: bool) -> None:
-        self.start_norm = start_norm
-        self.alpha = values.tolist()
-        self.beta = [0.0] * len(values)
-        self._rows, self._projections, self._at_gradient = rows, projections, at_gradient
-        self._pivot = float(values[0])
-
-    @property
-    def starts_at_gradient(self) -> bool:
-        return self._at_gradient
-
-    @property
-    def projected_gradient(self) -> Floats:
-        return self._projections
-
-    @property
-    def basis(self) -> Any:
-        return self._rows
-
-    @property
-    def is_complete(self) -> bool:
-        return True
-
-    def combine(self, *coefficients: Floats) -> Any:
-        return [(c @ self._rows).astype(self._rows.dtype, copy=False) for c in coefficients]
-
 
 _MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
@@ -95,7 +65,7 @@ class GaussNewtonSigma(SigmaUpdate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseModel(CubicModel):
+class JacobianModel(DenseModel):
     """Minimises the cubic model in the whole space, from the singular values of the Jacobian.
 
     A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
@@ -128,24 +98,15 @@ class DenseModel(CubicModel):
         if not found.is_dense:
             return super().build(here)
         operator = here.oracle.hessian(here.x)
-        subspace = KrylovSubspace(self, None, operator, None, here.state.sigma, here.units)  # type: ignore[arg-type]
         try:
             if oracle.full:
-                values, rows = _eigenpairs_of(operator, here.space.dim)
+                values, rows = eigenpairs(_matrix_of(operator, here.space.dim))
                 projections = rows @ np.asarray(here.g)
             else:
                 values, rows, projections = _decompose(oracle, found, places, factor)
-        except (NonFiniteProductError, np.linalg.LinAlgError) as error:
+        except np.linalg.LinAlgError as error:
             raise NonFiniteProductError(str(error)) from error
-        at_gradient = here.start is None and here.grad_norm > 0.0
-        krylov = EigenSpace(values, rows.astype(here.space.dtype, copy=False), projections, here.grad_norm, at_gradient)
-        norm = float(np.linalg.norm(projections))
-        product_norm = (
-            float(np.linalg.norm(values * projections)) / norm if at_gradient else float(np.abs(values).max())
-        )
-        spectrum = cubic.Spectrum(values, np.eye(len(values)))
-        subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
-        return self.with_step(here, with_units(self, here, subspace, product_norm))
+        return self.whole_space(here, operator, values, rows, projections)
 
 
 def _parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
@@ -193,10 +154,6 @@ def _decompose(
     return values * factor, rows, projections * factor
 
 
-def _eigenpairs_of(operator: Operator, dim: int) -> tuple[Floats, Floats]:
-    """Return the eigenvalues and eigenvectors, as rows, of an operator."""
-    matrix = np.stack([np.asarray(operator(column), np.float64) for column in np.eye(dim)])
-    if not np.isfinite(matrix).all():
-        raise NonFiniteProductError("the Hessian is not finite")
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return values, np.ascontiguousarray(vectors.T)
+def _matrix_of(operator: Operator, dim: int) -> Floats:
+    """Return the matrix of an operator from its products with the unit vectors."""
+    return np.stack([np.asarray(operator(column), np.float64) for column in np.eye(dim)])
