@@ -39,7 +39,7 @@ from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sent
 from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_modes
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
-from sanc.presets import compose, with_options
+from sanc.presets import compose, with_matrices, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
 from sanc.ranks.sums import SharedSum
@@ -215,6 +215,7 @@ def minimize(
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
     samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
+    composed = with_matrices(composed) if oracle.has_matrix else composed
     box, x, composed = apply_bounds(bounds, x0, oracle, x, composed)
     limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,
