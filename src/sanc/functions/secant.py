@@ -127,25 +127,32 @@ class SecantOracle(DifferenceOracle):
     # Saving.
 
     def numbers(self) -> dict[str, Any]:
-        saved = super().numbers() | {"central": self._central, "stayed": self._stayed, "updates": self._updates}
-        if self._matrix is not None and self._last is not None:
-            saved |= {"matrix": self._matrix.tolist(), "last": [part.tolist() for part in self._last]}
-        return saved
+        matrix = None if self._matrix is None else self._matrix.tolist()
+        last = None if self._last is None else [part.tolist() for part in self._last]
+        flags = {"central": self._central, "stayed": self._stayed, "updates": self._updates}
+        return super().numbers() | flags | {"matrix": matrix, "last": last}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         super().restore(numbers)
+        n = self.space.dim
+        parts = {"matrix": (n, n), "last": (2, n)}
+        found = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
         self._central, self._stayed = bool(numbers["central"]), bool(numbers["stayed"])
-        self._updates = int(numbers["updates"])
-        if "matrix" not in numbers:
-            return
-        try:
-            matrix, last = np.array(numbers["matrix"], np.float64), np.array(numbers["last"], np.float64)
-            fits = matrix.shape == (self.space.dim,) * 2 and last.shape == (2, self.space.dim)
-        except (TypeError, ValueError, KeyError):
-            fits = False
-        if not fits:
-            raise state_error("resume['oracle']['matrix']", numbers["matrix"], "a square matrix, with the last point")
-        self._matrix, self._last = matrix, (last[0], last[1])
+        self._updates, self._matrix = int(numbers["updates"]), found["matrix"]
+        self._last = None if found["last"] is None else (found["last"][0], found["last"][1])
+
+
+def _saved_array(name: str, saved: Any, shape: tuple[int, int]) -> Any:
+    """Return a saved array after checks; None if there was none."""
+    if saved is None:
+        return None
+    try:
+        array = np.array(saved, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise state_error(f"resume['oracle']['{name}']", saved, f"finite numbers of shape {shape}, or None,")
+    return array
 
 
 class _SecantHessian(Operator):
@@ -182,7 +189,10 @@ class _DifferencedHessian(Operator):
         return self._oracle.difference_matrix(self._x)
 
     def error(self, v: Vector, product: Vector) -> float:
-        """Estimate the error from the second difference of f along v with twice the step, and from roundoff."""
+        """Estimate the error from the second difference of f along v with twice the step, and from roundoff.
+
+        That shows one component of the error. Its norm is √n times as large if all components are alike.
+        """
         o, norm = self._oracle, self._oracle.space.norm(v)
         h = 2.0 * o.space.eps**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
         value = o.value(self._x)
@@ -192,11 +202,14 @@ class _DifferencedHessian(Operator):
         if norm == 0.0 or (o.box is not None and not all(o.box.contains(o.space.tensor(end)) for end in ends)):
             return roundoff
         second = sum(o._evaluate(end) - value for end in ends) / (h * h)
-        return float(abs(second * norm - o.space.dot(v, product) / norm)) + roundoff
+        along = abs(second * norm - o.space.dot(v, product) / norm)
+        return float(along * o.space.dim**0.5) + roundoff
 
 
 def updated(matrix: Floats, s: Floats, y: Floats) -> Floats:
     """Return the matrix after a symmetric update of rank one, with which B s = y; unchanged where that is unstable."""
+    if not np.isfinite(y).all():
+        return matrix
     missing = y - matrix @ s
     denominator = float(missing @ s)
     if not abs(denominator) > _SKIPPED_UPDATE * float(np.linalg.norm(missing) * np.linalg.norm(s)):
