@@ -118,8 +118,9 @@ def minimize(
         Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
         torch differentiates `fun`, or JAX if `x0` holds arrays of JAX. Without `hess` and `hessp`, or with the name of
         a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
-        step) compute the gradient from n, 2n and n values, for functions that torch cannot differentiate. The steps of
-        the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
+        step) compute the gradient from n, up to 2n and n values, for functions that torch cannot differentiate. The
+        steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
+        Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
