@@ -127,3 +127,11 @@ def test_a_convex_sum_needs_no_probe_for_negative_curvature(rng):
     found = sanc.minimize(convex, np.zeros(6), certify=False)
     assert found.success and found.certificate is None
     assert sanc.minimize(convex, np.zeros(6)).certificate is not None
+
+
+def test_a_singular_hessian_makes_no_step_along_its_null_space(rng):
+    X = rng.standard_normal((200, 4))
+    X = np.column_stack([X, X[:, 0]])  # two equal columns, without a penalty
+    problem = sanc.problems.Logistic(X, (X[:, 0] + rng.standard_normal(200) > 0).astype(int), penalty="none")
+    found = sanc.minimize(problem, np.zeros(5), model=MODEL, tol=1e-9, certify=False)
+    assert found.success and found.x[0] == pytest.approx(found.x[4], abs=1e-9)

@@ -343,7 +343,8 @@ def test_weights_and_intercept_agree_with_autograd(X, rng, sparse, kind):
         assert value == pytest.approx(reference(wT).item(), rel=1e-12)
         assert g == pytest.approx(gradient.numpy(), abs=1e-12)
         assert problem.hessian(w)(v) == pytest.approx(hessian @ v, abs=1e-12)
-        assert scipy.sparse.issparse(problem.X) or problem.hessian_matrix(w) == pytest.approx(hessian, abs=1e-12)
+        if not scipy.sparse.issparse(problem.X) and problem.columns == 1:
+            assert problem.hessian_matrix(w) == pytest.approx(hessian, abs=1e-12)
         halves = [problem.subset(np.arange(N)[k::2]).value_and_gradient(w)[1] for k in (0, 1)]
         assert np.mean(halves, axis=0) == pytest.approx(g, abs=1e-13)
 

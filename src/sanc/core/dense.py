@@ -20,6 +20,13 @@ from sanc.core.space import Floats, NumpySpace, Space, Vector
 Dense = TypeVar("Dense", bound="DenseModel")
 
 
+_SINGULAR = 1e-12
+"""Ratio of the extreme eigenvalues below which a semidefinite Hessian counts as singular.
+
+Along its null space the gradient is roundoff, and Newton's step would be that divided by zero.
+"""
+
+
 class EigenSpace(Krylov):
     """A space with an orthonormal basis (`rows`) in which T is diagonal: that of all eigenvectors of B, or one line."""
 
@@ -110,6 +117,9 @@ class DenseModel(CubicModel):
         if line is not None:
             return line
         values, rows = eigenpairs(matrix)
+        largest = float(np.abs(values).max())
+        if values[0] > -_SINGULAR * largest and np.abs(values).min() <= _SINGULAR * largest:
+            return super().build_in(here, operator)  # of a null space, a Krylov space has the part in the gradient only
         return self.whole_space(here, operator, values, rows, rows @ _array(here.space, here.g))
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
@@ -118,7 +128,8 @@ class DenseModel(CubicModel):
             return None
         g = _array(here.space, here.g)
         factor, info = dpotrf(matrix, lower=1)
-        if info != 0:
+        pivots = np.diagonal(factor)
+        if info != 0 or not pivots.min() ** 2 > _SINGULAR * pivots.max() ** 2:
             return None
         step, product = dpotrs(factor, -g, lower=1)[0], matrix @ g
         length, norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm

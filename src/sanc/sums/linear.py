@@ -219,6 +219,8 @@ class LinearSum(FiniteSum):
         """Whether the Hessian as a matrix, with its eigenpairs, costs less than the products of an iteration."""
         if not isinstance(self.X, np.ndarray) or self.dim > _LARGEST_MATRIX:
             return False
+        if self.columns > 1 and self.intercept:
+            return False  # equal changes of all intercepts do not change a softmax: the matrix is singular
         gram = 0.5 * (self.columns + 1) * self.features / _MATRIX_SPEED
         return self.dim <= _SMALL_MATRIX or gram + self.dim**3 / (self.X.size * self.columns) <= _ITERATION_PRODUCTS
 
