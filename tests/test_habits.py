@@ -78,8 +78,8 @@ def test_bounds_that_do_not_bind(bounds):
 # ---------------------------------------------------------------------------------------------- differences
 
 
-@pytest.mark.parametrize(("scheme", "each", "near"), [("2-point", 1, 1e-5), ("3-point", 2, 1e-6), ("cs", 1, 1e-8)])
-def test_gradients_by_differences(scheme, each, near):
+@pytest.mark.parametrize(("scheme", "near"), [("2-point", 1e-5), ("3-point", 1e-6), ("cs", 1e-8)])
+def test_gradients_by_differences(scheme, near):
     calls = 0
 
     def fun(x):
@@ -92,7 +92,7 @@ def test_gradients_by_differences(scheme, each, near):
     assert np.linalg.norm(rosen_der(res.x)) <= 3 * near
     assert res.jac == pytest.approx(rosen_der(res.x), abs=2e-5 if scheme == "2-point" else 1e-7)
     assert res.nfev <= calls and res.njev > res.nit  # evaluations for the certificate are not counted
-    assert res.nfev >= each * 4 * res.njev
+    assert res.nfev >= 4 * res.njev  # "3-point" begins with forward differences
 
 
 def test_the_differences_are_those_of_scipy(rng):

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
+from sanc.core.dense import DenseModel
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
 from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
@@ -190,8 +191,16 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
     pieces = {name: settings.pop(name) for name in _PIECES if name in settings}
     minibatch = {"minibatch": pieces.pop("minibatch")} if "minibatch" in pieces else {}
     for group in (minibatch, pieces, settings):  # a later group changes the pieces that an earlier one has replaced
-        method = _with_checked_options(method, group, other_names)
+        method = _with_checked_options(method, group, other_names) if group else method
     return method
+
+
+def with_matrices(method: Method) -> Method:
+    """Return the method with the model of Hessians that are matrices, if it has the cubic model of the default."""
+    model = method.model
+    if type(model) is not CubicModel or not model.forcing:
+        return method
+    return replace(method, model=DenseModel.of(model))
 
 
 def changes_from(base: Method, method: Method) -> list[str]:

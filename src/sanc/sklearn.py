@@ -27,9 +27,13 @@ except ImportError as missing:
 
 from sanc.errors import ArgumentError, is_number, one_of, require, require_integer, require_not_negative
 from sanc.minimisation import minimize
+from sanc.presets import PRESETS, with_matrices
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
 from sanc.sums.linear import LinearSum, checked_weights
+
+_METHOD = with_matrices(PRESETS["robust"])
+"""The default, with the Hessian as a matrix where that costs less than products."""
 
 __all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM"]
 
@@ -47,7 +51,6 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     coef_: Any
     intercept_: Any
     n_iter_: Any
-    _convex = True
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         """Return the finite sum to minimise; `total` is the sum of the weights as given."""
@@ -79,7 +82,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True, order=None
         )
-        check_classification_targets(y)
+        _check_targets(y)
         last_classes = getattr(self, "classes_", None)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -93,7 +96,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             start = last.astype(problem.dtype) if last.shape == start.shape else start
         result = minimize(
             problem, start, tol=self.tol, max_iter=self.max_iter, certify=False, disp=bool(self.verbose),
-            max_products=1 if self._convex else None,  # a convex sum has no negative curvature
+            method=_METHOD,
         )  # fmt: skip
         if not result.success:
             warnings.warn(
@@ -216,10 +219,6 @@ class LogisticRegression(_LinearClassifier):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.verbose = verbose
-
-    @property
-    def _convex(self) -> bool:  # type: ignore[override]
-        return self.penalty != "nonconvex"
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -352,7 +351,7 @@ class LogisticRegressionCV(LogisticRegression):
         """
         values = self._values()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True)
-        check_classification_targets(y)
+        _check_targets(y)
         weights = _weights(sample_weight, None, None, y)
         scorer = check_scoring(self._along_path(), scoring=self.scoring)
         scores, paths, iterations = [], [], []
@@ -446,8 +445,6 @@ class NonconvexSVM(_LinearClassifier):
     True
     """
 
-    _convex = False
-
     def __init__(
         self,
         alpha: float = 1e-3,
@@ -483,6 +480,12 @@ class NonconvexSVM(_LinearClassifier):
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         return tags
+
+
+def _check_targets(y: Any) -> None:
+    """Raise scikit-learn's error for labels that are no classes; integers, truth values and text always are."""
+    if y.dtype.kind not in "biuU":
+        check_classification_targets(y)
 
 
 def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) -> Any:

@@ -12,8 +12,10 @@ import scipy.sparse
 from sklearn.datasets import dump_svmlight_file
 from typer.testing import CliRunner
 
+import sanc
 from sanc.lab import cli, own_files
 from sanc.lab.datasets import DataError
+from sanc.lab.peers import fit_peers
 
 
 @pytest.fixture
@@ -220,6 +222,7 @@ def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch, scheduler, wi
     (config,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("config.json"))
     assert config["data"] == str(tmp_path / "mine.csv") and config["n"] == 60 and config["title"] == "mine.csv"
     assert (tmp_path / "results" / "report.html").is_file()
+    assert "For comparison" in result.output and "L-BFGS" in result.output and "Adam, step" in result.output
     assert "own-logistic-mine.csv" in (tmp_path / "results" / "summary.md").read_text()
     again = CliRunner().invoke(cli.app, [*arguments, "--scheduler", scheduler])
     assert again.exit_code == 0 and "1 were finished before" in again.output
@@ -294,3 +297,16 @@ def test_the_command_states_its_objective_and_the_accuracy(tmp_path, data, sched
     assert f"{100 * found['training_accuracy']:.2f} %" in said.output
     assert cli.main(["run", "--data", "a9a", "--standardise"]) == 2
     assert cli.main([*arguments, "--problem", "svm"]) == 2
+
+
+def test_peers_reach_the_minimum_of_the_same_objective(data):
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = data
+    problem = sanc.problems.Logistic(X, y - 1, strength=0.01)
+    exact = LogisticRegression(C=1 / (0.01 * len(y)), fit_intercept=False, tol=1e-10).fit(X, y)
+    best = problem.value(exact.coef_[0])
+    lbfgs, adam = fit_peers(problem, budget=300_000, batch=60)
+    assert lbfgs.loss == pytest.approx(best, abs=1e-9) and adam.loss == pytest.approx(best, abs=1e-6)
+    assert lbfgs.evaluations % 60 == 0 and adam.evaluations == 300_000 and adam.name.startswith("Adam, step 0.")
+    assert fit_peers(problem, budget=1, batch=60)[0].evaluations <= 180  # at least one pass

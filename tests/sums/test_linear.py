@@ -74,6 +74,7 @@ def test_closed_forms_agree_with_autograd(X, rng, sparse):
         product = problem.hessian(w)
         assert product(v) == pytest.approx(hessian @ v, abs=1e-12)
         assert product(g) == pytest.approx(hessian @ g, abs=1e-12)
+        assert sparse or problem.hessian_matrix(w) == pytest.approx(hessian, abs=1e-12)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -342,6 +343,8 @@ def test_weights_and_intercept_agree_with_autograd(X, rng, sparse, kind):
         assert value == pytest.approx(reference(wT).item(), rel=1e-12)
         assert g == pytest.approx(gradient.numpy(), abs=1e-12)
         assert problem.hessian(w)(v) == pytest.approx(hessian @ v, abs=1e-12)
+        if not scipy.sparse.issparse(problem.X) and problem.columns == 1:
+            assert problem.hessian_matrix(w) == pytest.approx(hessian, abs=1e-12)
         halves = [problem.subset(np.arange(N)[k::2]).value_and_gradient(w)[1] for k in (0, 1)]
         assert np.mean(halves, axis=0) == pytest.approx(g, abs=1e-13)
 
@@ -373,3 +376,24 @@ def test_errors_name_invalid_weights(X, rng, weights, words):
 def test_the_default_penalty_is_l2(X, rng):
     y, w = rng.integers(0, 2, N), rng.standard_normal(D)
     assert Logistic(X, y).value(w) == Logistic(X, y, "l2", 1e-3).value(w)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "classes", "formed"), [(4000, 60, 2, True), (400, 300, 2, False), (90, 40, 9, False)]
+)
+def test_the_hessian_is_a_matrix_where_that_costs_less_than_products(n, d, classes, formed, rng):
+    X, y = rng.standard_normal((n, d)), np.arange(n) % classes
+    make = sanc.problems.Logistic if classes == 2 else sanc.problems.Softmax
+    problem = make(X, y)
+    assert (problem.hessian_matrix(np.zeros(problem.dim)) is not None) is formed
+    assert make(scipy.sparse.csr_matrix(X), y).hessian_matrix(np.zeros(problem.dim)) is None
+
+
+def test_a_large_hessian_is_summed_over_blocks(rng, monkeypatch):
+    X, weights = rng.standard_normal((200, 5)), rng.uniform(0, 2, 200)
+    make = lambda: sanc.problems.Logistic(X, np.arange(200) % 2, weights=weights, intercept=True)
+    w, whole = rng.standard_normal(6), make()
+    expected = whole.hessian_matrix(w)
+    monkeypatch.setattr(sanc.sums.linear, "_CACHE_BLOCK", 1500)
+    assert make().hessian_matrix(w) == pytest.approx(expected, abs=1e-14)
+    assert expected @ w == pytest.approx(whole.hessian(w)(w), abs=1e-14)

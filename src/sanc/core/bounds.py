@@ -16,11 +16,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, RecentCache, WrappedOracle
-from sanc.core.space import NumpySpace, Space, Vector
+from sanc.core.space import Floats, NumpySpace, Space, Vector
 
 _REMEMBERED_POINTS = 4
 """Points of a face whose full vectors are remembered: x, the trial point, and one more of each."""
@@ -224,6 +225,14 @@ class _FaceOperator(Operator):
 
     def gradient(self) -> Vector:
         return self.face.compress(self.inner.gradient())
+
+    def matrix(self) -> Floats | None:
+        matrix, places = self.inner.matrix(), self.face.places
+        if matrix is None or places is None:
+            return matrix
+        indices = places.cpu().numpy()
+        free: Floats = matrix[np.ix_(indices, indices)]
+        return free
 
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error of the product; that of the whole space bounds it."""

@@ -38,6 +38,8 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
 
 def _stationary_ending(run: Run) -> Ending:
     """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
+    if run.oracle.convex and not run.limits.certify:
+        return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
     measures_units = not run.iterations and max_products is None and run.oracle.space.dim > 0
     if measures_units:

@@ -153,26 +153,30 @@ class KrylovModel(Piece):
         return SAMPLED_KRYLOV_DIM if self.krylov_dim is None and here.one_sample else self.krylov_dim
 
     def build(self, here: Point) -> KrylovSubspace:
-        """2.2 and 2.4: start Lanczos at the gradient; if that is zero, at the direction given or at random."""
-        start = here.start
-        if start is None and here.grad_norm == 0.0:
-            start = here.random_start()
+        """2.2 and 2.4: return the Krylov space of the Hessian at the point."""
         operator = here.oracle.hessian(here.x)
         try:
-            krylov = Krylov(
-                here.oracle.lanczos(
-                    operator,
-                    here.g if start is None else start,
-                    max_dim=self.largest_dim(here),
-                    store=self.lanczos == "store",
-                    reorthogonalise=self.reorthogonalise,
-                    gradient=None if start is None else here.g,
-                )
-            )
-            return _build_subspace(self, here, krylov, operator)
+            return self.build_in(here, operator)
         except BaseException:
             operator.release()
             raise
+
+    def build_in(self, here: Point, operator: Operator) -> KrylovSubspace:
+        """Start Lanczos at the gradient; if that is zero, at the direction given or at random."""
+        start = here.start
+        if start is None and here.grad_norm == 0.0:
+            start = here.random_start()
+        krylov = Krylov(
+            here.oracle.lanczos(
+                operator,
+                here.g if start is None else start,
+                max_dim=self.largest_dim(here),
+                store=self.lanczos == "store",
+                reorthogonalise=self.reorthogonalise,
+                gradient=None if start is None else here.g,
+            )
+        )
+        return _build_subspace(self, here, krylov, operator)
 
     def propose(self, here: Point, subspace: KrylovSubspace, sigma: float) -> cubic.CubicStep | None:
         """Propose no step."""
@@ -357,6 +361,11 @@ def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
     """Return the tolerance on ‖∇m‖; with "forcing", `_is_accurate` tightens it for short steps."""
     if not model.forcing:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
+    return forcing_tolerance(here)
+
+
+def forcing_tolerance(here: Point) -> float:
+    """Return the tolerance on ‖∇m‖ of an inexact Newton step."""
     norm, last_norm = here.grad_norm, here.state.last_grad_norm
     reduction = norm / last_norm if last_norm > 0.0 else 1.0
     return max(min(_MAX_FORCING_TERM, reduction) * norm, _TOLERANCE_SHARE * here.tol)

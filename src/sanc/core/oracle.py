@@ -59,6 +59,10 @@ class Operator(ABC):
     def gradient(self) -> Vector:
         """Return the gradient on the Hessian's sample, as a new vector."""
 
+    def matrix(self) -> Floats | None:
+        """Return the Hessian as a matrix of float64 if it costs less than the products of an iteration; else None."""
+        return None
+
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error norm of the `product` with `v` beyond roundoff; 0 if products are exact."""
         return 0.0
@@ -104,6 +108,10 @@ class Oracle(ABC):
         Whether its gradient is a function of the caller, which may be inconsistent with f.
     differenced_products : bool
         Whether its Hessian products are differences of gradients.
+    convex : bool
+        Whether f is known to be convex.
+    has_matrix : bool
+        Whether its Hessian is a matrix in every iteration.
     box : Box or None
         Bounds (`sanc.core.bounds`) that no evaluation may leave, also none of a difference; None: there are none.
     """
@@ -115,6 +123,8 @@ class Oracle(ABC):
     has_values: bool = True
     gradient_of_caller: bool = False
     differenced_products: bool = False
+    convex: bool = False
+    has_matrix: bool = False
     box: Any = None
 
     @property
@@ -205,6 +215,7 @@ class WrappedOracle(Oracle):
         self.inner, self.space = inner, space
         self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
         self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
+        self.convex = inner.convex
 
     @property
     def meter(self) -> Meter:

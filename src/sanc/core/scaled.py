@@ -14,7 +14,7 @@ import torch
 
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.saved import state_error
-from sanc.core.space import Vector
+from sanc.core.space import Floats, Vector
 
 _HIGHEST_POWER = 3
 """The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
@@ -74,6 +74,10 @@ class _ScaledOperator(Operator):
 
     def gradient(self) -> Vector:
         return self.inner.gradient() * self.factor
+
+    def matrix(self) -> Floats | None:
+        matrix = self.inner.matrix()
+        return None if matrix is None else matrix * self.factor
 
     def error(self, v: Vector, product: Vector) -> float:
         return self.inner.error(v, product * (1.0 / self.factor)) * self.factor

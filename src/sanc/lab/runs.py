@@ -118,7 +118,7 @@ def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int
             raise ArgumentError(
                 f"--problem {panel.problem} needs two classes, {panel.data} has {loaded.classes}: use softmax or mlp."
             )
-        return n, _problem(panel, loaded).dim
+        return n, problem_of(panel, loaded).dim
     sanc.errors.require_not_negative("--strength", panel.strength)
     return n, sum(p.numel() for p in _model(panel, features, loaded.classes).parameters())
 
@@ -138,7 +138,8 @@ def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
     return models.cnn(channels, side, classes, panel.activation)
 
 
-def _problem(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
+def problem_of(panel: Panel, loaded: datasets.Loaded) -> sanc.problems.FiniteSum:
+    """Return the finite sum of a panel."""
     sanc.errors.one_of("problem", panel.problem, _SUM_NAMES)
     if panel.problem == "logistic":
         return sanc.problems.Logistic(loaded.X, loaded.y, penalty=panel.penalty, strength=panel.strength)
@@ -176,7 +177,7 @@ def _line(record: sanc.Record) -> dict[str, Any]:
 
 def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, every: float) -> None:
     """Minimise a finite sum with `sanc.minimize`."""
-    problem = _problem(spec.panel, loaded)
+    problem = problem_of(spec.panel, loaded)
     config = configuration(spec, problem.n, problem.dim, loaded.note)
     journal = Journal(folder, config, every)
     start = np.ones(problem.dim, problem.dtype)
@@ -207,10 +208,10 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         **variant.arguments,
     )  # fmt: skip
     status = "call limit" if journal.spent >= journal.budget else result.status.name.lower().replace("_", " ")
-    journal.finish(status, result.fun, training_accuracy=_accuracy(spec.panel, loaded, np.asarray(result.x)))
+    journal.finish(status, result.fun, training_accuracy=accuracy_of(spec.panel, loaded, np.asarray(result.x)))
 
 
-def _accuracy(panel: Panel, loaded: datasets.Loaded, w: Any) -> float:
+def accuracy_of(panel: Panel, loaded: datasets.Loaded, w: Any) -> float:
     """Return the share of all rows that the final point classifies correctly."""
     if panel.problem == "softmax":
         scores = loaded.X @ w.reshape(loaded.classes, -1).T

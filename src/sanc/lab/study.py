@@ -16,7 +16,7 @@ from rich.table import Table
 
 import sanc
 from sanc.errors import one_of
-from sanc.lab import claims, cluster, datasets, experiments, own_files, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, own_files, peers, runs, summary, traces
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel
@@ -116,12 +116,35 @@ class Study:
             self.console.print(f"  {name}: {error}", soft_wrap=True, markup=False)
         if outcome.finished or outcome.finished_before:
             report(self.out, self.console, {panel.name: dict.fromkeys(panel.methods, self.runs) for panel in present})
+            self._compare_with_peers(present)
         unfinished = self._unfinished(specs)
         if unfinished:
             names = ", ".join(spec.path for spec in unfinished[:5]) + (" …" if len(unfinished) > 5 else "")
             text = f"{len(unfinished)} runs are not finished ({names}): the same command resumes them."
             self.console.print(text, soft_wrap=True)
         return int(bool(unfinished))
+
+    def _compare_with_peers(self, panels: list[Panel]) -> None:
+        """Print the fits of L-BFGS and Adam to the files of the user, with the same objective, start and budget."""
+        for panel in panels:
+            if panel.network or not own_files.is_file(panel.data):
+                continue
+            loaded = runs.load_panel(panel, self.data_dir)
+            problem = runs.problem_of(panel, loaded)
+            batch = panel.batch_size(problem.n, self.preset) or problem.n
+            table = Table(
+                "method",
+                "final loss",
+                "evaluations",
+                "seconds",
+                "accuracy",
+                title="For comparison",
+                title_justify="left",
+            )
+            for fit in peers.fit_peers(problem, panel.budget(problem.n), batch):
+                accuracy = f"{100 * runs.accuracy_of(panel, loaded, fit.w):.2f} %"
+                table.add_row(fit.name, f"{fit.loss:.6g}", f"{fit.evaluations:,}", f"{fit.seconds:.3g}", accuracy)
+            self.console.print(table)
 
     def _unfinished(self, specs: list[experiments.RunSpec]) -> list[experiments.RunSpec]:
         return [spec for spec in specs if not finished(self.out / "runs" / spec.path)]

@@ -16,14 +16,13 @@ from torch import Tensor
 from sanc.core.iteration import Iteration
 from sanc.core.loop import run_to_end
 from sanc.core.method import Method
-from sanc.core.model import CubicModel
 from sanc.core.run import Limits, Run
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.leastsquares.losses import Loss
-from sanc.leastsquares.model import DenseModel, GaussNewtonSigma
+from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import SCHEMES, Residuals
 from sanc.leastsquares.run import LeastSquaresRun
@@ -209,7 +208,7 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
 def _method() -> Method:
     """Return the default method with the model of dense Jacobians."""
     robust = PRESETS["robust"]
-    model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
+    model = JacobianModel.of(robust.model)
     sigma = GaussNewtonSigma(**{item.name: getattr(robust.sigma, item.name) for item in fields(SigmaUpdate)})
     return replace(robust, model=model, minibatch=None, sigma=sigma)
 

@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-import numpy as np
-
-from sanc.core import cubic
-from sanc.core.krylov import Krylov
-from sanc.core.model import CubicModel, KrylovSubspace, with_units
-from sanc.core.oracle import Eigenbasis
+from sanc.core.dense import DenseModel
+from sanc.core.model import KrylovSubspace
 from sanc.core.point import Point
 from sanc.core.ratio import Verdict
 from sanc.core.sigma import SigmaRule, SigmaUpdate
-from sanc.core.space import Floats
 from sanc.core.units import FIRST_SIGMA, Units
-
-
-class EigenSpace(Krylov):
-    """The whole space in the eigenbasis of B: T is diagonal, and the space invariant."""
-
-    def __init__(self, basis: Eigenbasis, rows: Any, start_norm: float, at_gradient: bool) -> None:
-        self.start_norm = start_norm
-        self.alpha = basis.values.tolist()
-        self.beta = [0.0] * len(self.alpha)
-        self._rows, self._projections, self._at_gradient = rows, basis.projections, at_gradient
-        self._pivot = self.alpha[0]
-
-    @property
-    def starts_at_gradient(self) -> bool:
-        return self._at_gradient
-
-    @property
-    def projected_gradient(self) -> Floats:
-        return self._projections
-
-    @property
-    def basis(self) -> Any:
-        return self._rows
-
-    @property
-    def is_complete(self) -> bool:
-        return True
-
-    def combine(self, *coefficients: Floats) -> Any:
-        return [(c @ self._rows).astype(self._rows.dtype, copy=False) for c in coefficients]
-
 
 MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
@@ -89,7 +51,7 @@ class GaussNewtonSigma(SigmaUpdate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseModel(CubicModel):
+class JacobianModel(DenseModel):
     """Minimises the cubic model in the whole space if the oracle knows its eigenbasis; otherwise in a Krylov space."""
 
     first_sigma = FIRST_SIGMA_FACTOR * FIRST_SIGMA
@@ -107,26 +69,4 @@ class DenseModel(CubicModel):
         basis = here.oracle.eigenbasis(here.x)
         if basis is None:
             return super().build(here)
-        at_gradient = here.start is None and here.grad_norm > 0.0
-        rows = basis.rows.astype(here.space.dtype, copy=False)
-        krylov = EigenSpace(basis, rows, here.grad_norm, at_gradient)
-        spectrum = cubic.Spectrum(basis.values, _identity(len(basis.values)))
-        operator = here.oracle.hessian(here.x)
-        subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
-        product_norm = 0.0 if here.units.length else _product_norm(basis, at_gradient)
-        return self.with_step(here, with_units(self, here, subspace, product_norm))
-
-
-@cache
-def _identity(dim: int) -> Floats:
-    """Return the identity matrix, which is not to be changed."""
-    matrix = np.eye(dim)
-    matrix.setflags(write=False)
-    return matrix
-
-
-def _product_norm(basis: Eigenbasis, at_gradient: bool) -> float:
-    """Return ‖Bq‖ along the gradient, or the norm of B."""
-    if at_gradient:
-        return float(np.linalg.norm(basis.values * basis.projections) / np.linalg.norm(basis.projections))
-    return float(np.abs(basis.values).max())
+        return self.whole_space(here, here.oracle.hessian(here.x), basis.values, basis.rows, basis.projections)

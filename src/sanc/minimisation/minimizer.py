@@ -40,7 +40,7 @@ from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_
 from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
-from sanc.presets import compose, with_options
+from sanc.presets import compose, with_matrices, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
 from sanc.ranks.sums import SharedSum
@@ -120,8 +120,9 @@ def minimize(
         Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
         torch differentiates `fun`, or JAX if `x0` holds arrays of JAX. Without `hess` and `hessp`, or with the name of
         a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
-        step) compute the gradient from n, 2n and n values, for functions that torch cannot differentiate. The steps of
-        the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
+        step) compute the gradient from n, up to 2n and n values, for functions that torch cannot differentiate. The
+        steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
+        Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
@@ -223,6 +224,7 @@ def minimize(
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
     samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
+    composed = with_matrices(composed) if oracle.has_matrix else composed
     box, x, composed = apply_bounds(bounds, x0, oracle, x, composed)
     limits = _checked_limits(
         _default_tol(oracle, jac) if tol is None else tol,

@@ -21,6 +21,7 @@ from sanc.core.space import Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
+from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
 from sanc.functions.with_jax import holds_jax_arrays, jax_derivatives
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.sums.linear import FiniteSum
@@ -84,7 +85,9 @@ def build_oracle(
         return torch_oracle, torch_oracle.start(), unflatten
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
-        return DifferenceOracle(fun, start, scheme=_require_scheme("jac", jac), args=args), flat, unflatten
+        scheme = _require_scheme("jac", jac)
+        kind = SecantOracle if scheme != "cs" and len(flat) <= SECANT_VARIABLES else DifferenceOracle
+        return kind(fun, start, scheme=scheme, args=args), flat, unflatten
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, unflatten
 
 

@@ -45,6 +45,11 @@ class Logistic(LinearSum):
     0.693147
     """
 
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether f is convex: the loss is, and so are all penalties but the nonconvex one."""
+        return self.penalty.kind != "nonconvex"
+
     def labels(self, y: Array) -> Array:
         return _require_labels(y, 0, 1, "(y + 1) / 2 maps −1 and 1 to them").astype(self.dtype)
 
@@ -146,6 +151,11 @@ class Softmax(LinearSum):
     def classes(self) -> int:
         """Number of classes."""
         return self.columns
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether f is convex: the loss is, and so are all penalties but the nonconvex one."""
+        return self.penalty.kind != "nonconvex"
 
     def labels(self, y: Array) -> Array:
         wrong = (y != np.round(y)) | (y < 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
 from sanc.core.saved import state_error
-from sanc.core.space import NumpySpace
+from sanc.core.space import Floats, NumpySpace
 from sanc.errors import ArgumentTypeError, require, require_integer, shown
 from sanc.sums.linear import FiniteSum
 from sanc.theory import growing_sample_sizes
@@ -104,6 +105,7 @@ class SumOracle(Oracle):
         grow: bool = False,
     ) -> None:
         self.problem = problem
+        self.convex = problem.convex
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
         self.requested = list(requested)
@@ -199,9 +201,20 @@ class _SampleHessian(Operator):
     def __init__(self, oracle: SumOracle, x: Any) -> None:
         self._oracle, self._x = oracle, x
         self._sample = oracle.sample(HESSIAN)
-        self._product = self._sample.hessian(x)
-        if not callable(self._product):
-            raise ArgumentTypeError(f"hessian returned {shown(self._product)}: return a function of v, v ↦ ∇²f(w) v.")
+
+    @cached_property
+    def _product(self) -> Callable[[Any], Any]:
+        """The function of v that the sample returned."""
+        product = self._sample.hessian(self._x)
+        if not callable(product):
+            raise ArgumentTypeError(f"hessian returned {shown(product)}: return a function of v, v ↦ ∇²f(w) v.")
+        return product
+
+    def matrix(self) -> Floats | None:
+        matrix = self._sample.hessian_matrix(self._x)
+        if matrix is not None:
+            self._oracle.meter.count_product(self._sample.n * self._sample.dim)
+        return matrix
 
     def __call__(self, v: Any) -> Any:
         self._oracle.meter.count_product(self._sample.n)

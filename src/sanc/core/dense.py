@@ -1,0 +1,199 @@
+"""The cubic model in the whole space, from the eigenpairs of a Hessian that the oracle has as a matrix."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.linalg.lapack import dpotrf, dpotrs
+
+from sanc.core import cubic
+from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, with_units
+from sanc.core.oracle import Operator
+from sanc.core.point import Point
+from sanc.core.space import Floats, NumpySpace, Space, Vector
+
+Dense = TypeVar("Dense", bound="DenseModel")
+
+
+_SINGULAR = 1e-12
+"""Ratio of the extreme eigenvalues below which a semidefinite Hessian counts as singular.
+
+Along its null space the gradient is roundoff, and Newton's step would be that divided by zero.
+"""
+
+
+class EigenSpace(Krylov):
+    """A space with an orthonormal basis (`rows`) in which T is diagonal: that of all eigenvectors of B, or one line."""
+
+    def __init__(self, values: Floats, rows: Any, projections: Floats, start_norm: float, at_gradient: bool) -> None:
+        self.start_norm = start_norm
+        self.alpha = values.tolist()
+        self.beta = [0.0] * len(values)
+        self._rows, self._projections, self._at_gradient = rows, projections, at_gradient
+        self._pivot = float(values[0])
+
+    @property
+    def dim(self) -> int:
+        return int(self._rows.shape[1])
+
+    @property
+    def starts_at_gradient(self) -> bool:
+        return self._at_gradient
+
+    @property
+    def projected_gradient(self) -> Floats:
+        return self._projections
+
+    @property
+    def basis(self) -> Any:
+        return self._rows
+
+    @property
+    def is_complete(self) -> bool:
+        return True
+
+    def combine(self, *coefficients: Floats) -> Any:
+        rows = self._rows
+        if not isinstance(rows, np.ndarray):
+            return [torch.as_tensor(c, dtype=rows.dtype, device=rows.device) @ rows for c in coefficients]
+        return [(c @ rows).astype(rows.dtype, copy=False) for c in coefficients]
+
+
+@dataclass(frozen=True, slots=True)
+class NewtonLine(KrylovSubspace):
+    """The line of Newton's step, which the ratio test doubles while f decreases by more than the model predicts.
+
+    Attributes
+    ----------
+    hessian_norm : float
+        An estimate of ‖B‖.
+    """
+
+    hessian_norm: float = 0.0
+
+    @property
+    def curvature(self) -> float:
+        return self.hessian_norm
+
+    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
+        """Return twice the last step; None if the model allows no more than `trials` trial points.
+
+        Its predicted decrease is that of the first step, the largest that the model has on this line.
+        """
+        if self.step is None or trials > self.model.resolves:
+            return None
+        factor = 2.0**trials
+        return replace(self.step, u=factor * self.step.u, norm=factor * self.step.norm, sigma=sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseModel(CubicModel):
+    """Minimises the cubic model in the whole space if the oracle has the Hessian as a matrix.
+
+    If the matrix is positive definite, one Cholesky decomposition gives Newton's step s. Its ‖∇m(s)‖ is σ‖s‖², and if
+    the forcing condition allows that, the subspace is the line of s. Otherwise one eigendecomposition gives the step of
+    every σ. If the oracle has no matrix, the model is that of the Krylov space.
+
+    The second derivatives of losses such as the logistic one vanish as margins grow. Newton's step is therefore too
+    short far from the minimiser, and twice the step is tried if f decreases by more than predicted.
+    """
+
+    @classmethod
+    def of(cls: type[Dense], model: Any) -> Dense:
+        """Return this kind of model with the settings of another `CubicModel`."""
+        return cls(**{item.name: getattr(model, item.name) for item in fields(CubicModel)})
+
+    def build_in(self, here: Point, operator: Operator) -> KrylovSubspace:
+        """Return the line of Newton's step or the whole space; without a matrix, a Krylov space."""
+        matrix = operator.matrix()
+        if matrix is None:
+            return super().build_in(here, operator)
+        line = self._newton_line(here, operator, matrix)
+        if line is not None:
+            return line
+        values, rows = eigenpairs(matrix)
+        largest = float(np.abs(values).max())
+        if values[0] > -_SINGULAR * largest and np.abs(values).min() <= _SINGULAR * largest:
+            return super().build_in(here, operator)  # of a null space, a Krylov space has the part in the gradient only
+        return self.whole_space(here, operator, values, rows, rows @ _array(here.space, here.g))
+
+    def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
+        """Return the line of Newton's step, if that minimises the cubic model well enough; None otherwise."""
+        if not self.forcing or here.start is not None or here.grad_norm == 0.0 or here.oracle.box is not None:
+            return None
+        g = _array(here.space, here.g)
+        factor, info = dpotrf(matrix, lower=1)
+        pivots = np.diagonal(factor)
+        if info != 0 or not pivots.min() ** 2 > _SINGULAR * pivots.max() ** 2:
+            return None
+        step, product = dpotrs(factor, -g, lower=1)[0], matrix @ g
+        length, norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm
+        if not (0.0 < length < math.inf and math.isfinite(norm)):
+            return None
+        line = step / length
+        values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
+        krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, here.grad_norm, True)
+        spectrum = cubic.Spectrum(values, np.ones((1, 1)))
+        subspace: KrylovSubspace = NewtonLine(
+            self, krylov, operator, spectrum, here.state.sigma, here.units, sigma_untested=True, hessian_norm=norm
+        )
+        subspace = with_units(self, here, subspace, norm)
+        is_limited = length > subspace.max_step_norm and here.state.last_step_norm > 0.0
+        if is_limited or not subspace.sigma * length * length <= forcing_tolerance(here):
+            return None
+        return self.with_step(here, subspace)
+
+    def whole_space(
+        self, here: Point, operator: Operator, values: Floats, rows: Floats, projections: Floats
+    ) -> KrylovSubspace:
+        """Return the subspace of all eigenvectors (`rows`), given the gradient in their basis, with its cubic step."""
+        at_gradient = here.start is None and here.grad_norm > 0.0
+        krylov = EigenSpace(values, _block(here.space, rows), projections, here.grad_norm, at_gradient)
+        product_norm = 0.0 if here.units.length else _product_norm(values, projections, at_gradient)
+        spectrum = cubic.Spectrum(values, _identity(len(values)))
+        subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
+        return self.with_step(here, with_units(self, here, subspace, product_norm))
+
+
+@cache
+def _identity(dim: int) -> Floats:
+    """Return the identity matrix, which is not to be changed."""
+    matrix = np.eye(dim)
+    matrix.setflags(write=False)
+    return matrix
+
+
+def _product_norm(values: Floats, projections: Floats, at_gradient: bool) -> float:
+    """Return ‖Bq‖ along the gradient, or the norm of B."""
+    if at_gradient:
+        return float(np.linalg.norm(values * projections) / np.linalg.norm(projections))
+    return float(np.abs(values).max())
+
+
+def eigenpairs(matrix: Floats) -> tuple[Floats, Floats]:
+    """Return the eigenvalues and eigenvectors, as rows, of the symmetric part of a matrix."""
+    if not np.isfinite(matrix).all():
+        raise NonFiniteProductError("the Hessian is not finite")
+    try:
+        values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    except np.linalg.LinAlgError as error:
+        raise NonFiniteProductError(str(error)) from error
+    return values, np.ascontiguousarray(vectors.T)
+
+
+def _block(space: Space, rows: Floats) -> Any:
+    """Return rows as a block of vectors of the space."""
+    if isinstance(space, NumpySpace):
+        return rows.astype(space.dtype, copy=False)
+    return torch.as_tensor(rows, dtype=space.dtype, device=space.device)
+
+
+def _array(space: Space, v: Vector) -> Floats:
+    """Return a vector as a float64 array on the host."""
+    return np.asarray(v if isinstance(v, np.ndarray) else space.tensor(v).cpu(), np.float64)

@@ -1,0 +1,270 @@
+"""Functions without derivatives: gradients by differences of values, and a Hessian from changes of the gradient.
+
+A Hessian product by differences of gradients costs 2n values or more. Within an iteration the Hessian is therefore a
+secant matrix B, which the change of the gradient along each step updates (symmetric rank one). The certificate needs
+the Hessian itself: second differences of values give all of it at once, and B becomes that matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sanc.core.oracle import Operator
+from sanc.core.saved import state_error
+from sanc.core.space import Floats, Vector
+from sanc.functions.differences import DifferenceOracle, Scheme
+
+SECANT_VARIABLES = 100
+"""Largest number of variables with a secant matrix: second differences cost n²/2 values."""
+
+_SKIPPED_UPDATE = 1e-8
+"""An update is skipped if its denominator is below this fraction of the norms: the usual safeguard (Conn, Gould and
+Toint 1991)."""
+
+_FORWARD_ERRORS = 100.0
+"""Forward differences are used while the gradient norm exceeds this many times their error. Its error of 1 % then
+changes a step by no more than a secant matrix does."""
+
+_MAX_UPDATES = 30
+"""Updates after which second differences replace the matrix. With 100 some runs of the zoo take more values, and with
+fewer than 30 the second differences cost more than they save."""
+
+_SECOND_POWER = 1 / 4
+"""Power p of the step h = eps^p of second differences, which balances the errors O(h²) and eps/h²."""
+
+
+class SecantOracle(DifferenceOracle):
+    """A function without derivatives, whose Hessian in an iteration is a secant matrix.
+
+    With "3-point" gradients are forward differences as long as their error is negligible, then central ones. After an
+    iteration without a step, and after `_MAX_UPDATES` updates, second differences of values replace the matrix.
+    """
+
+    has_matrix = True
+
+    def __init__(self, fun: Callable[..., Any], x0: Any, *, scheme: Scheme, args: tuple[Any, ...] = ()) -> None:
+        super().__init__(fun, x0, scheme=scheme, args=args)
+        self._iterates = False
+        self._stayed = False  # whether the last iteration made no step
+        self._central = False  # whether forward differences are no longer accurate enough
+        self._updates = 0  # since the matrix was the Hessian at a point
+        self._matrix: Floats | None = None
+        self._last: tuple[Floats, Floats] | None = None  # the point and the gradient of the last update
+        self._exact_at: Any = None  # the point whose Hessian `_matrix` is
+
+    # Gradients.
+
+    def evaluate_gradient(self, x: Vector) -> Vector:
+        if self.scheme == "2-point" or self._central or self._matrix is None:
+            return super().evaluate_gradient(x)
+        scheme, self.scheme = self.scheme, "2-point"
+        try:
+            g = super().evaluate_gradient(x)
+        finally:
+            self.scheme = scheme
+        if self._is_accurate(x, g):
+            return g
+        self._central = True
+        return super().evaluate_gradient(x)
+
+    def _is_accurate(self, x: Vector, g: Vector) -> bool:
+        """Whether the error of a forward difference is negligible beside the gradient norm."""
+        assert self._matrix is not None
+        sizes = np.maximum(1.0, np.abs(_array(self, x)))
+        step = math.sqrt(self.space.eps) * sizes
+        error = 0.5 * step * np.abs(np.diag(self._matrix)) + 2.0 * self.space.eps * abs(self.value(x)) / step
+        return _FORWARD_ERRORS * float(np.linalg.norm(error)) < self.space.norm(g)
+
+    # The Hessian.
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:
+        self._iterates = True
+
+    def end(self, step_norm: float) -> None:
+        self._iterates = False
+        self._stayed = step_norm == 0.0
+
+    def hessian(self, x: Vector) -> Operator:
+        if not self._iterates:
+            return _DifferencedHessian(self, x)
+        point, g = _array(self, x), _array(self, self.gradient(x)[1])
+        if self._matrix is None:
+            self._matrix = self._first_matrix(x, g)
+        elif self._stayed or self._updates >= _MAX_UPDATES:
+            self._updates, self._stayed = 0, False
+            self.difference_matrix(x)
+        elif self._last is not None and self._exact_at is not x:
+            self._updates += 1
+            self._matrix = updated(self._matrix, point - self._last[0], g - self._last[1])
+        self._last = point, g
+        return _SecantHessian(self, x, self._matrix)
+
+    def _first_matrix(self, x: Vector, g: Floats) -> Floats:
+        """Return the curvature of f along the gradient, from one value, times the identity."""
+        norm = float(np.linalg.norm(g))
+        if norm == 0.0:
+            return np.eye(len(g))
+        h = self.space.eps**_SECOND_POWER * max(1.0, self.space.norm(x) / self.space.dim**0.5)
+        moved = x - (h / norm) * self.gradient(x)[1]
+        if self.box is not None and not self.box.contains(self.space.tensor(moved)):
+            return norm * np.eye(len(g))
+        curvature = abs(2.0 * (self._evaluate(moved) - self.value(x) + h * norm) / (h * h))
+        return (curvature if 0.0 < curvature < math.inf else norm) * np.eye(len(g))
+
+    def difference_matrix(self, x: Vector) -> Floats:
+        """Return the Hessian at x by second differences of values, and make it the secant matrix."""
+        if self._exact_at is x and self._matrix is not None:
+            return self._matrix
+        matrix = _second_differences(self, x)
+        if np.isfinite(matrix).all():
+            self._matrix, self._exact_at = matrix, x
+        return matrix
+
+    # Saving.
+
+    def numbers(self) -> dict[str, Any]:
+        matrix = None if self._matrix is None else self._matrix.tolist()
+        last = None if self._last is None else [part.tolist() for part in self._last]
+        flags = {"central": self._central, "stayed": self._stayed, "updates": self._updates}
+        return super().numbers() | flags | {"matrix": matrix, "last": last}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        super().restore(numbers)
+        n = self.space.dim
+        parts = {"matrix": (n, n), "last": (2, n)}
+        found = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
+        self._central, self._stayed = bool(numbers["central"]), bool(numbers["stayed"])
+        self._updates, self._matrix = int(numbers["updates"]), found["matrix"]
+        self._last = None if found["last"] is None else (found["last"][0], found["last"][1])
+
+
+def _saved_array(name: str, saved: Any, shape: tuple[int, int]) -> Any:
+    """Return a saved array after checks; None if there was none."""
+    if saved is None:
+        return None
+    try:
+        array = np.array(saved, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise state_error(f"resume['oracle']['{name}']", saved, f"finite numbers of shape {shape}, or None,")
+    return array
+
+
+class _SecantHessian(Operator):
+    """The secant matrix, whose products cost no value."""
+
+    def __init__(self, oracle: SecantOracle, x: Vector, matrix: Floats) -> None:
+        self._oracle, self._x, self._matrix = oracle, x, matrix
+
+    def __call__(self, v: Vector) -> Vector:
+        return _vector(self._oracle, self._matrix @ _array(self._oracle, v))
+
+    def gradient(self) -> Vector:
+        return self._oracle.gradient(self._x)[1] * 1.0
+
+    def matrix(self) -> Floats:
+        return self._matrix
+
+
+class _DifferencedHessian(Operator):
+    """The Hessian by second differences of values, all of it at the first product."""
+
+    def __init__(self, oracle: SecantOracle, x: Vector) -> None:
+        self._oracle, self._x = oracle, x
+
+    def __call__(self, v: Vector) -> Vector:
+        o = self._oracle
+        o.meter.count_product(1)
+        return _vector(o, o.difference_matrix(self._x) @ _array(o, v))
+
+    def gradient(self) -> Vector:
+        return self._oracle.gradient(self._x)[1] * 1.0
+
+    def matrix(self) -> Floats:
+        return self._oracle.difference_matrix(self._x)
+
+    def error(self, v: Vector, product: Vector) -> float:
+        """Estimate the error from the second difference of f along v with twice the step, and from roundoff.
+
+        That shows one component of the error. Its norm is √n times as large if all components are alike.
+        """
+        o, norm = self._oracle, self._oracle.space.norm(v)
+        h = 2.0 * o.space.eps**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
+        value = o.value(self._x)
+        roundoff = float(16.0 * o.space.eps * abs(value) / (h * h) * norm)
+        d = v * (h / norm)
+        ends = [self._x + d, self._x - d]
+        if norm == 0.0 or (o.box is not None and not all(o.box.contains(o.space.tensor(end)) for end in ends)):
+            return roundoff
+        second = sum(o._evaluate(end) - value for end in ends) / (h * h)
+        along = abs(second * norm - o.space.dot(v, product) / norm)
+        return float(along * o.space.dim**0.5) + roundoff
+
+
+def updated(matrix: Floats, s: Floats, y: Floats) -> Floats:
+    """Return the matrix after a symmetric update of rank one, with which B s = y; unchanged where that is unstable."""
+    if not np.isfinite(y).all():
+        return matrix
+    missing = y - matrix @ s
+    denominator = float(missing @ s)
+    if not abs(denominator) > _SKIPPED_UPDATE * float(np.linalg.norm(missing) * np.linalg.norm(s)):
+        return matrix
+    new = matrix + np.outer(missing, missing) / denominator
+    return new if np.isfinite(new).all() else matrix
+
+
+def _second_differences(oracle: SecantOracle, x: Vector) -> Floats:
+    """Return the Hessian: central second differences on the diagonal, and mixed ones from one more value each.
+
+    f(x + d_i + d_j) − f(x + d_i) − f(x + d_j) + f(x) is h_i h_j H_ij up to terms of third order. Its mean with that of
+    −d_i and −d_j has none, but costs twice as many values.
+    """
+    n, point, value = oracle.space.dim, _array(oracle, x), oracle.value(x)
+    steps = oracle.space.eps**_SECOND_POWER * np.maximum(1.0, np.abs(point))
+    if oracle.box is not None:
+        lower, upper = (np.asarray(side.cpu(), np.float64) for side in (oracle.box.lower, oracle.box.upper))
+    else:
+        lower, upper = np.full(n, -math.inf), np.full(n, math.inf)
+    room_above, room_below = upper - point, point - lower
+    ahead, matrix = np.zeros(n), np.zeros((n, n))
+
+    def at(*moves: tuple[int, float]) -> float:
+        moved = point.copy()
+        for k, step in moves:
+            moved[k] += step
+        return oracle._evaluate(_vector(oracle, np.clip(moved, lower, upper)))
+
+    for k in range(n):
+        if room_above[k] < steps[k]:
+            steps[k] *= -1.0  # the side with more room
+            if room_below[k] < -steps[k]:
+                steps[k] = room_above[k] if room_above[k] >= room_below[k] else -room_below[k]
+        if steps[k] == 0.0:
+            continue
+        ahead[k] = at((k, steps[k]))
+        behind = -steps[k]
+        if (behind > 0 and room_above[k] < behind) or (behind < 0 and room_below[k] < -behind):
+            half = at((k, 0.5 * steps[k]))
+            matrix[k, k] = 4.0 * (ahead[k] - 2.0 * half + value) / steps[k] ** 2
+        else:
+            matrix[k, k] = (ahead[k] - 2.0 * value + at((k, behind))) / steps[k] ** 2
+        for j in range(k):
+            if steps[j] != 0.0:
+                mixed = at((k, steps[k]), (j, steps[j])) - ahead[k] - ahead[j] + value
+                matrix[j, k] = matrix[k, j] = mixed / (steps[k] * steps[j])
+    return matrix
+
+
+def _array(oracle: SecantOracle, v: Any) -> Floats:
+    """Return a vector as a float64 array on the host."""
+    return np.asarray(oracle.space.tensor(v).cpu(), np.float64)
+
+
+def _vector(oracle: SecantOracle, array: Floats) -> Vector:
+    """Return an array as a vector of the oracle."""
+    return oracle.as_vector(array, "fun")
