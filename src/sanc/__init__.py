@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         SingularMinimumError,
     )
     from sanc.implicit import Derivative, Solution, argmin
-    from sanc.leastsquares import curve_fit, least_squares
+    from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -75,6 +75,7 @@ __all__ = [
     "Metric",
     "Minibatch",
     "Momentum",
+    "NetworkResiduals",
     "NoModel",
     "NonFiniteError",
     "NonFiniteStartError",
@@ -134,7 +135,7 @@ _HOMES = {
         "SingularMinimumError",
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
-    "sanc.leastsquares": ("curve_fit", "least_squares"),
+    "sanc.leastsquares": ("NetworkResiduals", "curve_fit", "least_squares"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

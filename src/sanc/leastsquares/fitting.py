@@ -20,6 +20,7 @@ from sanc.core.run import Limits, Run
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.leastsquares.corrected import CorrectedModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.model import DenseModel, GaussNewtonSigma
 from sanc.leastsquares.oracle import ResidualOracle
@@ -127,7 +128,7 @@ def least_squares(
     if residuals.jac == "cs" and points.is_torch:
         raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
     oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
-    method = _method()
+    method = _method(DenseModel if residuals.network is None else CorrectedModel)
     box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
     residuals.box = box
     limits = Limits(
@@ -202,11 +203,11 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
     return max(default, _DIFFERENCE_TOLERANCE if residuals.is_differenced and residuals.jac != "cs" else 0.0)
 
 
-def _method() -> Method:
-    """Return the default method with the model of dense Jacobians."""
+def _method(kind: type[DenseModel]) -> Method:
+    """Return the default method with a model of dense Jacobians."""
     robust = PRESETS["robust"]
     pieces = {name: getattr(robust, name) for name in robust.__dataclass_fields__}
-    model = DenseModel(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
+    model = kind(**{item.name: getattr(robust.model, item.name) for item in fields(CubicModel)})
     sigma = GaussNewtonSigma(**{name: getattr(robust.sigma, name) for name in robust.sigma.__dataclass_fields__})
     return Method(**pieces | {"model": model, "minibatch": None, "sigma": sigma})
 

@@ -123,7 +123,7 @@ class DenseModel(CubicModel):
 
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""
-        oracle, z, places, factor = _parts(here)
+        oracle, z, places, factor = residual_parts(here)
         found = oracle.with_jacobian(z)
         if not found.is_dense:
             return super().build(here)
@@ -148,7 +148,7 @@ class DenseModel(CubicModel):
         return self.with_step(here, with_units(self, here, subspace, product_norm))
 
 
-def _parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
+def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
     """Return the oracle of the residuals, the point of all variables, the free ones, and the factor of f."""
     oracle: Any = here.oracle
     z, places, factor = here.x, None, 1.0

@@ -20,6 +20,7 @@ from sanc.core.oracle import Meter, Operator
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.functions.oracle import CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
+from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.secant import SecondOrderTerm
 
@@ -77,6 +78,8 @@ class Evaluation:
             jacobian = self.jacobian
             if self.is_dense:
                 squares = np.einsum("ij,ij->j", jacobian, jacobian, dtype=np.float64)
+            elif isinstance(jacobian, JacobianMatrix):
+                squares = np.square(jacobian.column_norms())
             elif hasattr(jacobian, "multiply"):
                 squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
             else:
@@ -121,7 +124,7 @@ class ResidualOracle(CallableOracle):
             self.hvp = "double-backward"
         self.exponents = np.full(len(x0), -math.inf)
         self.scale: Any = np.ones(len(x0), x0.dtype)
-        self.term = SecondOrderTerm(len(x0))
+        self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.full = False
         self._evaluations: dict[bytes, Evaluation] = {}
         self._second: tuple[Evaluation, Any] | None = None
@@ -165,6 +168,9 @@ class ResidualOracle(CallableOracle):
         """Return the residuals and the Jacobian at a point."""
         found = self.evaluation(z)
         if found.jacobian is None:
+            for other in self._evaluations.values():
+                if isinstance(other.jacobian, JacobianMatrix):  # a large one; its gradient stays cached
+                    other.jacobian = None
             found.jacobian = self.residuals.jacobian(found.x, found.r)
         return found
 

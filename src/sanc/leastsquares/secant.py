@@ -29,6 +29,8 @@ class SecondOrderTerm:
 
     Attributes
     ----------
+    is_enabled : bool
+        Whether the model may have S. That of a network corrects its steps instead (`sanc.leastsquares.corrected`).
     is_estimated : bool
         Whether `matrix` is an estimate of S; otherwise products with S are computed.
     is_used : bool
@@ -37,13 +39,16 @@ class SecondOrderTerm:
         The estimate, in the caller's variables.
     """
 
-    def __init__(self, dim: int) -> None:
-        self.is_estimated = dim <= ESTIMATED_VARIABLES
+    def __init__(self, dim: int, is_enabled: bool = True) -> None:
+        self.is_enabled = is_enabled
+        self.is_estimated = is_enabled and dim <= ESTIMATED_VARIABLES
         self.is_used = False
         self.matrix: Any = np.zeros((dim, dim)) if self.is_estimated else None
 
     def update(self, before: Any, after: Any, scale: Floats) -> None:
         """Measure the last step, update the estimate, and decide which model the next step uses."""
+        if not self.is_enabled:
+            return
         s = after.x - before.x
         change = after.gradient() - before.gradient()
         second = after.gradient() - before.transposed(after.terms.weighted)
