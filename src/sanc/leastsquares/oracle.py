@@ -219,9 +219,15 @@ class ResidualOracle(CallableOracle):
     # Scaling.
 
     def column_exponents(self, found: Evaluation) -> Floats:
-        """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column."""
+        """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column.
+
+        The parameters of a network have one unit, and keep their proportions: the exponent is that of the largest norm.
+        Separate ones would lengthen steps of parameters that have little effect, as those of saturated units.
+        """
         with np.errstate(divide="ignore"):
             norms = found.column_norms()
+            if self.residuals.network is not None:
+                norms = np.full_like(norms, norms.max())
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
     def rescale(self, exponents: Floats, box: Box | None) -> Box | None:
