@@ -97,8 +97,8 @@ def unit_grid(side: int = 81) -> Tensor:
 
 
 def square_equation(
-    name: str, solution: Callable[[Tensor], Tensor], k: float, widths: Sequence[int], counts: tuple[int, int], seed: int,
-    device: str,
+    name: str, solution: Callable[[Tensor], Tensor], k: float, widths: Sequence[int], counts: tuple[int, int],
+    seed: int, device: str,
 ) -> Equation:  # fmt: skip
     """Return Δu + k²u = q on the unit square, with the q of a solution that is zero on the boundary."""
     rng = np.random.default_rng(seed)
@@ -321,7 +321,7 @@ def table_of(runs: Sequence[dict[str, Any]]) -> str:
     rows = []
     for name in names:
         errors = {method: best(runs, name, method) for method in methods}
-        peers = [error for method, error in errors.items() if method != "sanc"]
+        peers = [error for method, error in errors.items() if method != "sanc" and not math.isnan(error)]
         factor = min(peers) / errors["sanc"] if peers and "sanc" in errors else math.nan
         rows.append([name, *(number(error, ".1e") for error in errors.values()), number(factor, ".3g")])
     return markdown_table(["equation", *methods, "best peer / sanc"], rows)
@@ -348,8 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for seed in range(options.seeds):
                     runs.append(run(method, name, seed, limit, options.device, rate, options.quick))
                     last = runs[-1]
-                    print(f"{name} {method} {rate} seed {seed}: error {last['error']:.2e} after {last['seconds']:.1f} s, "
-                          f"{last['steps']} steps", flush=True)  # fmt: skip
+                    ending = f"error {last['error']:.2e} after {last['seconds']:.1f} s, {last['steps']} steps"
+                    print(f"{name} {method} {rate} seed {seed}: {ending}", flush=True)
     print(f"\n{table_of(runs)}\n", flush=True)
     document = {"machine": machine(options.device), "seconds": limit, "runs": runs}
     write_results(options.out, {"table.md": table_of(runs), "pinn.json": document})

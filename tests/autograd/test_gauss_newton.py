@@ -112,9 +112,9 @@ def test_missing_outputs_are_named_before_anything_changes():
     before = [p.detach().clone() for p in model.parameters()]
     opt = sanc.SANC(model.parameters(), hvp="gauss-newton")
     for closure in (lambda: loss(model(x), x, y), sanc.Batch(lambda x, y: loss(model(x), x, y), x, y)):
-        with pytest.raises(sanc.errors.ArgumentError, match="closure is no batch with outputs.*outputs="):
+        with pytest.raises(sanc.errors.ArgumentError, match=r"closure is no batch with outputs.*outputs="):
             opt.step(closure)
-    with pytest.raises(sanc.errors.ArgumentTypeError, match="outputs returned.*one real tensor"):
+    with pytest.raises(sanc.errors.ArgumentTypeError, match=r"outputs returned.*one real tensor"):
         opt.step(sanc.Batch(loss, x, y, outputs=lambda x, y: (model(x), x)))
     with pytest.raises(sanc.errors.ArgumentError, match="does not depend on the outputs"):
         opt.step(sanc.Batch(lambda z, x, y: loss(model(x), x, y), x, y, outputs=lambda x, y: model(x)))

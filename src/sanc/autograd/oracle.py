@@ -373,7 +373,7 @@ class AutogradOracle(Oracle):
             raise
 
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
-        """Iterate over weight and graphs of each part of a sample of batches with outputs, at the values of the leaves."""
+        """Iterate over weight and graphs of each part of a sample of batches with outputs."""
         self._seed(sample)
         for weight, closure in sample.parts:
             unit = partial(self._output_graph, closure, sample.name)

@@ -91,7 +91,7 @@ class NetworkResiduals:
         return torch.cat([self._residuals(term, parameters) for term in self._terms])
 
     def jacobian(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the Jacobian: a row for each residual, and a column for each entry of the parameters in their order."""
+        """Return the Jacobian: a row for each residual, and a column for each entry of the parameters in order."""
         self._check(parameters)
         return torch.cat([self._rows(term, parameters) for term in self._terms])
 
