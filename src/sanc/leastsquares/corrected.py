@@ -44,7 +44,7 @@ class CorrectedSubspace(KrylovSubspace):
         u = self._correction(x, s, step)
         return x + (s if u is None else s + self.krylov.combine(u)[0])
 
-    def _correction(self, x: Any, s: Floats, step: cubic.CubicStep) -> Floats | None:
+    def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Floats | None:
         """Return a in the eigenbasis; None if there are bounds, or if it is too long."""
         oracle, found, space = self.oracle, self.found, self.krylov
         if oracle is None or found is None:

