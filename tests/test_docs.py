@@ -32,7 +32,7 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 KATEX = ROOT / "docs" / "assets" / "katex"
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
 ELSEWHERE = {"integrations.md", "distributed.md"}  # the one below, the other in tests/ranks
-MODULES = ["sanc.autograd.batches", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
+MODULES = ["sanc.autograd.batches", "sanc.leastsquares.networks", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
 
 
 def blocks(page):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
         SingularMinimumError,
     )
     from sanc.implicit import Derivative, Solution, argmin
-    from sanc.leastsquares import curve_fit, least_squares
+    from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
     from sanc.many import ManyResult, minimize_many
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
@@ -77,6 +77,7 @@ __all__ = [
     "Metric",
     "Minibatch",
     "Momentum",
+    "NetworkResiduals",
     "NoModel",
     "NonFiniteError",
     "NonFiniteStartError",
@@ -137,8 +138,8 @@ _HOMES = {
         "SingularMinimumError",
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
+    "sanc.leastsquares": ("NetworkResiduals", "curve_fit", "least_squares"),
     "sanc.many": ("ManyResult", "minimize_many"),
-    "sanc.leastsquares": ("curve_fit", "least_squares"),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

@@ -33,6 +33,9 @@ class Batch:
         ``weight(*tensors)`` returns the number of terms in the mean loss of these rows, by which micro-batches are
         weighted. The default is the number of rows. A cross-entropy that ignores some targets needs
         ``lambda x, y: (y != -100).sum()``.
+    outputs : callable, optional
+        ``outputs(*tensors)`` returns the network's output z, a tensor; the loss is then ``loss(z, *tensors)``, convex
+        in z and without other parameters. The optimisers need it for ``hvp="gauss-newton"``.
 
     Examples
     --------
@@ -45,12 +48,18 @@ class Batch:
     """
 
     def __init__(
-        self, loss: Callable[..., Tensor], *tensors: Tensor, weight: Callable[..., Tensor | float] | None = None
+        self,
+        loss: Callable[..., Tensor],
+        *tensors: Tensor,
+        weight: Callable[..., Tensor | float] | None = None,
+        outputs: Callable[..., Tensor] | None = None,
     ) -> None:
         if not callable(loss):
             raise ArgumentTypeError(f"loss = {shown(loss)} cannot be called: pass a function of the batch's tensors.")
         if weight is not None and not callable(weight):
             raise ArgumentTypeError(f"weight = {shown(weight)} cannot be called: pass a function of the tensors.")
+        if outputs is not None and not callable(outputs):
+            raise ArgumentTypeError(f"outputs = {shown(outputs)} cannot be called: pass a function of the tensors.")
         if not tensors:
             raise ArgumentError("tensors is empty: pass at least one tensor whose first dimension counts the rows.")
         for position, tensor in enumerate(tensors):
@@ -68,12 +77,21 @@ class Batch:
         self.loss = loss
         self.tensors = tensors
         self.weight = weight
+        self.outputs = outputs
 
     def __len__(self) -> int:
         return self.tensors[0].shape[0]
 
     def __call__(self) -> Tensor:
-        return self.loss(*self.tensors)
+        return self.loss(*self.tensors) if self.outputs is None else self.loss(self.output(), *self.tensors)
+
+    def output(self) -> Tensor:
+        """Return the network's output z."""
+        assert self.outputs is not None
+        z = self.outputs(*self.tensors)
+        if not isinstance(z, Tensor) or not z.is_floating_point():
+            raise ArgumentTypeError(f"outputs returned {shown(z)}: return the network's output, one real tensor.")
+        return z
 
     def terms(self) -> float:
         """Return the number of terms in the mean loss, by which several ranks weight their batches."""
@@ -95,14 +113,22 @@ class Batch:
         if microbatch is None or microbatch >= len(self):
             return [(1.0, self)]
         slices = [slice(begin, begin + microbatch) for begin in range(0, len(self), microbatch)]
-        parts = [Batch(self.loss, *(tensor[rows] for tensor in self.tensors), weight=self.weight) for rows in slices]
+        parts = [
+            Batch(self.loss, *(tensor[rows] for tensor in self.tensors), weight=self.weight, outputs=self.outputs)
+            for rows in slices
+        ]
         self._reject_ignored_targets("a micro-batch", parts)
         counts = self._counts(parts)
         return [(count / sum(counts), part) for count, part in zip(counts, parts, strict=True) if count > 0.0]
 
     def joined(self, other: Batch) -> Batch:
         """Return the loss on the rows of both batches."""
-        return Batch(self.loss, *map(torch.cat, zip(self.tensors, other.tensors, strict=True)), weight=self.weight)
+        return Batch(
+            self.loss,
+            *map(torch.cat, zip(self.tensors, other.tensors, strict=True)),
+            weight=self.weight,
+            outputs=self.outputs,
+        )
 
     def _reject_ignored_targets(self, weighted: str, parts: Sequence[Batch] = ()) -> None:
         """Raise if rows are the weights and targets may be ignored; accept parts that all have the same share of these.

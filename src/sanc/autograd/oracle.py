@@ -17,12 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from sanc.autograd import internals
+from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
 from sanc.autograd.generators import seed_all
 from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import COMPILED, HVP_MODES, OPERATORS, HvpMode, no_second_derivative
+from sanc.autograd.products import (
+    COMPILED,
+    HVP_MODES,
+    OPERATORS,
+    OptimizerHvpMode,
+    OutputGraph,
+    no_second_derivative,
+)
 from sanc.autograd.randomness import current_step
 from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
@@ -62,7 +70,7 @@ class AutogradOracle(Oracle):
     """
 
     def __init__(
-        self, leaves: Leaves, *, hvp: HvpMode = "auto", meter: Meter | None = None, exact: bool = False
+        self, leaves: Leaves, *, hvp: OptimizerHvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
         self.leaves = leaves
         self.space: Space = leaves.space()
@@ -383,6 +391,37 @@ class AutogradOracle(Oracle):
             if create_graph and donates_buffers(problem):
                 raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
             raise
+
+    def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
+        """Iterate over weight and graphs of each part of a sample of batches with outputs."""
+        self._seed(sample)
+        for weight, closure in sample.parts:
+            unit = partial(self._output_graph, closure, sample.name)
+            (graph,) = self._repeatable(unit, sample, f"outputs of {sample.name}")
+            yield weight, graph
+
+    def _output_graph(self, closure: Closure, name: str) -> tuple[OutputGraph]:
+        """Return the graphs of a batch with outputs, as a tuple."""
+        if not isinstance(closure, Batch) or closure.outputs is None:
+            raise ArgumentError(
+                f'{name} is no batch with outputs, which hvp = "gauss-newton" needs: pass sanc.Batch(loss, *tensors, '
+                "outputs=...), or leave hvp out."
+            )
+        with self._compilation(True), interruptible(), callers_precision():
+            output = closure.output()
+            held = output.detach().requires_grad_()
+            loss = closure.loss(held, *closure.tensors)
+            has_graph = isinstance(loss, Tensor) and loss.requires_grad
+            (output_gradient,) = (
+                torch.autograd.grad(loss, held, create_graph=True, allow_unused=True) if has_graph else (None,)
+            )
+            if output_gradient is None:
+                raise ArgumentError(
+                    f"{name} has a loss that does not depend on the outputs: compute it from its first argument."
+                )
+            cotangent = torch.zeros_like(output, requires_grad=True)
+            pullback = torch.autograd.grad(output, self.leaves.tensors, cotangent, create_graph=True, allow_unused=True)
+        return (OutputGraph(output, held, output_gradient, cotangent, pullback),)
 
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
         """Return the graph of the gradient pass at `x` on this sample and drop it; None if it was not kept."""

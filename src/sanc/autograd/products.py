@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import torch
@@ -21,10 +22,38 @@ from sanc.errors import SecondDerivativeError
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
 HVP_MODES: tuple[HvpMode, ...] = get_args(HvpMode)
+OptimizerHvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference", "gauss-newton"]
+OPTIMIZER_HVP_MODES: tuple[OptimizerHvpMode, ...] = get_args(OptimizerHvpMode)
+"""Modes of the optimisers, whose batches may have outputs."""
 
 
 COMPILED = "torch.compile"
 """How the operator of an error begins if it is compiled code."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGraph:
+    """The graphs of a generalised Gauss–Newton product.
+
+    Attributes
+    ----------
+    output : Tensor
+        z, the output of the network, as a function of the leaves.
+    held : Tensor
+        The same numbers as a leaf, on which the loss is computed.
+    output_gradient : Tensor
+        ∇_z of the loss, as a function of `held`.
+    cotangent : Tensor
+        u, a leaf like z.
+    pullback : sequence of Tensor or None
+        Jᵀu for each leaf, a linear function of u.
+    """
+
+    output: Tensor
+    held: Tensor
+    output_gradient: Tensor
+    cotangent: Tensor
+    pullback: Grads
 
 
 class GradientOracle(Protocol):
@@ -40,6 +69,7 @@ class GradientOracle(Protocol):
     def passes(self, sample: Sample, *, create_graph: bool = False) -> Iterator[tuple[float, Tensor, Grads]]: ...
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
+    def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]: ...
     def fall_back(self, problem: SecondDerivativeError) -> None: ...
     def avoid_compiled(self, problem: SecondDerivativeError) -> bool: ...
 
@@ -142,6 +172,46 @@ class ForwardOverReverse(Hessian):
         torch.clear_autocast_cache()
 
 
+class GaussNewton(Hessian):
+    """Computes JᵀHJv, with the Jacobian J of the network's output z and the Hessian H of the loss as a function of z.
+
+    H is positive semidefinite if the loss is convex in z. One graph serves all products; each micro-batch builds a new
+    one. Jv is the derivative of Jᵀu, which is linear in u, by u.
+    """
+
+    _graph: OutputGraph | None = None
+
+    def product(self, v: Tensor) -> Tensor:
+        oracle = self.oracle
+        with oracle.restored_buffers():
+            if len(self.sample.parts) == 1:
+                if self._graph is None:
+                    ((_, self._graph),) = oracle.output_graphs(self.sample)
+                return self._multiply(self._graph, v)
+            total = torch.zeros_like(v)
+            for weight, graph in oracle.output_graphs(self.sample):  # one graph at a time
+                total.add_(self._multiply(graph, v), alpha=weight)
+        return total
+
+    def _multiply(self, graph: OutputGraph, v: Tensor) -> Tensor:
+        """Return JᵀHJv of one part of the sample."""
+        leaves = self.oracle.leaves
+        pairs = zip(graph.pullback, leaves.split(v), strict=True)
+        terms = [(g, part.to(g.dtype)) for g, part in pairs if g is not None and g.requires_grad]
+        if not terms or not graph.output_gradient.requires_grad:  # the loss is linear in the output
+            return torch.zeros_like(v)
+        outputs, weights = zip(*terms, strict=True)
+        (pushed,) = torch.autograd.grad(outputs, graph.cotangent, weights, retain_graph=True, materialize_grads=True)
+        (curved,) = torch.autograd.grad(
+            graph.output_gradient, graph.held, pushed, retain_graph=True, materialize_grads=True
+        )
+        pulled = torch.autograd.grad(graph.output, leaves.tensors, curved, retain_graph=True, allow_unused=True)
+        return leaves.flatten(pulled)
+
+    def release(self) -> None:
+        self._graph = None
+
+
 class FiniteDifference(Hessian):
     """Central difference of gradients, for operators without a second derivative."""
 
@@ -207,6 +277,7 @@ OPERATORS: dict[str, type[Hessian]] = {
     "double-backward": DoubleBackward,
     "forward-over-reverse": ForwardOverReverse,
     "finite-difference": FiniteDifference,
+    "gauss-newton": GaussNewton,
 }
 """The operator of each `hvp`."""
 

@@ -79,6 +79,8 @@ class Capture:
             return f"the parameters are on {leaves.device}, and only {', '.join(DEVICES)} has graphs"
         if hvp == "finite-difference":
             return 'hvp = "finite-difference" chooses its step on the host'
+        if hvp == "gauss-newton":
+            return 'hvp = "gauss-newton" is not recorded'
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             if batch is not None and not isinstance(batch, Batch):
                 return f"{name} is a plain function whose data cannot be replaced; pass sanc.Batch(loss, *tensors)"

@@ -129,11 +129,14 @@ class Inputs:
 
     def __init__(self, batches: Sequence[Batch | None]) -> None:
         # Keeps the objects alive, so that no other object gets an id that is part of `signature`.
-        self._dependencies = [dependencies(batch.loss) for batch in batches if batch is not None]
+        functions = [function for batch in batches if batch is not None for function in (batch.loss, batch.outputs)]
+        self._dependencies = [dependencies(function) for function in functions if function is not None]
         self._batches: list[Batch | None] = []
         self.samples: list[Sample] = []
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
-            static = None if batch is None else Batch(batch.loss, *(t.detach().clone() for t in batch.tensors))
+            static = None
+            if batch is not None:
+                static = Batch(batch.loss, *(t.detach().clone() for t in batch.tensors), outputs=batch.outputs)
             self._batches.append(static)
             self.samples.append(self.samples[0] if static is None else Sample(name, [(1.0, static)], len(static), None))
 
@@ -149,7 +152,9 @@ class Inputs:
 def signature(batches: Sequence[Batch | None]) -> tuple[Any, ...]:
     """Return a key that is equal for steps with the same recordings: losses, and shapes and types of the batches."""
     return tuple(
-        None if b is None else (identity(b.loss), *((t.shape, t.dtype, t.device, t.stride()) for t in b.tensors))
+        None
+        if b is None
+        else (identity(b.loss), identity(b.outputs), *((t.shape, t.dtype, t.device, t.stride()) for t in b.tensors))
         for b in batches
     )
 

@@ -2,5 +2,6 @@
 
 from sanc.leastsquares.curves import curve_fit
 from sanc.leastsquares.fitting import least_squares
+from sanc.leastsquares.networks import NetworkResiduals
 
-__all__ = ["curve_fit", "least_squares"]
+__all__ = ["NetworkResiduals", "curve_fit", "least_squares"]

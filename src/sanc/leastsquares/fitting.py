@@ -21,6 +21,7 @@ from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.leastsquares.corrected import CorrectedModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
@@ -129,7 +130,7 @@ def least_squares(
     if residuals.jac == "cs" and points.is_torch:
         raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
     oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
-    method = _method()
+    method = _method(JacobianModel if residuals.network is None else CorrectedModel)
     box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
     residuals.box = box
     limits = Limits(
@@ -205,10 +206,10 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
 
 
 @cache
-def _method() -> Method:
-    """Return the default method with the model of dense Jacobians."""
+def _method(kind: type[JacobianModel]) -> Method:
+    """Return the default method with a model of dense Jacobians."""
     robust = PRESETS["robust"]
-    model = JacobianModel.of(robust.model)
+    model = kind.of(robust.model)
     sigma = GaussNewtonSigma(**{item.name: getattr(robust.sigma, item.name) for item in fields(SigmaUpdate)})
     return replace(robust, model=model, minibatch=None, sigma=sigma)
 

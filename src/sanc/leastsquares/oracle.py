@@ -23,6 +23,7 @@ from sanc.core.oracle import Eigenbasis, Meter, Operator, RecentCache
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.functions.oracle import CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
+from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.secant import SecondOrderTerm
 
@@ -94,6 +95,8 @@ class Evaluation:
             jacobian = self.jacobian
             if self.is_dense:
                 squares = np.einsum("ij,ij->j", jacobian, jacobian, dtype=np.float64)
+            elif isinstance(jacobian, JacobianMatrix):
+                squares = np.square(jacobian.column_norms())
             elif hasattr(jacobian, "multiply"):
                 squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
             else:
@@ -141,7 +144,7 @@ class ResidualOracle(CallableOracle):
         self.exponents = np.full(len(x0), -math.inf)
         self.scale: Any = np.ones(len(x0), x0.dtype)
         self.column_limits: Any = np.zeros(len(x0))
-        self.term = SecondOrderTerm(len(x0))
+        self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.full = False
         self._evaluations: dict[bytes, Evaluation] = {}
         self._known: RecentCache[Evaluation] = RecentCache(_CACHED_POINTS)
@@ -194,6 +197,9 @@ class ResidualOracle(CallableOracle):
 
     def _with_jacobian(self, found: Evaluation) -> Evaluation:
         if found.jacobian is None:
+            for other in self._evaluations.values():
+                if isinstance(other.jacobian, JacobianMatrix):  # a large one; its gradient stays cached
+                    other.jacobian = None
             found.jacobian = self.residuals.jacobian(found.x, found.r)
         return found
 
@@ -298,9 +304,15 @@ class ResidualOracle(CallableOracle):
     # Scaling.
 
     def column_exponents(self, found: Evaluation) -> Floats:
-        """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column."""
+        """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column.
+
+        The parameters of a network have one unit, and keep their proportions: the exponent is that of the largest norm.
+        Separate ones would lengthen steps of parameters that have little effect, as those of saturated units.
+        """
         with np.errstate(divide="ignore"):
             norms = found.column_norms()
+            if self.residuals.network is not None:
+                norms = np.full_like(norms, norms.max())
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
     def rescale(self, exponents: Floats, box: Box | None) -> Box | None:

@@ -15,6 +15,8 @@ from sanc.core.bounds import Box
 from sanc.core.oracle import Meter
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.leastsquares.matrices import JacobianMatrix, fits_in_memory
+from sanc.leastsquares.networks import NetworkResiduals
 
 SCHEMES = ("2-point", "3-point", "cs")
 """Schemes of differences, by SciPy's names."""
@@ -50,6 +52,7 @@ class Residuals:
         self.meter = Meter()
         self.box: Box | None = None
         self.count: int | None = None
+        self.network = fun if isinstance(fun, NetworkResiduals) and jac is None else None
         self._matrix_free = False
 
     @property
@@ -117,6 +120,8 @@ class Residuals:
             return self._checked(self.jac(self.build(x), *self.args), m, n, x.dtype)
         if self.is_differenced:
             return self._differences(x, r)
+        if self.network is not None and fits_in_memory(m, n):
+            return JacobianMatrix(self.network.jacobian(self.build(x)).detach())
         if self._matrix_free or n > DENSE_VARIABLES or m * n > DENSE_ENTRIES:
             return self._autograd_operator(x, m)
         return self._autograd_matrix(x, m)

@@ -30,6 +30,8 @@ class SecondOrderTerm:
 
     Attributes
     ----------
+    is_enabled : bool
+        Whether the model may have S. That of a network corrects its steps instead (`sanc.leastsquares.corrected`).
     is_estimated : bool
         Whether `matrix` is an estimate of S; otherwise products with S are computed.
     is_used : bool
@@ -38,8 +40,9 @@ class SecondOrderTerm:
         The estimate, in scaled variables.
     """
 
-    def __init__(self, dim: int) -> None:
-        self.is_estimated = dim <= ESTIMATED_VARIABLES
+    def __init__(self, dim: int, is_enabled: bool = True) -> None:
+        self.is_enabled = is_enabled
+        self.is_estimated = is_enabled and dim <= ESTIMATED_VARIABLES
         self.is_used = False
         self.matrix: Any = np.zeros((dim, dim)) if self.is_estimated else None
 
@@ -50,6 +53,8 @@ class SecondOrderTerm:
 
     def update(self, before: Any, after: Any, scale: Floats) -> None:
         """Measure the last step, update the estimate, and decide which model the next step uses."""
+        if not self.is_enabled:
+            return
         step, g = after.x - before.x, after.gradient()
         s, first, last = step / scale, before.gradient() * scale, g * scale
         second = (g - before.transposed(after.terms.weighted)) * scale

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.masters import LOW_PRECISION
-from sanc.autograd.products import HVP_MODES
+from sanc.autograd.products import OPTIMIZER_HVP_MODES
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
@@ -106,7 +106,7 @@ def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
     if not isinstance(engine["sizes"], Tensor):
         raise state_error(f"{where}['sizes']", engine["sizes"], "a tensor")
     require_count(f"{where}['vectors']", engine["vectors"])
-    one_of("hvp", engine["hvp"], HVP_MODES)
+    one_of("hvp", engine["hvp"], OPTIMIZER_HVP_MODES)
     return engine
 
 

@@ -25,7 +25,7 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.masters import MasterValues
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import HvpMode
+from sanc.autograd.products import OptimizerHvpMode
 from sanc.autograd.randomness import DrawTests, UndoneDraws, repeatable_draws
 from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.iteration import Iteration
@@ -72,7 +72,7 @@ class Driver:
         method: Method,
         leaves: Leaves,
         *,
-        hvp: HvpMode,
+        hvp: OptimizerHvpMode,
         microbatch: int | None,
         capture: bool,
         check: bool,
@@ -112,7 +112,7 @@ class Driver:
 
     def _new_oracle(self, leaves: Leaves, hvp: str, style: str) -> AutogradOracle:
         """Return an oracle without samples, which counts in the meter of this optimiser."""
-        oracle = self.mode.oracle(leaves, hvp=cast(HvpMode, hvp), meter=self.meter, exact=self.method.exact)
+        oracle = self.mode.oracle(leaves, hvp=cast(OptimizerHvpMode, hvp), meter=self.meter, exact=self.method.exact)
         oracle.style = style
         return oracle
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.precision import full_precision
-from sanc.autograd.products import HVP_MODES, HvpMode
+from sanc.autograd.products import OPTIMIZER_HVP_MODES, OptimizerHvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
 from sanc.core.model import SAMPLED_KRYLOV_DIM
@@ -63,9 +63,12 @@ class CubicOptimizer(Optimizer):
         ignore it. It is not the step size itself, which the method determines.
     weight_decay : float
         Default weight decay of the groups.
-    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
+    hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference", "gauss-newton"}
         How Hessian products are computed. "auto" differentiates the gradient once more. If an operator of the loss has
-        no second derivative, it warns and uses differences of gradients from then on.
+        no second derivative, it warns and uses differences of gradients from then on. "gauss-newton" uses the
+        generalised Gauss–Newton matrix JᵀHJ instead of the Hessian, with the Jacobian J of the network's output and the
+        Hessian H of the loss as a function of it. It needs batches with ``outputs`` (`sanc.Batch`). For a loss that is
+        convex in the output, the model has no negative curvature then, and steps do not follow any.
     microbatch : int, optional
         Largest number of rows of a `Batch` that are in memory at a time.
     capture : bool
@@ -113,7 +116,7 @@ class CubicOptimizer(Optimizer):
         preset: str | Method = "robust",
         lr: float = 1.0,
         weight_decay: float = 0.0,
-        hvp: HvpMode = "auto",
+        hvp: OptimizerHvpMode = "auto",
         microbatch: int | None = None,
         capture: bool = False,
         seed: int | None = None,
@@ -130,7 +133,7 @@ class CubicOptimizer(Optimizer):
         arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
         method = _with_krylov_limit(compose(self.method, preset, options, arguments), options)
-        one_of("hvp", hvp, HVP_MODES)
+        one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
             if not isinstance(value, bool):
