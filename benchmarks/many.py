@@ -10,13 +10,13 @@ two exponentials (4), each with 100 points and noise. "Rough" is the Gaussian pe
 "minima" are 1,000 starts of multimodal functions beside a loop of `sanc.minimize`.
 
 Peers: `curve_fit` of SciPy in a loop over at most --loop rows, whose rate is extrapolated; "lm", a batched
-Levenberg–Marquardt method in 60 lines of torch, which accepts each row by itself and ends when all rows have ended, with
-bounds by projection; and optimistix's Levenberg–Marquardt method under `vmap` where it is installed (no bounds). All of
-them get the same data and starts. Repetitions are interleaved, and the fastest of each counts.
+Levenberg–Marquardt method in 60 lines of torch, which accepts each row by itself and ends when all rows have ended,
+with bounds by projection; and optimistix's Levenberg–Marquardt method under `vmap` where it is installed (no bounds).
+All of them get the same data and starts. Repetitions are interleaved, and the fastest of each counts.
 
-A fit is *right* if its cost is at most 1e-6, relatively, above the lowest one that any method found for the row, or that
-follows from the true parameters. *Wrong* counts rows that are called converged although an independent check in float64
-finds a gradient (cosine with a column of the Jacobian above 1e-4, of free parameters) or negative curvature.
+A fit is *right* if its cost is at most 1e-6, relatively, above the lowest one that any method found for the row, or
+that follows from the true parameters. *Wrong* counts rows that are called converged although an independent check in
+float64 finds a gradient (cosine with a column of the Jacobian above 1e-4, of free parameters) or negative curvature.
 
 --out writes many.json and table.md.
 """

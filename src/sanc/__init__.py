@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     )
     from sanc.implicit import Derivative, Solution, argmin
     from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
-    from sanc.many import ManyResult, minimize_many
+    from sanc.many.minimizing import minimize_many
+    from sanc.many.result import ManyResult
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
@@ -139,7 +140,8 @@ _HOMES = {
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
     "sanc.leastsquares": ("NetworkResiduals", "curve_fit", "least_squares"),
-    "sanc.many": ("ManyResult", "minimize_many"),
+    "sanc.many.minimizing": ("minimize_many",),
+    "sanc.many.result": ("ManyResult",),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),

@@ -95,7 +95,7 @@ def test_each_row_may_have_its_own_abscissae():
 
 
 def test_bounds_that_cut():
-    true, y = data(10, seed=6)
+    _, y = data(10, seed=6)
     bounds = ([0.0, 0.5, 0.2], [4.0, 1.2, 0.8])
     for form in (bounds, Bounds(*bounds), tuple(np.tile(side, (10, 1)) for side in bounds)):
         popt, _, res = sanc.curve_fit(decay, X, y, bounds=form, full_output=True)
@@ -122,7 +122,7 @@ def test_rows_in_a_wrong_minimum_are_fitted_again():
 
 
 def test_a_row_that_cannot_be_fitted_has_its_own_status():
-    true, y = data(5, seed=8)
+    _, y = data(5, seed=8)
 
     def cut(x, a, b, c):
         return torch.where(c > 0.9, torch.nan, decay(x, a, b, c))

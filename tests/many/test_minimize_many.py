@@ -68,10 +68,10 @@ def test_certificates_are_those_of_the_dense_hessian():
 def test_rows_have_their_own_arguments():
     centres = points(6, 2, seed=1)
     shift = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    args = (centres.float(), shift.float(), 1.0)
     res = sanc.minimize_many(
-        lambda x, c, s, power: ((x - c - s) ** 2).sum() ** power, torch.zeros(6, 2), (centres.float(), shift.float(), 1.0),
-        in_dims=(0, None, None),
-    )  # fmt: skip
+        lambda x, c, s, power: ((x - c - s) ** 2).sum() ** power, torch.zeros(6, 2), args, in_dims=(0, None, None)
+    )
     assert res.success.all()
     torch.testing.assert_close(res.x, (centres + shift).float(), atol=1e-4, rtol=1e-4)
 
@@ -249,13 +249,13 @@ BAD = {
     "chunk_size = 0": (rosenbrock, torch.zeros(3, 2), {"chunk_size": 0}),
     "callback = 1": (rosenbrock, torch.zeros(3, 2), {"callback": 1}),
     "bounds[0]": (rosenbrock, torch.zeros(3, 2), {"bounds": [(1, 0), (0, 1)]}),
-    "bounds of row 1": (rosenbrock, torch.zeros(3, 2), {"bounds": (torch.eye(3, 2) * 0 + torch.tensor([[0.0], [2.0], [0.0]]), torch.ones(3, 2))}),
+    "bounds of row 1": (rosenbrock, torch.zeros(3, 2), {"bounds": (2 * torch.eye(3, 2).roll(1, 0), torch.ones(3, 2))}),
     "x0 and starts": (rosenbrock, torch.zeros(3, 2), {"starts": 4}),
     "needs finite bounds": (rosenbrock, None, {"starts": 4}),
     "starts = 0": (rosenbrock, None, {"starts": 0, "bounds": [(0, 1)]}),
     "x0 = None": (rosenbrock, None, {}),
     "vectorized = 2": (rosenbrock, torch.zeros(3, 2), {"vectorized": 2}),
-    "cannot be differentiated twice": (lambda x: x.detach().sum() + torch.special.zeta(x.sum() + 2, x.sum() + 3), torch.ones(2, 2), {}),
+    "cannot be differentiated twice": (lambda x: torch.special.zeta(x.sum() + 2, x.sum() + 3), torch.ones(2, 2), {}),
     "600 variables": (rosenbrock, torch.zeros(2, 600), {}),
 }  # fmt: skip
 

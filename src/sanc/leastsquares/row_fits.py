@@ -247,8 +247,8 @@ def _fit_again(
             value = problem.values(p, places)
             better = value < best
             best, start = torch.where(better, value, best), torch.where(better[:, None], p, start)
-        sides = [None if side is None else side[places] for side in (lower, upper)]
-        again, count = run_rows(_Selected(problem, places), start, *sides, replace(limits, progress=False))
+        low, high = (None if side is None else side[places] for side in (lower, upper))
+        again, count = run_rows(_Selected(problem, places), start, low, high, replace(limits, progress=False))
         rounds += count
         improved = (again["value"] < (1.0 - 1e-6) * outputs["value"][places]) | ~outputs["value"][places].isfinite()
         improved &= (again["status"] <= 1) | (outputs["status"][places] > 1)
@@ -303,7 +303,7 @@ def _covariances(problem: FitProblem, p: Tensor, data: RowData, absolute_sigma: 
     observations = (data.weights > 0.0).sum(1)
     parts = []
     chunk = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
-    for ids in torch.arange(len(p), device=p.device).split(chunk):
+    for ids in torch.split(torch.arange(len(p), device=p.device), chunk):
         r, columns = (part.double() for part in problem._mapped(problem._linearised, p[ids], ids))
         inverse = _inverses(columns)
         if not absolute_sigma:

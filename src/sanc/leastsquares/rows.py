@@ -18,7 +18,7 @@ from sanc.many.algebra import gram, multiply
 from sanc.many.box import free_variables
 from sanc.many.rows import Before, Evaluation, Problem, Rows
 
-_WORTH = 0.5
+_WORTH_OF_HESSIAN = 0.5
 """The whole Hessian is used if the curvature of its second-order term along the last step is at least this fraction of
 Gauss–Newton's. It costs about as much as four Jacobians, and without it fits with large residuals converge slowly."""
 
@@ -152,7 +152,7 @@ class FitProblem(Problem):
         step = rows.x - before.x
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.g - before.g)).sum(1) - model
-        places = torch.nonzero(second.abs() > _WORTH * model).reshape(-1)
+        places = torch.nonzero(second.abs() > _WORTH_OF_HESSIAN * model).reshape(-1)
         if len(places):
             part = rows.take(places)
             self.complete(part)
@@ -162,7 +162,8 @@ class FitProblem(Problem):
         g = rows.g * rows.scale
         if rows.lower is not None:
             g = g * free_variables(rows.x, g, rows.lower, rows.upper)
-        return torch.linalg.vector_norm(g, dim=1)
+        norm: Tensor = torch.linalg.vector_norm(g, dim=1)
+        return norm
 
     def _rescale(self, rows: Rows, exponents: Tensor, step: Tensor | None, *, first: bool) -> None:
         """Change the units of the variables; σ and the lengths change so that the last model keeps its terms."""

@@ -6,7 +6,6 @@ the whole batch and sums over them take a fraction of that time.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 _SMALL = 12
@@ -38,8 +37,3 @@ def gram(rows: Tensor) -> Tensor:
 
 def _is_small(matrix: Tensor) -> bool:
     return matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL
-
-
-def norm(v: Tensor) -> Tensor:
-    """Return ‖v‖ of each row."""
-    return torch.linalg.vector_norm(v, dim=1)

@@ -68,7 +68,7 @@ class _BoxModels:
 
     def evaluate(self, s: Tensor) -> Tensor:
         """Return m(s)."""
-        norm = torch.linalg.vector_norm(s, dim=1)
+        norm: Tensor = torch.linalg.vector_norm(s, dim=1)
         return (self.g * s).sum(1) + 0.5 * (s * self.multiply(s)).sum(1) + self.sigma / 3.0 * norm * norm * norm
 
     def fixed_minimiser(self, s: Tensor, multiplier: Tensor) -> Tensor:

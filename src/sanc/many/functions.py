@@ -12,6 +12,7 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vmap
 
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.many.rows import Before, Evaluation, Problem, Rows
+from sanc.minimisation.trees import map_tree
 
 _MIXING = 1e-6
 """Relative change of a value, beyond roundoff also in float32 sums, that shows that a function mixes rows."""
@@ -155,7 +156,7 @@ class RowFunction:
 
 def _rows_of(arg: Any, ids: Tensor) -> Any:
     """Return the entries of some rows, of a tensor or of a tree of tensors."""
-    return torch.utils._pytree.tree_map(lambda leaf: leaf[ids], arg)
+    return map_tree(lambda leaf: leaf[ids] if isinstance(leaf, Tensor) else leaf, arg)
 
 
 def _first_line(error: Exception) -> str:

@@ -292,7 +292,7 @@ class ManyIteration:
         """Measure ‖x‖, the free variables and the norm of their gradient."""
         g = rows.g * rows.scale
         rows.x_norm = torch.linalg.vector_norm(rows.x / rows.scale, dim=1)
-        if rows.lower is not None:
+        if rows.lower is not None and rows.upper is not None:
             free = free_variables(rows.x, g, rows.lower, rows.upper)
             stationary = torch.linalg.vector_norm(g * free, dim=1) <= rows.tol
             between = (rows.x > rows.lower) & (rows.x < rows.upper)

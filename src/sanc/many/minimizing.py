@@ -17,7 +17,7 @@ from sanc.many.result import ManyResult
 from sanc.many.running import Progress, RunLimits, rows_in_memory, run_rows
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
-from sanc.minimisation.trees import Tree, is_tree, tree_leaves
+from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
 """Default tolerances: those of `minimize`."""
@@ -175,7 +175,7 @@ class StartingRows:
                 f"x0 has leaves with {sorted(lengths)} rows: pass leaves with the same first dimension, a row for each "
                 "problem."
             )
-        self.example = torch.utils._pytree.tree_map(lambda leaf: torch.as_tensor(checked_point(leaf, "x0"))[0], x0)
+        self.example = map_tree(lambda leaf: torch.as_tensor(checked_point(leaf, "x0"))[0], x0)
         self._tree = Tree(self.example, "x0")
         self.flat = torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
 
@@ -207,7 +207,8 @@ def _starting_points(starts: Any, bounds: Any, seed: int) -> Tensor | Any:
     box = build_box(bounds, like, Space(dim, like.dtype, like.device), like)
     if box is None or not bool((box.lower.isfinite() & box.upper.isfinite()).all()):
         raise ArgumentError(f"starts = {starts} needs finite bounds for every variable: pass them, or the points.")
-    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed).draw(starts, dtype=torch.float64)
+    engine: Any = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+    sobol = engine.draw(starts, dtype=torch.float64)
     return box.lower + sobol * (box.upper - box.lower)
 
 
@@ -220,8 +221,8 @@ def _checked_arguments(args: Any, in_dims: Any, x: Tensor) -> tuple[list[Any], l
         raise ArgumentError(f"in_dims has {len(dims)} entries for {len(args)} arguments: pass one for each of args.")
     converted = []
     for k, arg in enumerate(args):
-        arg = torch.utils._pytree.tree_map(lambda leaf: _as_tensor(leaf, x), arg)
-        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(arg) if isinstance(leaf, Tensor)]
+        arg = map_tree(lambda leaf: _as_tensor(leaf, x), arg)
+        leaves = [leaf for _, leaf in tree_leaves(arg, "args") if isinstance(leaf, Tensor)]
         if not leaves:
             dims[k] = None
         if dims[k] not in (0, None):

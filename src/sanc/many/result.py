@@ -14,6 +14,7 @@ from torch import Tensor
 from sanc.core.curvature import Certificate
 from sanc.core.status import Status
 from sanc.minimisation.result import Result
+from sanc.minimisation.trees import map_tree
 
 _SAME_POINT = 1e-4
 """Relative distance of points, in units of max(1, ‖x‖), below which they are one minimum: √tol of float64."""
@@ -114,7 +115,7 @@ class ManyResult:
 
     def __getitem__(self, row: int) -> Result:
         """Return the result of a row, as that of `minimize`, without its history."""
-        status = Status(int(self.status[row]))
+        status = _status(int(self.status[row]))
         return Result(
             message=status.sentence,
             success=status.success,
@@ -159,10 +160,15 @@ class ManyResult:
         count, status = len(self), np.asarray(torch.as_tensor(self.status).cpu())
         lines = [f"{count} rows, {int(torch.as_tensor(self.success).sum())} successful, {self.rounds} rounds"]
         for number, rows in sorted(Counter(status.tolist()).items()):
-            lines.append(f"{rows:>9}  {Status(number).sentence}")
+            lines.append(f"{rows:>9}  {_status(number).sentence}")
         return "\n".join(lines)
+
+
+def _status(number: int) -> Status:
+    """Return the status with a number."""
+    return next(status for status in Status if status == number)
 
 
 def _row_of(form: Any, row: int) -> Any:
     """Return the entry of a row of a tensor, an array or a tree of them."""
-    return torch.utils._pytree.tree_map(lambda leaf: leaf[row], form)
+    return map_tree(lambda leaf: leaf[row], form)

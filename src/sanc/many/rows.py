@@ -148,14 +148,14 @@ class Rows:
     def start(cls, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
         """Return rows at their starting points, before the first evaluation."""
         count, device = len(x), x.device
-        numbers = dict.fromkeys(_NUMBERS)
-        integers = dict.fromkeys(_INTEGERS)
+        numbers: dict[str, Any] = {}
+        numbers |= {name: torch.zeros(count, dtype=torch.float64, device=device) for name in _NUMBERS}
+        numbers |= {name: torch.zeros(count, dtype=torch.long, device=device) for name in _INTEGERS}
         return cls(
             ids=ids,
             x=x,
             scale=torch.ones(x.shape, dtype=torch.float64, device=device),
-            **{name: torch.zeros(count, dtype=torch.float64, device=device) for name in numbers},
-            **{name: torch.zeros(count, dtype=torch.long, device=device) for name in integers},
+            **numbers,
             untested=torch.zeros(count, dtype=torch.bool, device=device),
             truncated=torch.zeros(count, dtype=torch.bool, device=device),
             trial=x,

@@ -7,13 +7,13 @@ tests/many compares them, row by row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import LONGER_STEP_RHO, RatioTest
+from sanc.core.acceptance import LONGER_STEP_RHO
 from sanc.core.escape import FALLBACK_LIPSCHITZ
-from sanc.core.model import CubicModel
 from sanc.core.sigma import (
     MAX_GROWTH_FACTOR,
     MAX_SHRINK_FACTOR,
@@ -30,13 +30,11 @@ from sanc.presets import PRESETS
 UNSUCCESSFUL, SUCCESSFUL, VERY_SUCCESSFUL = 0, 1, 2
 """The classes of a step, as integers."""
 
-_PRESET = PRESETS["robust"]
-assert isinstance(_PRESET.acceptance, RatioTest)
-assert isinstance(_PRESET.model, CubicModel)
-ETA1, ETA2 = _PRESET.acceptance.eta1, _PRESET.acceptance.eta2
+_PRESET: Any = PRESETS["robust"]
+ETA1, ETA2 = float(_PRESET.acceptance.eta1), float(_PRESET.acceptance.eta2)
 FIRST_RADIUS, RESOLVES = float(_PRESET.model.first_radius or torch.inf), _PRESET.model.resolves
-SIGMA_FLOOR, SIGMA_CEILING = float(_PRESET.sigma.sigma_floor or 0.0), _PRESET.sigma.sigma_ceiling
-GAMMA = _PRESET.sigma.gamma
+SIGMA_FLOOR, SIGMA_CEILING = float(_PRESET.sigma.sigma_floor), float(_PRESET.sigma.sigma_ceiling)
+GAMMA = float(_PRESET.sigma.gamma)
 
 
 def bounded(sigma: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def run_rows(
         ended += left
         if waiting is not None and (len(rows) == 0 or len(waiting) >= limits.chunk_size):
             iteration.certify(waiting)
-            rows, waiting = _joined(rows, waiting), None
+            rows, waiting = rows.join(waiting) if len(rows) else waiting, None
         elif len(rows):
             iteration.make_round(rows)
             rounds += 1

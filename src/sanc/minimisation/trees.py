@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any
@@ -105,6 +105,11 @@ def tree_leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from tree_leaves(part, f"{place}[{number}]")
     else:
         yield place, x
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with a function of each leaf."""
+    return rebuild(tree, (function(leaf) for _, leaf in tree_leaves(tree, "")))
 
 
 def rebuild(example: Any, leaves: Iterator[Any]) -> Any:
