@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ _DOUBTFUL = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
 """Parameters of other rows that are tried as starts of a doubtful row; the one with the lowest cost is used."""
+_FIRST_ITERATIONS = 30
+"""Iterations of a row before it is fitted from other parameters: five times those of a fit from a sensible start."""
+_SAME_COST = 1e-6
+"""Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
 _ILL_CONDITIONED = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
@@ -100,12 +105,11 @@ def fit_rows(
         tolerance,
     )
     _check_model(f, problem, p, data)
-    outputs, rounds = run_rows(problem, p, lower, upper, limits)
-    if restarts:
-        rounds += _fit_again(problem, outputs, data, lower, upper, limits, restarts)
-    result = build_result(outputs, rounds, points, lower, upper)
+    fits = _RowFits(problem, data, lower, upper, limits)
+    fits.run(p, restarts)
+    result = build_result(fits.outputs, fits.rounds, points, lower, upper)
     _warn_about_failures(result)
-    covariance = _covariances(problem, outputs["x"], data, absolute_sigma)
+    covariance = _covariances(problem, fits.outputs["x"], data, absolute_sigma)
     pcov = points.build_numbers(covariance.to(p.dtype))
     return (result.x, pcov, result) if full_output else (result.x, pcov)
 
@@ -213,53 +217,80 @@ def _check_model(model: Callable[..., Any], problem: FitProblem, p: Tensor, data
         ) from error
 
 
-def _fit_again(
-    problem: FitProblem,
-    outputs: dict[str, Tensor],
-    data: RowData,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    limits: RunLimits,
-    restarts: int,
-) -> int:
-    """Fit rows that failed, or that explain little, from parameters of other rows; keep the better fits.
+class _RowFits:
+    """The fits of all rows: their results so far, and further runs of some of them.
 
-    Returns the rounds made.
+    Attributes
+    ----------
+    outputs : dict of Tensor
+        What the rows ended with.
+    rounds : int
+        Rounds made.
     """
-    generator = torch.Generator().manual_seed(limits.seed)
-    rounds = 0
-    for _ in range(restarts):
-        doubtful = _doubtful_rows(outputs, data)
-        good = torch.nonzero(~doubtful).reshape(-1)
-        places = torch.nonzero(doubtful).reshape(-1)
-        stopped = outputs["status"][places]
-        if (
-            len(places) == 0
-            or len(good) == 0
-            or bool(((stopped == Status.TIME_LIMIT) | (stopped == Status.CALLBACK)).any())
-        ):
-            break
-        chosen = good[torch.randint(len(good), (_CANDIDATES,), generator=generator).to(good.device)]
-        best, start = torch.full_like(outputs["value"][places], torch.inf), outputs["x"][places]
-        for candidate in outputs["x"][chosen]:
+
+    def __init__(
+        self, problem: FitProblem, data: RowData, lower: Tensor | None, upper: Tensor | None, limits: RunLimits
+    ) -> None:
+        self.problem, self.data, self.lower, self.upper, self.limits = problem, data, lower, upper, limits
+        self.outputs: dict[str, Tensor] = {}
+        self.rounds = 0
+        self._end = time.perf_counter() + limits.max_time
+
+    def run(self, start: Tensor, restarts: int) -> None:
+        """Fit all rows; those that fail or explain little again, from parameters of others; and keep the better fits.
+
+        With restarts, rows are first given a few iterations only, so that none waits for one on a long detour. Those
+        that did not end continue afterwards.
+        """
+        first = replace(self.limits, max_iter=min(self.limits.max_iter, _FIRST_ITERATIONS)) if restarts else self.limits
+        self.outputs, self.rounds = run_rows(self.problem, start, self.lower, self.upper, first)
+        generator = torch.Generator().manual_seed(self.limits.seed)
+        for _ in range(restarts):
+            doubtful = _doubtful_rows(self.outputs, self.data)
+            places, good = (torch.nonzero(part).reshape(-1) for part in (doubtful, ~doubtful))
+            if len(places) == 0 or len(good) == 0 or self._is_stopped():
+                break
+            chosen = good[torch.randint(len(good), (_CANDIDATES,), generator=generator).to(good.device)]
+            if not self._run_again(places, self._best_candidates(places, chosen), first):
+                break
+        places = torch.nonzero(self.outputs["status"] == Status.ITERATION_LIMIT).reshape(-1)
+        if restarts and len(places) and self.limits.max_iter > first.max_iter and not self._is_stopped():
+            self._run_again(places, self.outputs["x"][places], self.limits)
+
+    def _is_stopped(self) -> bool:
+        """Whether the time limit or the callback ended a run."""
+        status = self.outputs["status"]
+        return bool(((status == Status.TIME_LIMIT) | (status == Status.CALLBACK)).any())
+
+    def _best_candidates(self, places: Tensor, rows: Tensor) -> Tensor:
+        """Return, for each of the rows `places`, the parameters of other rows that fit its data best."""
+        start = self.outputs["x"][places]
+        best = torch.full_like(self.outputs["value"][places], torch.inf)
+        for candidate in self.outputs["x"][rows]:
             p = candidate.expand_as(start)
-            p = p if lower is None or upper is None else p.clamp(lower[places], upper[places])
-            value = problem.values(p, places)
+            p = p if self.lower is None or self.upper is None else p.clamp(self.lower[places], self.upper[places])
+            value = self.problem.values(p, places)
             better = value < best
             best, start = torch.where(better, value, best), torch.where(better[:, None], p, start)
-        low, high = (None if side is None else side[places] for side in (lower, upper))
-        again, count = run_rows(_Selected(problem, places), start, low, high, replace(limits, progress=False))
-        rounds += count
-        improved = (again["value"] < (1.0 - 1e-6) * outputs["value"][places]) | ~outputs["value"][places].isfinite()
-        improved &= (again["status"] <= 1) | (outputs["status"][places] > 1)
+        return start
+
+    def _run_again(self, places: Tensor, start: Tensor, limits: RunLimits) -> bool:
+        """Fit some rows from other parameters, and keep the better fits; return whether there are any."""
+        low, high = (None if side is None else side[places] for side in (self.lower, self.upper))
+        left = max(self._end - time.perf_counter(), 1e-9)
+        limits = replace(limits, progress=False, max_time=left)
+        again, rounds = run_rows(_Selected(self.problem, places), start, low, high, limits)
+        self.rounds += rounds
+        old, failed, succeeded = self.outputs["value"][places], self.outputs["status"][places] > 1, again["status"] <= 1
+        lower = (again["value"] < (1.0 - _SAME_COST) * old) | ~old.isfinite()
+        same = again["value"] <= (1.0 + _SAME_COST) * old
+        improved = (lower & (succeeded | failed)) | (same & succeeded & failed)
         for name, numbers in again.items():
             if name in ("nfev", "njev", "nit"):
-                outputs[name][places] += numbers
+                self.outputs[name][places] += numbers
             else:
-                outputs[name][places[improved]] = numbers[improved]
-        if not bool(improved.any()):
-            break
-    return rounds
+                self.outputs[name][places[improved]] = numbers[improved]
+        return bool(improved.any())
 
 
 def _doubtful_rows(outputs: dict[str, Tensor], data: RowData) -> Tensor:

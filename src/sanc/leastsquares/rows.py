@@ -22,6 +22,9 @@ _WORTH_OF_HESSIAN = 0.5
 """The whole Hessian is used if the curvature of its second-order term along the last step is at least this fraction of
 Gauss–Newton's. It costs about as much as four Jacobians, and without it fits with large residuals converge slowly."""
 
+_GAUSS_NEWTON_ITERATIONS = 5
+"""Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
+
 
 class FitProblem(Problem):
     """Sums of squares of residuals, a row each, in variables scaled by the column norms of their Jacobians.
@@ -147,12 +150,13 @@ class FitProblem(Problem):
 
     def _add_second_order_term(self, rows: Rows, before: Before | None) -> None:
         """Use the whole Hessian in rows where the second-order term is worth it, as measured along the last step."""
-        if before is None:
+        late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
+        if before is None or not bool(late.any()):
             return
         step = rows.x - before.x
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.g - before.g)).sum(1) - model
-        places = torch.nonzero(second.abs() > _WORTH_OF_HESSIAN * model).reshape(-1)
+        places = torch.nonzero(late & (second.abs() > _WORTH_OF_HESSIAN * model)).reshape(-1)
         if len(places):
             part = rows.take(places)
             self.complete(part)

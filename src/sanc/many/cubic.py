@@ -13,6 +13,9 @@ from torch import Tensor
 
 from sanc.core.cubic import MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE, SECULAR_TOLERANCE
 
+_NEGLIGIBLE_SHIFT = 1e-17
+"""Ratio of μ to the smallest eigenvalue that changes no digit of λ + μ in float64."""
+
 
 @dataclass(frozen=True, slots=True)
 class CubicSteps:
@@ -46,7 +49,27 @@ class CubicSteps:
 
 
 def solve(values: Tensor, c: Tensor, sigma: Tensor, sign: Tensor | None = None) -> CubicSteps:
-    """Minimise cᵀy + ½yᵀΛy + (σ/3)‖y‖³ globally in each row; `sign` is that of the hard case, by default 1."""
+    """Minimise cᵀy + ½yᵀΛy + (σ/3)‖y‖³ globally in each row; `sign` is that of the hard case, by default 1.
+
+    Where σ is so small that μ changes no digit of Newton's step, that is the solution.
+    """
+    y = -c / values
+    norm = torch.linalg.vector_norm(y, dim=1)
+    multiplier = sigma * norm
+    decrease = -0.5 * (c * y).sum(1) + multiplier * norm * norm / 6.0
+    is_newton = (multiplier <= _NEGLIGIBLE_SHIFT * values[:, 0]) & (norm > 0.0) & decrease.isfinite()
+    steps = CubicSteps(y, sigma.clone(), norm, multiplier, decrease, torch.zeros_like(is_newton))
+    places = torch.nonzero(~is_newton).reshape(-1)
+    if len(places) == len(y):
+        return _solve_all(values, c, sigma, sign)
+    if len(places):
+        part = None if sign is None else sign[places]
+        steps.put(places, _solve_all(values[places], c[places], sigma[places], part))
+    return steps
+
+
+def _solve_all(values: Tensor, c: Tensor, sigma: Tensor, sign: Tensor | None) -> CubicSteps:
+    """Solve the secular equation in each row."""
     root = sigma.sqrt() * torch.linalg.vector_norm(c, dim=1).sqrt()
     largest = torch.maximum(torch.maximum(-values[:, 0], values[:, -1]), root)
     is_zero = ~(largest > 0.0)

@@ -140,7 +140,7 @@ def limited_steps(
         factor = torch.where(factor.isfinite(), factor.clamp(min=2.0), 2.0)
         sigma = _doubled(part.sigma[too_long], factor)
         part.put(too_long, cubic.solve(values[too_long], c[too_long], sigma, sign[too_long]))
-    steps = replace(steps, sigma=steps.sigma.clone())  # σ is also that of the caller
+    steps = replace(steps, sigma=steps.sigma.clone())  # it may be the σ of the caller
     steps.put(rows, part)
     return steps
 
