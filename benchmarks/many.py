@@ -44,7 +44,6 @@ NOISE = 0.05
 RIGHT = 1e-6
 WRONG_COSINE = 1e-4
 LM_ITERATIONS = 200
-REPEATS = 3
 
 
 @dataclass
@@ -160,6 +159,7 @@ def fit_lm(data: Family, bounded: bool) -> Fitted:
     r = vmap(residuals)(p, y)
     cost, damping = 0.5 * r.square().sum(1), torch.full_like(p[:, 0], 1e-3)
     ended = torch.zeros_like(damping, dtype=torch.bool)
+    converged = ended
     for _ in range(LM_ITERATIONS):
         jac = jacobian(p, y)
         matrix, g = jac.mT @ jac, (jac.mT @ r[:, :, None])[:, :, 0]
@@ -176,15 +176,16 @@ def fit_lm(data: Family, bounded: bool) -> Fitted:
         trial_cost = 0.5 * trial_r.square().sum(1)
         better = (trial_cost < cost) & ~ended
         small = (step[:, :, 0].abs() <= 1e-8 * (1e-8 + p.abs())).all(1)
-        flat = better & (cost - trial_cost <= 1e-8 * cost)
+        flat = (better & (cost - trial_cost <= 1e-8 * cost)) | (-(g * step[:, :, 0]).sum(1) <= 1e-12 * cost)
         p = torch.where(better[:, None], trial, p)
         r = torch.where(better[:, None], trial_r, r)
         cost = torch.where(better, trial_cost, cost)
         damping = torch.where(better, damping / 3.0, damping * 4.0).clamp(1e-12, 1e12)
-        ended = ended | small | flat | (damping >= 1e12)
+        converged = converged | small | flat
+        ended = converged | (damping >= 1e12)
         if bool(ended.all()):
             break
-    return p, ended & (damping < 1e12)
+    return p, converged
 
 
 def fit_optimistix(data: Family, bounded: bool) -> Fitted:
@@ -256,7 +257,9 @@ def wrong_endings(data: Family, p: Tensor, converged: Tensor, bounded: bool) -> 
     return int((converged.to(p.device) & ~(stationary & curved & finite)).sum())
 
 
-def measure(data: Family, bounded: bool, methods: Sequence[str], loop: int, device: str) -> list[dict[str, Any]]:
+def measure(
+    data: Family, bounded: bool, methods: Sequence[str], loop: int, device: str, repeats: int
+) -> list[dict[str, Any]]:
     """Fit the rows with all methods, and return a row of results for each."""
     fits = len(data.y)
     looped = min(fits, loop)
@@ -269,7 +272,7 @@ def measure(data: Family, bounded: bool, methods: Sequence[str], loop: int, devi
     chosen = [name for name in methods if not (bounded and name == "optimistix")]
     times: dict[str, list[float]] = {name: [] for name in chosen}
     fitted: dict[str, Fitted] = {}
-    for repeat in range(REPEATS + 1):  # the first one, with compilations and allocations, does not count
+    for repeat in range(repeats + 1):  # the first one, with compilations and allocations, does not count
         for name in chosen:
             seconds, fitted[name] = seconds_of(calls[name], device)
             if repeat:
@@ -411,6 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fits", nargs="+", type=int, default=[1000, 10_000], help="rows of data")
     parser.add_argument("--loop", type=int, default=300, help="most rows for methods without batches")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each method, after one that is not")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch on a CPU")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -434,7 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             data = family("peak" if name == "rough" else name, fits, options.device, rough=name == "rough")
             for bounded in (False,) if name == "rough" else (False, True):
-                results += measure(data, bounded, methods, loop, options.device)
+                results += measure(data, bounded, methods, loop, options.device, options.repeats)
     found = measure_starts(starts, min(loop, 100)) if "minima" in names and options.device == "cpu" else []
     text = tables(results, found)
     print(f"\n{text}\n", flush=True)

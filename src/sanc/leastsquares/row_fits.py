@@ -96,14 +96,20 @@ def fit_rows(
     )
     tolerance = TOLERANCES[p.dtype] if tol is None else tol
     require(isinstance(tolerance, float) and 0.0 < tolerance < 1.0, "tol", tol, "pass a number between 0 and 1")
-    problem = FitProblem(
-        lambda q, x, y, w: (f(x, *q) - y) * w,
-        (data.x, data.y, data.weights),
-        (data.x_dim, 0, 0),
-        p.shape[1],
-        torch.finfo(p.dtype).eps,
-        tolerance,
-    )
+    eps = torch.finfo(p.dtype).eps
+    if sigma is None and mask is None:
+        problem = FitProblem(
+            lambda q, x, y: f(x, *q) - y, (data.x, data.y), (data.x_dim, 0), p.shape[1], eps, tolerance
+        )
+    else:
+        problem = FitProblem(
+            lambda q, x, y, w: (f(x, *q) - y) * w,
+            (data.x, data.y, data.weights),
+            (data.x_dim, 0, 0),
+            p.shape[1],
+            eps,
+            tolerance,
+        )
     _check_model(f, problem, p, data)
     fits = _RowFits(problem, data, lower, upper, limits)
     fits.run(p, restarts)
