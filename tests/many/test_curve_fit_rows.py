@@ -11,6 +11,7 @@ from scipy.optimize import Bounds, OptimizeWarning
 from scipy.optimize import curve_fit as scipy_fit
 
 import sanc
+from sanc.many.algebra import eigenpairs
 
 X = np.linspace(0.1, 8.0, 60)
 
@@ -172,3 +173,21 @@ def test_functions_of_numpy_are_named_as_the_cause():
         sanc.curve_fit(lambda x, a, b, c: decay(x, a, b, c)[:5], X, y, true)
     with pytest.raises(sanc.ArgumentError, match="mask is for rows"):
         sanc.curve_fit(numpy_decay, X, y[0], true[0], mask=np.ones(60, bool))
+
+
+def test_float32_rows():
+    true, y = data(6, seed=10)
+    tensors = [torch.tensor(part, dtype=torch.float32) for part in (X, y, true * 1.2)]
+    popt, pcov, res = sanc.curve_fit(decay, *tensors, full_output=True)
+    assert popt.dtype == pcov.dtype == torch.float32
+    assert res.success.all()
+    exact = sanc.curve_fit(decay, X, y, true)[0]
+    np.testing.assert_allclose(popt, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_many_matrices_are_decomposed_in_parts(monkeypatch):
+    monkeypatch.setattr("sanc.many.algebra._CUDA_BATCH", 3)
+    matrices = torch.randn(8, 4, 4, dtype=torch.float64)
+    matrices = matrices + matrices.mT
+    values, vectors = eigenpairs(matrices)
+    torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices)

@@ -17,7 +17,7 @@ from torch.func import vmap
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
 from sanc.leastsquares.rows import FitProblem
-from sanc.many.algebra import gram
+from sanc.many.algebra import eigenpairs, gram
 from sanc.many.minimizing import StartingRows, build_result, checked_limits, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.running import RunLimits, run_rows
@@ -357,7 +357,7 @@ def _inverses(columns: Tensor) -> Tensor:
     scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
     scaled = columns * scale[:, :, None]
     finite = scaled.isfinite().flatten(1).all(1)
-    values, vectors = torch.linalg.eigh(gram(torch.where(finite[:, None, None], scaled, 0.0)))
+    values, vectors = eigenpairs(gram(torch.where(finite[:, None, None], scaled, 0.0)))
     inverse = gram(vectors / values.clamp(min=1e-300).sqrt()[:, None, :]) * scale[:, :, None] * scale[:, None, :]
     determined = finite & (values[:, 0] > _ILL_CONDITIONED * values[:, -1])
     for row in torch.nonzero(finite & ~determined).reshape(-1).tolist():

@@ -153,7 +153,7 @@ class FitProblem(Problem):
         late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
         if before is None or not bool(late.any()):
             return
-        step = rows.x - before.x
+        step = (rows.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.g - before.g)).sum(1) - model
         places = torch.nonzero(late & (second.abs() > _WORTH_OF_HESSIAN * model)).reshape(-1)

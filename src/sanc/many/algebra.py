@@ -6,8 +6,11 @@ the whole batch and sums over them take a fraction of that time.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+_CUDA_BATCH = 2**15
+"""Matrices in one call of cuSOLVER, which fails above 65,535."""
 _SMALL = 12
 """Largest dimension for which products are element-wise on a CPU."""
 
@@ -33,6 +36,15 @@ def gram(rows: Tensor) -> Tensor:
         product[:, k:, k] = column
         product[:, k, k:] = column
     return product
+
+
+def eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of many symmetric matrices."""
+    if matrices.device.type != "cuda" or len(matrices) <= _CUDA_BATCH:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values, vectors
+    parts = [torch.linalg.eigh(part) for part in torch.split(matrices, _CUDA_BATCH)]
+    return torch.cat([values for values, _ in parts]), torch.cat([vectors for _, vectors in parts])
 
 
 def _is_small(matrix: Tensor) -> bool:

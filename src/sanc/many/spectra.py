@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.many.algebra import multiply_transposed
+from sanc.many.algebra import eigenpairs, multiply_transposed
 from sanc.many.rows import Problem, Rows
 
 
@@ -17,7 +17,7 @@ def decompose(problem: Problem, rows: Rows) -> None:
     g = rows.g * rows.scale
     if rows.free is not None:
         matrix, g = _restricted(matrix, rows.free), g * rows.free
-    rows.values, rows.vectors = torch.linalg.eigh(matrix)
+    rows.values, rows.vectors = eigenpairs(matrix)
     rows.c = multiply_transposed(rows.vectors, g)
     rows.lambda_error = ROUNDING_ERRORS * problem.eps * rows.curvature
 
