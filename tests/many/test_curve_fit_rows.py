@@ -186,7 +186,7 @@ def test_float32_rows():
 
 
 def test_many_matrices_are_decomposed_in_parts(monkeypatch):
-    monkeypatch.setattr("sanc.many.algebra._CUDA_BATCH", 3)
+    monkeypatch.setattr("sanc.many.algebra._largest_batch", lambda matrices: 3)
     matrices = torch.randn(8, 4, 4, dtype=torch.float64)
     matrices = matrices + matrices.mT
     values, vectors = eigenpairs(matrices)

@@ -18,12 +18,10 @@ from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs, gram
-from sanc.many.minimizing import StartingRows, build_result, checked_limits, project_start, row_bounds
+from sanc.many.minimizing import TOLERANCES, StartingRows, build_result, checked_limits, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.running import RunLimits, run_rows
 
-TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
-"""Default tolerances: those of `least_squares`."""
 _DOUBTFUL = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
@@ -321,8 +319,8 @@ class _Selected(FitProblem):
         super().__init__(problem.residuals, problem.data, problem.dims, problem.dim, problem.eps, problem.tol)
         self._places = places
 
-    def _mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
-        return super()._mapped(function, x, self._places[ids])
+    def mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
+        return super().mapped(function, x, self._places[ids])
 
 
 def _warn_about_failures(result: ManyResult) -> None:
@@ -341,7 +339,7 @@ def _covariances(problem: FitProblem, p: Tensor, data: RowData, absolute_sigma: 
     parts = []
     chunk = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
     for ids in torch.split(torch.arange(len(p), device=p.device), chunk):
-        r, columns = (part.double() for part in problem._mapped(problem._linearised, p[ids], ids))
+        r, columns = (part.double() for part in problem.mapped(problem.linearised, p[ids], ids))
         inverse = _inverses(columns)
         if not absolute_sigma:
             freedom = (observations[ids] - p.shape[1]).double()

@@ -15,7 +15,6 @@ from sanc.core.space import ROUNDING_ERRORS
 from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.box import free_variables
 from sanc.many.rows import Before, Evaluation, Problem, Rows
 
 _WORTH_OF_HESSIAN = 0.5
@@ -65,16 +64,17 @@ class FitProblem(Problem):
 
     # Evaluations.
 
-    def _mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
+    def mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
+        """Return a function of parameters and data of one row, for some of the rows."""
         data = [part if dim is None else part[ids] for part, dim in zip(self.data, self.dims, strict=True)]
         return vmap(function, in_dims=(0, *self.dims))(x, *data)
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
         with torch.no_grad():
-            value = 0.5 * self._mapped(self.residuals, x, ids).double().square().sum(1)
+            value = 0.5 * self.mapped(self.residuals, x, ids).double().square().sum(1)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
-    def _linearised(self, p: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+    def linearised(self, p: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residuals and the transposed Jacobian of one row."""
         directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
 
@@ -85,7 +85,7 @@ class FitProblem(Problem):
 
     def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
         with torch.no_grad():
-            r, columns = self._mapped(self._linearised, x, ids)
+            r, columns = self.mapped(self.linearised, x, ids)
         r, columns = r.double(), columns.double()
         norms = torch.linalg.vector_norm(columns, dim=2)
         more = {
@@ -99,17 +99,17 @@ class FitProblem(Problem):
         return Evaluation(0.5 * (r * r).sum(1), g, matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
-        return self._mapped(grad(self._cost), x, ids).detach().double()  # type: ignore[no-any-return]
+        return self.mapped(grad(self._cost), x, ids).detach().double()  # type: ignore[no-any-return]
 
     def is_complete(self, rows: Rows) -> Tensor:
         return rows.more["complete"]
 
     def complete(self, rows: Rows) -> None:
         try:
-            matrix = self._mapped(self._hessian, rows.x, rows.ids)
+            matrix = self.mapped(self._hessian, rows.x, rows.ids)
         except (RuntimeError, NotImplementedError):  # an operator without forward derivatives
             self._hessian = jacrev(grad(self._cost))
-            matrix = self._mapped(self._hessian, rows.x, rows.ids)
+            matrix = self.mapped(self._hessian, rows.x, rows.ids)
         matrix = matrix.detach().double()
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
@@ -164,8 +164,8 @@ class FitProblem(Problem):
 
     def _projected_norm(self, rows: Rows) -> Tensor:
         g = rows.g * rows.scale
-        if rows.lower is not None:
-            g = g * free_variables(rows.x, g, rows.lower, rows.upper)
+        if rows.box is not None:
+            g = g * rows.box.free(rows.x, g)
         norm: Tensor = torch.linalg.vector_norm(g, dim=1)
         return norm
 

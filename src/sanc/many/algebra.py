@@ -25,6 +25,11 @@ def multiply_transposed(matrix: Tensor, v: Tensor) -> Tensor:
     return (matrix * v[:, :, None]).sum(1) if _is_small(matrix) else (v[:, None, :] @ matrix)[:, 0, :]
 
 
+def multiply_decomposed(values: Tensor, vectors: Tensor, v: Tensor) -> Tensor:
+    """Return Bv of each row, from the eigenvalues and eigenvectors of B."""
+    return multiply(vectors, multiply_transposed(vectors, v) * values)
+
+
 def gram(rows: Tensor) -> Tensor:
     """Return MMᵀ of each row."""
     if not _is_small(rows):
@@ -40,11 +45,17 @@ def gram(rows: Tensor) -> Tensor:
 
 def eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues and eigenvectors of many symmetric matrices."""
-    if matrices.device.type != "cuda" or len(matrices) <= _CUDA_BATCH:
+    limit = _largest_batch(matrices)
+    if len(matrices) <= limit:
         values, vectors = torch.linalg.eigh(matrices)
         return values, vectors
-    parts = [torch.linalg.eigh(part) for part in torch.split(matrices, _CUDA_BATCH)]
+    parts = [torch.linalg.eigh(part) for part in torch.split(matrices, limit)]
     return torch.cat([values for values, _ in parts]), torch.cat([vectors for _, vectors in parts])
+
+
+def _largest_batch(matrices: Tensor) -> int:
+    """Return the number of matrices that one call of `eigh` takes on their device."""
+    return _CUDA_BATCH if matrices.device.type == "cuda" else len(matrices)
 
 
 def _is_small(matrix: Tensor) -> bool:

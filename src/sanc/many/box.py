@@ -12,16 +12,8 @@ import torch
 from torch import Tensor
 
 from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
-from sanc.many.algebra import multiply, multiply_transposed
+from sanc.many.algebra import multiply, multiply_decomposed
 from sanc.many.rows import Rows
-
-
-def free_variables(x: Tensor, g: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Return the variables between their bounds, and at a bound from which f decreases into the box."""
-    assert lower is not None
-    assert upper is not None
-    can_fall, can_rise = x > lower, x < upper
-    return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
 
 
 def fit_steps(rows: Rows, s: Tensor) -> None:
@@ -64,7 +56,7 @@ class _BoxModels:
 
     def multiply(self, v: Tensor) -> Tensor:
         """Return Bv."""
-        return multiply(self.vectors, multiply_transposed(self.vectors, v) * self.values)
+        return multiply_decomposed(self.values, self.vectors, v)
 
     def evaluate(self, s: Tensor) -> Tensor:
         """Return m(s)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.many.algebra import multiply, multiply_transposed
+from sanc.many.algebra import multiply_decomposed
 from sanc.many.rows import Problem, Rows
 
 
@@ -20,15 +20,11 @@ def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
     x = rows.x / rows.scale
     for _ in range(3):
         v = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-        change = torch.maximum(change, torch.linalg.vector_norm(_multiply(rows, x * v), dim=1))
-        hessian_norm = torch.maximum(hessian_norm, torch.linalg.vector_norm(_multiply(rows, v), dim=1))
+        moved, product = (multiply_decomposed(rows.values, rows.vectors, part) for part in (x * v, v))
+        change = torch.maximum(change, torch.linalg.vector_norm(moved, dim=1))
+        hessian_norm = torch.maximum(hessian_norm, torch.linalg.vector_norm(product, dim=1))
     sum_error = problem.eps * (2.0 * hessian_norm).sqrt() * rows.value.abs().sqrt()
     return ROUNDING_ERRORS * (problem.eps * change + torch.minimum(sum_error, _gradient_noise(problem, rows)))
-
-
-def _multiply(rows: Rows, v: Tensor) -> Tensor:
-    """Return the products of the curvature of all rows, in scaled variables."""
-    return multiply(rows.vectors, multiply_transposed(rows.vectors, v) * rows.values)
 
 
 def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:

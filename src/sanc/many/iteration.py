@@ -19,7 +19,7 @@ from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.many import cubic, rules
 from sanc.many.algebra import multiply
-from sanc.many.box import fit_steps, free_variables
+from sanc.many.box import fit_steps
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, WAITING, Before, Evaluation, Problem, Rows
 from sanc.many.spectra import decompose
@@ -59,8 +59,7 @@ class ManyIteration:
     def make_round(self, rows: Rows) -> None:
         """Evaluate the trial points of all rows, and decide; afterwards every running row has a new trial point."""
         value = self.problem.values(rows.trial, rows.ids)
-        unit = rows.unit_cubic * rows.unit_length**3
-        limit = (rows.value.abs() + unit) / self.problem.eps**2
+        limit = (rows.value.abs() + rows.unit_value) / self.problem.eps**2
         value = torch.where(rows.value - value > limit, -torch.inf, value)  # one such value is not trusted
         rows.nfev += 1
         rows.trials += 1
@@ -101,8 +100,8 @@ class ManyIteration:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps = self.problem.eps
         length = torch.maximum(rows.unit_length, rows.x_norm)
-        unit = rows.unit_cubic * rows.unit_length**3
-        f_scale = torch.maximum(rows.value.abs(), torch.minimum(rows.curvature * length * length, unit))
+        quadratic_terms = rows.curvature * length * length
+        f_scale = torch.maximum(rows.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
         doubtful = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (rows.predicted <= eps**0.5 * f_scale)
         doubtful &= (actual < rules.ETA1 * rows.predicted) & is_cubic & (rows.trials == 1)
         places = torch.nonzero(doubtful).reshape(-1)
@@ -111,8 +110,8 @@ class ManyIteration:
         part = rows.take(places)
         g = self.problem.gradients(part.trial, part.ids) * part.scale
         rows.njev[places] += 1
-        if part.lower is not None:
-            g = g * free_variables(part.trial, g, part.lower, part.upper)
+        if part.box is not None:
+            g = g * part.box.free(part.trial, g)
         halved = torch.linalg.vector_norm(g, dim=1) <= 0.5 * part.grad_norm
         actual = actual.clone()
         actual[places] = torch.where(halved, part.predicted, actual[places])
@@ -279,8 +278,7 @@ class ManyIteration:
         problem.prepare(rows, before)
         self._measure(rows)
         decompose(self.problem, rows)
-        unit = rows.unit_cubic * rows.unit_length**3
-        unbounded = rows.first_value - rows.value > (rows.first_value.abs() + unit) / problem.eps**2
+        unbounded = rows.first_value - rows.value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._test_stationary(rows, rows.grad_norm <= rows.tol)
         self._test_stall(rows)
@@ -292,11 +290,11 @@ class ManyIteration:
         """Measure ‖x‖, the free variables and the norm of their gradient."""
         g = rows.g * rows.scale
         rows.x_norm = torch.linalg.vector_norm(rows.x / rows.scale, dim=1)
-        if rows.lower is not None and rows.upper is not None:
-            free = free_variables(rows.x, g, rows.lower, rows.upper)
+        box = rows.box
+        if box is not None:
+            free = box.free(rows.x, g)
             stationary = torch.linalg.vector_norm(g * free, dim=1) <= rows.tol
-            between = (rows.x > rows.lower) & (rows.x < rows.upper)
-            rows.free = torch.where(stationary[:, None], between, free)
+            rows.free = torch.where(stationary[:, None], box.between(rows.x), free)
             g = g * rows.free
         rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sanc.core.bounds import Box
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.many.functions import FunctionProblem, RowFunction
@@ -19,8 +20,8 @@ from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 
-_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
-"""Default tolerances: those of `minimize`."""
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
+"""Default tolerances: those of `minimize` and `least_squares`."""
 LARGEST_DIM = 512
 """Variables of a row for which Hessians are dense; 512² numbers are 2 MB in float64."""
 
@@ -114,7 +115,7 @@ def minimize_many(
     function = RowFunction(fun, arguments, dims, vectorized, points.build)
     limits = checked_limits(x, x.shape[1] ** 2, max_iter, max_time, chunk_size, callback, progress, seed)
     lower, upper = row_bounds(bounds, points)
-    tolerance = _TOLERANCES[x.dtype] if tol is None else tol
+    tolerance = TOLERANCES[x.dtype] if tol is None else tol
     require(is_number(tolerance) and 0 < tolerance < math.inf, "tol", tol, "pass a positive number")
     require_number("curvature_tol", curvature_tol)
     x = project_start(x, lower, upper)
@@ -315,9 +316,7 @@ def build_result(
     x, g, status = outputs["x"], outputs["g"].to(points.flat.dtype), outputs["status"]
     active = multipliers = None
     if lower is not None and upper is not None:
-        at_lower, at_upper = x <= lower, x >= upper
-        at_lower = at_lower & ~(at_upper & (g < 0.0))
-        sides = (at_upper & ~at_lower).long() - at_lower.long()
+        sides = Box(lower, upper).active(x, g).long()
         active, multipliers = points.build_all(sides), points.build_all(torch.where(sides != 0, g, 0.0))
     names = ("nit", "nfev", "njev", "grad_norm", "lambda_min", "lambda_error", "tol", "curvature_tol")
     return ManyResult(
@@ -331,5 +330,4 @@ def build_result(
         multipliers=multipliers,
         rounds=rounds,
         flat=x,
-        build=points.build,
     )

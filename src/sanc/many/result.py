@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +91,6 @@ class ManyResult:
     multipliers: Any
     rounds: int
     flat: Tensor = field(default_factory=lambda: torch.empty(0))
-    build: Callable[[Tensor], Any] = lambda x: x
 
     def __len__(self) -> int:
         return len(self.flat)

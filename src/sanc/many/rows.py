@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sanc.core.bounds import Box
 from sanc.many import rules
 
 CUBIC, LONGER, ESCAPE = 0, 1, 2
@@ -71,8 +72,6 @@ class Rows:
         The variables that the step may change; None if there are no bounds.
     values, vectors, c : Tensor
         Eigenvalues of the curvature of the free variables, eigenvectors as columns, and the gradient in their basis.
-    whole : bool
-        Whether the eigenvectors span the space of the free variables.
     sigma, unit_length, unit_cubic, last_step_norm, last_grad_norm, grad_norm, x_norm
         As in `sanc.core.point`.
     tol, curvature_tol, lambda_error : Tensor
@@ -142,7 +141,6 @@ class Rows:
     values: Tensor = field(default_factory=lambda: torch.empty(0))
     vectors: Tensor = field(default_factory=lambda: torch.empty(0))
     c: Tensor = field(default_factory=lambda: torch.empty(0))
-    whole: bool = True
 
     @classmethod
     def start(cls, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
@@ -198,6 +196,16 @@ class Rows:
     def accept(self, found: Evaluation) -> None:
         """Set what was evaluated at x."""
         self.value, self.g, self.matrix, self.more = found.value, found.g, found.matrix, self.more | found.more
+
+    @property
+    def box(self) -> Box | None:
+        """The bounds; None if there are none."""
+        return None if self.lower is None or self.upper is None else Box(self.lower, self.upper)
+
+    @property
+    def unit_value(self) -> Tensor:
+        """The units of f: the change of f over a unit of length."""
+        return self.unit_cubic * self.unit_length**3
 
     @property
     def ritz_value(self) -> Tensor:
