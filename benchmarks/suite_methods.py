@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fixed-scale": {"distance": 0.0},
     "no-slow-down": {"slow_down": 0},
     "even-weights": {"weighting": 0},
+    "no-bound": {"lower_bound": -math.inf},
     "no-curvature": {"curvature": False},
     "diagonal-no-curvature": {"metric": "diagonal", "curvature": False},
     "no-escape": {},

@@ -526,3 +526,28 @@ def test_a_diagnosis_on_the_device_equals_that_on_the_host():
         data = list(zip(x.split(30), y.split(30), strict=True))
         reports.append(sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1]).as_dict())
     assert reports[0] == pytest.approx(reports[1], rel=1e-5, abs=1e-8, nan_ok=True)
+
+
+def decay(x, a, b, c):
+    return a * torch.exp(-b * x) + c
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fits_of_rows_on_the_device_equal_those_on_the_host(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0.1, 8.0, 60, dtype=dtype)
+    true = torch.rand(300, 3, generator=generator, dtype=dtype) + torch.tensor([2.0, 0.5, 0.1], dtype=dtype)
+    y = torch.stack([decay(x, *p) for p in true]) + 0.05 * torch.randn(300, 60, generator=generator, dtype=dtype)
+    host = sanc.curve_fit(decay, x, y, 1.2 * true, full_output=True)
+    device = sanc.curve_fit(decay, x.to(CUDA), y.to(CUDA), 1.2 * true.to(CUDA), full_output=True)
+    assert bool(device[2].success.all())
+    precision = 1e-6 if dtype == torch.float64 else 5e-3
+    torch.testing.assert_close(device[0].cpu(), host[0], rtol=precision, atol=precision)
+    torch.testing.assert_close(device[1].cpu(), host[1], rtol=10 * precision, atol=precision)
+
+
+def test_more_rows_than_the_solver_of_the_device_takes_are_minimised():
+    starts = torch.rand(70_000, 2, dtype=torch.float64, device=CUDA) * 4.0 - 2.0
+    result = sanc.minimize_many(lambda x: (x[0] ** 2 - 1.0) ** 2 + (x[1] - x[0]) ** 2, starts)
+    assert bool(result.success.all())
+    torch.testing.assert_close(result.x.abs(), torch.ones_like(starts), rtol=1e-5, atol=1e-5)

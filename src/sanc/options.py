@@ -28,9 +28,7 @@ class OptimizerOptions(TypedDict, total=False):
     metric: Metric | Literal["kronecker", "diagonal", "none"]
     step: StepScale
     average: Average
-    # the method, the model and the Krylov space
-    epsilon_s: float
-    sampling: Literal["uniform", "buffered"]
+    # the model and the Krylov space
     krylov_dim: int | None
     krylov_stop: Literal["paper", "forcing"]
     lanczos: Literal["store", "regenerate"]
@@ -64,6 +62,7 @@ class OptimizerOptions(TypedDict, total=False):
     warm_up: int
     slow_down: int
     horizon: int
+    lower_bound: float
     averaging: float
     weighting: float
 
@@ -72,6 +71,8 @@ class MinimizeOptions(OptimizerOptions, total=False):
     """Pieces and settings that `minimize` and `method_for` accept by name; `lr` is that of `GradientStep`."""
 
     lr: float
+    epsilon_s: float
+    sampling: Literal["uniform", "buffered"]
     # SciPy's names of arguments of `minimize`
     maxiter: int | None
     maxfev: int | None

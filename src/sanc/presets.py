@@ -6,7 +6,7 @@ preset. An option replaces the piece, or the setting of a piece, that has its na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Unpack
 
@@ -15,9 +15,10 @@ from sanc.core.dense import DenseModel
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
 from sanc.core.method import Method, settings_of
 from sanc.core.model import CubicModel, KrylovModel, NoModel
+from sanc.core.settings import Piece
 from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentError, nearest, one_of, shown
-from sanc.minibatch.settings import METRICS, Minibatch
+from sanc.minibatch.settings import Minibatch
 from sanc.options import MinimizeOptions
 
 PRESETS: Mapping[str, Method] = {
@@ -186,12 +187,12 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
         if name in _REPLACED_OPTIONS:
             raise ArgumentError(f"{name} = {shown(value)} cannot be used: the option is now {_REPLACED_OPTIONS[name]}.")
     settings = dict(options)
-    if isinstance(settings.get("metric"), str):
-        settings["metric"] = METRICS[one_of("metric", settings["metric"], METRICS)]()
     pieces = {name: settings.pop(name) for name in _PIECES if name in settings}
     minibatch = {"minibatch": pieces.pop("minibatch")} if "minibatch" in pieces else {}
     for group in (minibatch, pieces, settings):  # a later group changes the pieces that an earlier one has replaced
         method = _with_checked_options(method, group, other_names) if group else method
+    for name in options:
+        _reject_without_effect(method, name, options[name])
     return method
 
 
@@ -230,6 +231,23 @@ def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> Non
             f"{problem} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
             "minibatch=sanc.Minibatch() too."
         )
+
+
+def _reject_without_effect(method: Method, name: str, value: object) -> None:
+    """Raise an error for an option that no piece with a setting of this name uses."""
+    owners = [piece for piece in _pieces_in(method) if any(item.name == name for item in fields(piece))]
+    remedies = [piece.without_effect().get(name) if isinstance(piece, Piece) else None for piece in owners]
+    if remedies and all(remedies):
+        raise ArgumentError(f"{name} = {shown(value)} has no effect on this method: {remedies[0]}.")
+
+
+def _pieces_in(piece: Any) -> Iterator[Any]:
+    """Yield a piece, and the pieces inside it."""
+    yield piece
+    for item in fields(piece):
+        value = getattr(piece, item.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from _pieces_in(value)
 
 
 def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:

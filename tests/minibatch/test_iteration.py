@@ -21,6 +21,7 @@ from sanc.core.iteration import Iteration
 from sanc.core.krylov import Krylov
 from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.minibatch import watch
+from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.scale import typical_weight, weight_unit
 from sanc.minibatch.state import State
@@ -62,6 +63,16 @@ def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
     assert np.linalg.norm(problem.value_and_gradient(x)[1]) < 1e-6
 
 
+def test_numbers_of_second_order_steps_are_replaced(problem):
+    """`replace_numbers` of both iterations sets the σ of the next cubic step, and leaves the rest of the state."""
+    for iteration in (engine_on(problem)[0], Iteration(sanc.method_for(), 0)):
+        before = getattr(iteration, "second_order", iteration).state
+        iteration.replace_numbers(sigma=7.0, unit_length=2.0)
+        assert getattr(iteration, "second_order", iteration).state == replace(before, sigma=7.0, unit_length=2.0)
+        iteration.set_tolerance(0.5)
+        assert getattr(iteration, "second_order", iteration).tol == 0.5
+
+
 @pytest.mark.parametrize(
     ("averaging", "distance", "horizon"), [(0.9, 2.0, 0), (0.0, 2.0, 0), (0.9, 0.0, 0), (0.0, 0.0, 0), (0.9, 2.0, 80)]
 )
@@ -89,7 +100,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         late = (k + 1) ** settings.average.weighting
         total += late
         share = late / total if averaging else 1.0
-        share = max(share, 3 / (max(horizon - k, 1) + 3)) if horizon else share
+        share = max(share, 4 / (max(horizon - k, 1) + 4)) if horizon else share
         if distance and (k < 20 or k % 5 == 0):
             drift = 0.998 * drift + 0.002 * d * d * p
             r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
@@ -111,6 +122,64 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
         assert record.model_decrease == pytest.approx(-(g @ step + record.sigma / 3 * norm**3))
         assert record.branch is Branch.AVERAGED and record.krylov_dim == 0
+
+
+def first_step(closure, **options):
+    """Return the change of two parameters, of which the second has half the rate, by the first averaged step."""
+    parameters = [nn.Parameter(torch.tensor(values, dtype=torch.float64)) for values in ([3.0, -1.0], [2.0])]
+    groups = [{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.5}]
+    before = torch.cat([p.detach().clone() for p in parameters])
+    opt = sanc.SANC(groups, seed=0, curvature=False, metric="diagonal", **options)
+    opt.step(lambda: closure(torch.cat(parameters)))
+    return torch.cat([p.detach() for p in parameters]) - before, opt
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.85])
+@pytest.mark.parametrize("lower_bound", [0.0, -2.5])
+def test_a_step_reduces_the_loss_to_its_lower_bound_at_most(averaging, lower_bound):
+    """M⁻¹g has entries ±1 in the first step; 1 − β of it may reduce f by f − b to first order."""
+    w, factors = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
+    options = {"averaging": averaging, "scale": 1e5, "warm_up": 0}
+    change, opt = first_step(lambda p: p.square().sum(), lower_bound=lower_bound, **options)
+    excess, derivative = 14.0 - lower_bound, (2.0 * w.abs() * factors).sum()
+    expected = -excess / ((1.0 - averaging) * derivative) * factors * w.sign()
+    torch.testing.assert_close(change, expected, rtol=1e-5, atol=0.0)
+    size = expected.abs().max()  # η after the reduction: the record has the decrease of the model with it
+    assert opt.record.model_decrease == pytest.approx(2 / 3 * float(size * 2.0 * w.abs().sum()), rel=1e-5)
+    free, _ = first_step(lambda p: p.square().sum(), lower_bound=-math.inf, **options)
+    assert (free.abs() > 10.0 * change.abs()).all()
+
+
+@pytest.mark.parametrize("loss", [lambda p: p.square().sum() - 1e3, lambda p: (p - p.detach()).sum()])
+def test_losses_at_or_below_the_bound_show_that_it_is_none(loss):
+    """A negative loss, and one that is 0 although its gradient is not, as surrogates in reinforcement learning are."""
+    options = {"averaging": 0.85, "scale": 0.1, "distance": 0.0}
+    opts, points = [], []
+    for lower_bound in (0.0, -math.inf):
+        p = nn.Parameter(torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64))
+        opts.append(sanc.SANC([p], seed=0, curvature=False, metric="diagonal", lower_bound=lower_bound, **options))
+        for _ in range(20):
+            opts[-1].step(lambda p=p: loss(p))
+        points.append(p.detach())
+    start = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64)
+    assert (points[0] - start).norm() > 0.9 * (points[1] - start).norm() > 0.05
+    twin = sanc.SANC([nn.Parameter(points[0].clone())], seed=0, curvature=False, metric="diagonal", **options)
+    twin.load_state_dict(opts[0].state_dict())
+    for opt in (opts[0], twin):
+        assert opt._iteration.state.below_bound == (float(loss(points[0])) < 0.0)
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.85])
+def test_an_iterate_without_weight_moves_the_average_towards_the_point_of_the_gradient(averaging):
+    """y = x + (1 − β)(z − x) stays where it is, and z − x is reduced by the weight that the iterate would have had."""
+    work = AveragedStep(sanc.Diagonal().create([(1,)], torch.zeros(1)), averaging)
+    weight, x, offset = torch.tensor(0.2, dtype=torch.float64), 1.0, 3.0
+    for factor, reduced in ((1.0, 0.2), (0.0, 0.0), (0.5, 0.1 / 0.9)):
+        a, b = (float(number) for number in work._weights(weight, torch.tensor(factor, dtype=torch.float64)))
+        middle, rest = x + reduced * offset, (1 - reduced) * offset  # the usual average, with the reduced weight
+        y = middle + (1 - averaging) * rest
+        assert x + a * offset + (1 - averaging) * (1 - b) * offset == pytest.approx(y)
+        assert (1 - b) * offset == pytest.approx((1 - (0.2 - reduced)) * rest)
 
 
 def test_products_are_spent_as_long_as_batches_agree(problem):
@@ -656,7 +725,8 @@ def test_a_basis_that_is_computed_twice_serves_samples_too():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("averaging", 1.0), ("metric", "kroneker"), ("memory", 1.0), ("refresh", 0), ("largest_side", -1), ("scale", 0.0),
-     ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("horizon", -1), ("weighting", -1.0), ("noise", math.inf),
+     ("distance", -1.0), ("warm_up", 1.5), ("slow_down", -2), ("horizon", -1), ("lower_bound", math.inf),
+     ("weighting", -1.0), ("noise", math.inf),
      ("curvature", 1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
@@ -664,14 +734,14 @@ def test_settings_out_of_range_are_named(name, value):
         sanc.SANC([nn.Parameter(torch.ones(2))], **{name: value})
 
 
-def nearly_consistent(steps, shift=0):
+def nearly_consistent(steps, shift=0, **options):
     """A regression whose batches agree up to a noise of 1e-7, and whose targets change after `shift` steps."""
     rng = np.random.default_rng(0)
     X = torch.from_numpy(rng.standard_normal((400, 6)))
     w = torch.from_numpy(rng.standard_normal(6))
     noise = 1e-7 * torch.from_numpy(rng.standard_normal(400))
     p = nn.Parameter(torch.zeros(6, dtype=torch.float64))
-    opt, losses = sanc.SANC([p], seed=0), []
+    opt, losses = sanc.SANC([p], seed=0, **options), []
     for k in range(steps):
         rows = torch.from_numpy(rng.choice(400, 40, replace=False))
         target = X @ (w if not shift or k < shift else -w) + noise
@@ -687,9 +757,11 @@ def test_averaged_steps_do_not_leave_a_solution_that_second_order_steps_found():
     assert losses[-1] < 1e-10
 
 
-def test_a_reduced_step_size_grows_back_if_the_objective_changes():
-    losses, _ = nearly_consistent(600, shift=100)
-    assert losses[99] < 1e-10 < 1.0 < losses[101] and losses[-1] < 1e-2 * losses[101]
+@pytest.mark.parametrize(("options", "reduction"), [({}, 1e-2), ({"weighting": 2.0, "slow_down": 150}, 1e-6)])
+def test_a_reduced_step_size_grows_back_if_the_objective_changes(options, reduction):
+    """With the second settings y reaches a solution between x and z, and x has to follow."""
+    losses, _ = nearly_consistent(600, shift=100, **options)
+    assert losses[99] < 1e-10 < 1.0 < losses[101] and losses[-1] < reduction * losses[101]
 
 
 @pytest.mark.parametrize(("reference", "halved"), [(2.0, 0.9), (-2.0, -3.1), (0.0, -1e-3)])

@@ -112,7 +112,7 @@ def test_a_parameter_that_joins_starts_with_its_own_gradient(style):
 
 
 def test_the_average_of_new_entries_starts_at_the_step_at_which_they_joined():
-    """c = (p + 1)/(k + p) is the average with weights i(i + 1): against their sum, entry by entry."""
+    """c = (p + 1)/(k + p) is the average with weights i(i + 1)(i + 2): against their sum, entry by entry."""
     model, opt = trained("loss", frozen=0)
     steps = opt._iteration.state.steps
     model[0].requires_grad_(True)
@@ -123,7 +123,7 @@ def test_the_average_of_new_entries_starts_at_the_step_at_which_they_joined():
         x = leaves.split(leaves.read())[0]
         points.append(x + leaves.split(iterates.state.offset)[0])
         averages.append(x)
-    weights = torch.tensor([i * (i + 1.0) for i in range(1, 8)], dtype=torch.float64)
+    weights = torch.tensor([i * (i + 1.0) * (i + 2.0) for i in range(1, 8)], dtype=torch.float64)
     mean = sum(w * z for w, z in zip(weights, points, strict=True)) / weights.sum()
     assert iterates.state.steps == steps + 7
     assert torch.allclose(averages[-1], mean, rtol=1e-10, atol=1e-12)
@@ -143,7 +143,7 @@ def test_a_short_pause_of_a_layer_does_not_cost_the_progress_of_the_others():
         model[2].requires_grad_(k >= 10)
         drive("loss", model, opt, [batch])
         largest = max(largest, loss())
-    assert largest < 2.0 * before and loss() < 1.1 * before
+    assert largest < 2.0 * before and loss() < 1.2 * before
 
 
 def test_an_exception_in_the_step_after_a_change_restores_metric_and_average():
@@ -188,10 +188,10 @@ def test_a_first_gradient_that_is_not_finite_leaves_a_state_that_can_be_saved():
 def test_towards_a_known_end_all_entries_follow_the_last_iterates(horizon, remaining):
     """c is at least that of a mean over as many iterates as steps remain, also for entries that joined late."""
     joined_at = torch.tensor([0.0, 20.0, 50.0], dtype=torch.float64)
-    state = State(0, steps=60, joined_at=joined_at, weight_sum=sum(k**2 for k in range(1, 61)))
+    state = State(0, steps=60, joined_at=joined_at, weight_sum=sum(k**3 for k in range(1, 61)))
     settings = Minibatch(step=StepScale(horizon=horizon))
-    usual = torch.tensor([61**2 / sum(k**2 for k in range(1, 62)), 3 / 43, 3 / 13], dtype=torch.float64)
-    least = 0.0 if remaining is None else 3 / (remaining + 3)
+    usual = torch.tensor([61**3 / sum(k**3 for k in range(1, 62)), 4 / 44, 4 / 14], dtype=torch.float64)
+    least = 0.0 if remaining is None else 4 / (remaining + 4)
     scalars = updates.step_scalars(state, settings, 1.0)
     space = Space(3, torch.float64, torch.device("cpu"))
     weights = updates.average_weights(state, settings, scalars.average_weight, space)

@@ -5,6 +5,14 @@ learning, Defazio et al. 2024). So noise averages out, although the step size do
 
     y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
 
+A step is shortened if f is known to be bounded below by b and if to first order it would reduce f at y, which moves by
+1 − β of it, below b:
+
+    (1 − β) η ∇f(y)ᵀM⁻¹∇f(y) ≤ f(y) − b.
+
+This is Polyak's step as an upper limit (Polyak 1969; Loizou et al. 2021). It acts where all batches can be fitted: the
+loss then falls by decades, and a size that decreases slowly would keep it from falling.
+
 Only x and the offset z − x are stored, so a caller who changes the parameters moves both.
 """
 
@@ -22,6 +30,9 @@ from sanc.minibatch.scale import DISTANCE_MEMORY
 
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
+
+_SMALLEST_DECREASE = 1e-300
+"""A lower bound of decreases that are divisors, near the end of float64."""
 
 
 class StepInputs(NamedTuple):
@@ -47,6 +58,7 @@ class StepScalars(NamedTuple):
     eta: float  # η
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
+    lower_bound: float  # b, a lower bound of f; −∞ if none is known
 
 
 class StepResults(NamedTuple):
@@ -59,6 +71,7 @@ class StepResults(NamedTuple):
     grad_norm: float  # ‖g‖ before clipping
     weight_factor: float  # factor of the iterate's weight k^p in the average
     average_weight: float  # c with that factor of the weight
+    step_factor: float  # factor of η by the lower bound of f
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
     # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long. If entries have different
     # weights c_i, it is that of (c_i/c)(z − x).
@@ -140,41 +153,65 @@ class AveragedStep:
         if self._sum_over_ranks is not None:
             norm = self._sum_over_ranks(norm.square()).sqrt()
         is_finite = torch.isfinite(value + norm)
-        clip_norm, full_norm, gradient_factor, *weights, average_weight, distance_weight = scalars.unbind()
+        clip_norm, full_norm, gradient_factor, *weights, average_weight, distance_weight, lower_bound = scalars.unbind()
         weight_factor = (norm / full_norm).clamp(max=1.0).pow(4).clamp(min=_SMALLEST_FACTOR)
         weight_factor = torch.where(is_finite, weight_factor, 1.0)
-        average_weight = reduced_weight(average_weight, weight_factor)
+        average_weight, offset_weight = self._weights(average_weight, weight_factor)
         read = [value, norm, weight_factor, average_weight]
-        clipping = clip_norm / torch.maximum(norm, clip_norm)
-        g = torch.where(is_finite, g * (gradient_factor * clipping), 0.0)
+        clipping = gradient_factor * (clip_norm / torch.maximum(norm, clip_norm))
+        g = torch.where(is_finite, g * clipping, 0.0)
         offset = torch.zeros_like(x) if offset is None else offset
-        gradient_weight, eta, average_weight, distance_weight = (
-            (torch.stack([*weights, average_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
+        gradient_weight, eta, average_weight, offset_weight, distance_weight = (
+            (torch.stack([*weights, average_weight, offset_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
         )
         at_bound = None if caller_change is None else caller_change * g > 0.0
         g = g if at_bound is None else torch.where(at_bound, 0.0, g)
         direction = self.preconditioner.update(g, gradient_weight)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
+        dual_norm_square = torch.dot(g, direction)
+        derivative = (dual_norm_square if rates is None else torch.dot(g, direction * rates)).double()
+        derivative = derivative if self._sum_over_ranks is None else self._sum_over_ranks(derivative.clone())
+        step_factor = self._limited(value.double() - lower_bound, eta.double() * derivative / clipping)
+        step_factor = torch.where(is_finite, step_factor, 1.0)
+        read.append(step_factor)
+        direction = direction * step_factor.to(g.dtype)
         step = direction if rates is None else direction * rates
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset
         if average_weights is not None:
-            average_weights = reduced_weight(average_weights, weight_factor.to(g.dtype))
+            average_weights, offset_weights = self._weights(average_weights, weight_factor.to(g.dtype))
             weighted_offset = z_offset * (average_weights / average_weight)
-            average_weight = average_weights * is_finite
+            average_weight, offset_weight = average_weights * is_finite, offset_weights * is_finite
         new_x = torch.addcmul(x, z_offset, average_weight)
-        new_offset = torch.addcmul(z_offset, z_offset, average_weight, value=-1.0)
-        pairs = ((g, direction), (weighted_offset, weighted_offset), (x, x), (new_x, new_x))
-        numbers = [torch.dot(u, v) for u, v in pairs]
-        vectors = [new_x, new_offset]
+        new_offset = torch.addcmul(z_offset, z_offset, offset_weight, value=-1.0)
+        vectors = (weighted_offset, x, new_x)
+        numbers = [dual_norm_square, *(torch.dot(v, v) for v in vectors)]
+        made = [new_x, new_offset]
         if averaging_start is not None and direction_sum is not None:
             new_sum = torch.addcmul(DISTANCE_MEMORY * direction_sum, direction, distance_weight)
-            vectors.append(new_sum)
+            made.append(new_sum)
             numbers += [step.abs().sum(), new_offset.abs().sum(), torch.dot(direction, averaging_start - x - offset)]
             numbers.append(new_sum.abs().sum())
         sums = torch.stack(numbers).double()
         sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)
-        return [torch.cat([torch.stack(read), sums]), *vectors]
+        return [torch.cat([torch.stack(read), sums]), *made]
+
+    def _weights(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights a and b in x ← x + a (z − x) and z − x ← (1 − b)(z − x), for c and a factor of its weight.
+
+        Both are c if the factor is 1. Otherwise the rest of c moves x and z towards y, where the gradient is small.
+        """
+        reduced = reduced_weight(weight, factor)
+        rest = weight - reduced
+        return reduced + (1.0 - self.averaging) * rest * (1.0 - reduced), reduced + rest * (1.0 - reduced)
+
+    def _limited(self, excess: Tensor, decrease: Tensor) -> Tensor:
+        """Return the factor of a step that to first order reduces f by `decrease` at z, and by 1 − β of that at y.
+
+        `excess` is f − b. It is negative if b is no lower bound; then the step is not shortened.
+        """
+        limit = excess / ((1.0 - self.averaging) * decrease).clamp(min=_SMALLEST_DECREASE)
+        return torch.where(excess < 0.0, 1.0, limit.clamp(max=1.0))
 
 
 def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:

@@ -314,7 +314,7 @@ class MinibatchIteration:
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
-        scalars = updates.step_scalars(self._state, self.settings, rate)
+        scalars = updates.step_scalars(self._state, self.settings, rate, has_values=oracle.has_values)
         offset, caller_change = updates.adapted_offset(state, x_tensor, space)
         with_distance = updates.updates_distance(state)
         averaging_start = state.averaging_start if with_distance else None
@@ -346,7 +346,8 @@ class MinibatchIteration:
         if state.steps in (1, 2) and _FIRST_GRADIENT_OUTLIER * results.grad_norm < state.gradient_unit:
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
-        losses = updates.changes_by_loss(state, x, results.value) if oracle.has_values else {}
+        bound = self.settings.step.lower_bound
+        losses = updates.changes_by_loss(state, x, results.value, bound) if oracle.has_values else {}
         results_changes = updates.changes_by_results(state, self.settings, scalars, results)
         self._update_state(**(losses | vectors | results_changes))
         self._expect_projections()
@@ -397,7 +398,7 @@ class MinibatchIteration:
 
     def _averaged_record(self, record: Record, scalars: StepScalars, results: StepResults, eps: float) -> Record:
         """Return the record with the results of an averaged step."""
-        eta = scalars.eta
+        eta = scalars.eta * results.step_factor
         dual_norm_square = max(results.dual_norm_square, 0.0) * self._state.gradient_unit
         return replace(
             record,
@@ -539,6 +540,14 @@ class MinibatchIteration:
         self.state, self._unread, self._late_record = State(**state_numbers, **vectors), None, None
         self.second_order.restore(numbers["second_order"], {})
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
+
+    def set_tolerance(self, tol: float) -> None:
+        """Set the tolerance on ‖g‖ of second-order steps."""
+        self.second_order.set_tolerance(tol)
+
+    def replace_numbers(self, **changes: Any) -> None:
+        """Replace numbers of the state of second-order steps."""
+        self.second_order.replace_numbers(**changes)
 
     def snapshot(self) -> Any:
         """Return everything that an iteration changes and the next one does not set again.

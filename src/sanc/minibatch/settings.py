@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sanc.core.settings import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
-from sanc.errors import ArgumentTypeError, shown
+from sanc.core.pieces import required_members
+from sanc.core.settings import BELOW_INFINITY, BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.errors import ArgumentTypeError, one_of, shown
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.metrics.diagonal import Diagonal
 from sanc.minibatch.metrics.identity import Identity
@@ -34,13 +35,17 @@ class StepScale(Piece):
     horizon : int
         Number of averaged steps of the run, if it is known: η falls linearly to zero over them, in place of
         `slow_down`, and the average is one over fewer and fewer of the last iterates. 0: the number is not known.
+    lower_bound : float
+        A number that no loss is below. A step is shortened if to first order it would reduce the loss of its batch
+        below that. After a lower loss the bound is not used; −inf: there is none.
     """
 
     scale: float = setting(0.15, POSITIVE)
     distance: float = setting(2.0, NOT_NEGATIVE)
     warm_up: int = setting(20, COUNT)
-    slow_down: int = setting(150, COUNT)
+    slow_down: int = setting(300, COUNT)
     horizon: int = setting(0, COUNT)
+    lower_bound: float = setting(0.0, BELOW_INFINITY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class Average(Piece):
     """
 
     averaging: float = setting(0.85, BELOW_ONE)
-    weighting: float = setting(2.0, NOT_NEGATIVE)
+    weighting: float = setting(3.0, NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +92,9 @@ class Minibatch(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.metric, str) and self.metric in METRICS:
-            object.__setattr__(self, "metric", METRICS[self.metric]())
-        missing = [name for name in ("memory", "refresh", "couples", "create") if not hasattr(self.metric, name)]
+        if isinstance(self.metric, str):
+            object.__setattr__(self, "metric", METRICS[one_of("metric", self.metric, METRICS)]())
+        missing = [name for name in required_members(Metric) if not hasattr(self.metric, name)]
         if missing or isinstance(self.metric, type):
             why = f"it has no {', '.join(missing)}" if missing else "it is a class"
             raise ArgumentTypeError(

@@ -54,6 +54,7 @@ class State:
     loss_mean: float = math.nan  # running mean of the loss
     loss_variance: float = 0.0  # running variance of the loss
     lowest_loss_mean: float = math.nan  # the lowest running mean so far
+    below_bound: bool = False  # whether a loss was below the lower bound of the settings
     probes: int = 0  # number of tests for stagnation
     probed_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
     # The averaged phase: changes of x by the caller.

@@ -12,7 +12,7 @@ from torch import Tensor
 from sanc.core.space import Space, Vector
 from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
-from sanc.minibatch.settings import Average, Minibatch
+from sanc.minibatch.settings import Average, Minibatch, StepScale
 from sanc.minibatch.state import State
 
 _OUTLIER = 5.0
@@ -53,8 +53,8 @@ def updates_distance(state: State) -> bool:
     return state.steps < watch.WARM_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
-def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
-    """Return the scalars of the next step, with `rate` as a factor of η."""
+def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: bool = False) -> StepScalars:
+    """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > watch.WARM_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
     weight = _iterate_weight(state, settings.average)
@@ -68,7 +68,17 @@ def step_scalars(state: State, settings: Minibatch, rate: float) -> StepScalars:
         if settings.average.averaging
         else 1.0,
         distance_weight=scale.distance_weight(state),
+        lower_bound=_lower_bound(state, settings.step) if has_values else -math.inf,
     )
+
+
+def _lower_bound(state: State, step: StepScale) -> float:
+    """Return a lower bound of the loss, or −∞ if the losses so far show that there is none.
+
+    The loss may be at its bound because of roundoff. If it has always been there and the gradient is not zero, it is no
+    bound: as with the loss f − f.detach().
+    """
+    return -math.inf if state.below_bound or state.loss_mean <= step.lower_bound else step.lower_bound
 
 
 def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
@@ -104,8 +114,9 @@ def average_weights(state: State, settings: Minibatch, average_weight: float, sp
     if state.joined_at is None or not average.averaging:
         return None
     p, joined_at = average.weighting, space.tensor(state.joined_at)
-    own = (p + 1.0) / (state.steps - joined_at + (p + 1.0))
-    return torch.where(joined_at > 0.0, own if last_weight == 0.0 else own.clamp(min=last_weight), average_weight)
+    weights = (p + 1.0) / (state.steps - joined_at + (p + 1.0))
+    weights = weights if last_weight == 0.0 else weights.clamp(min=last_weight)
+    return torch.where(joined_at > 0.0, weights, average_weight)
 
 
 def changes_by_restart() -> dict[str, Any]:
@@ -113,11 +124,12 @@ def changes_by_restart() -> dict[str, Any]:
     return {item.name: item.default for item in fields(State) if item.name in _FIELDS_OF_AVERAGE}
 
 
-def changes_by_loss(state: State, x: Vector, value: float) -> dict[str, Any]:
-    """Return the fields of the state that follow from the loss at x."""
+def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
+    """Return the fields of the state that follow from the loss at x; `lower_bound` is that of the settings."""
     loss_mean = watch.updated_loss_mean(state, value)
     is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
-    return loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
+    changes = loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
+    return changes | ({"below_bound": True} if value < lower_bound else {})
 
 
 def changes_by_results(state: State, settings: Minibatch, scalars: StepScalars, results: StepResults) -> dict[str, Any]:

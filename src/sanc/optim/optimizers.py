@@ -39,6 +39,11 @@ from sanc.ranks.group import DEFAULT
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
+_OF_MINIMIZE = {
+    "epsilon_s": "the stopping test of sanc.minimize uses it",
+    "sampling": "sanc.minimize draws samples with it, and those of an optimiser are the closures",
+}
+"""Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
 
@@ -132,6 +137,9 @@ class CubicOptimizer(Optimizer):
             )
         arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
                "compare_every")  # fmt: skip
+        for name in sorted(options.keys() & _OF_MINIMIZE.keys()):
+            problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
+            raise ArgumentError(f"{problem}: leave it out, since {_OF_MINIMIZE[name]}.")
         method = _with_krylov_limit(compose(self.method, preset, options, arguments), options)
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1)

@@ -144,9 +144,6 @@ def due_parts(steps: int, interval: int, parts: int) -> list[int]:
 
 
 def refresh_parts(preconditioner: Preconditioner, parts: Iterable[int]) -> None:
-    """Refresh these parts; a preconditioner of one part may have a `refresh` without an argument."""
+    """Refresh these parts."""
     for part in parts:
-        if preconditioner.parts > 1:
-            preconditioner.refresh(part)
-        else:
-            preconditioner.refresh()
+        preconditioner.refresh(part)
