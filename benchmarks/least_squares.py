@@ -1,4 +1,4 @@
-"""Compare `sanc.least_squares` with SciPy's solvers on fits of NIST and problems of Moré, Garbow and Hillstrom.
+"""Compare `sanc.least_squares` with SciPy's solvers and lmfit on fits of NIST and of Moré, Garbow and Hillstrom.
 
     python -m benchmarks.least_squares --out least-squares-output    # all problems, minutes
     python -m benchmarks.least_squares --problems Misra1a-1 Wood-10
@@ -18,6 +18,7 @@ norm 1, and so a cosine, or the Hessian of the free variables has λ_min < −1e
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 import time
@@ -34,7 +35,7 @@ from benchmarks.common import Floats, median
 from benchmarks.least_squares_problems import LeastSquaresProblem, problems
 from benchmarks.reporting import command, markdown_table, number, write_results
 
-METHODS = ("sanc", "trf-jac", "trf", "dogbox", "lm", "curve_fit")
+METHODS = ("sanc", "trf-jac", "trf", "dogbox", "lm", "curve_fit", "lmfit")
 UNBOUNDED = ("lm",)
 """Methods without bounds."""
 QUICK = ("Misra1a-1", "Lanczos3-2", "Rat43-1", "Rosenbrock-1", "Wood-10", "Brown-Dennis-1")
@@ -86,12 +87,30 @@ def run_method(method: str, counted: Counted) -> tuple[Floats, bool, str]:
             lambda _, *p: counted.fun(np.array(p)), zeros, zeros, jac=lambda _, *p: counted.jac(np.array(p)), **given
         )
         return x, True, "returned"
+    if method == "lmfit":
+        return run_lmfit(counted)
     name, _, scale = method.partition("-")
     options: dict[str, Any] = {"method": name, "x_scale": scale or 1.0, "max_nfev": LIMIT}
     if name != "lm":
         options["bounds"] = bounds
     res = scipy.optimize.least_squares(counted.fun, problem.start, counted.jac, **options)
     return res.x, bool(res.success), res.message
+
+
+def run_lmfit(counted: Counted) -> tuple[Floats, bool, str]:
+    """Run the `leastsq` of lmfit, which transforms variables with bounds."""
+    import lmfit
+
+    problem, parameters = counted.problem, lmfit.Parameters()
+    for k, (start, lower, upper) in enumerate(zip(problem.start, problem.lower, problem.upper, strict=True)):
+        parameters.add(f"p{k}", value=float(start), min=float(lower), max=float(upper))
+
+    def point(given: Any) -> Floats:
+        return np.array([parameter.value for parameter in given.values()])
+
+    fit = lmfit.Minimizer(lambda p: counted.fun(point(p)), parameters, nan_policy="propagate", max_nfev=LIMIT)
+    res = fit.leastsq(Dfun=lambda p: counted.jac(point(p)))
+    return point(res.params), bool(res.success), str(res.message)
 
 
 def is_second_order(problem: LeastSquaresProblem, x: Floats) -> bool:
@@ -225,7 +244,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def overhead() -> str:
-    """Return own milliseconds of processor time per iteration of both solvers on an exponential fit."""
+    """Return own milliseconds of processor time, per iteration and run, of both solvers on an exponential fit."""
     t = np.linspace(0.0, 4.0, 100)
     truth, start = np.array([1.0, 0.5, 2.0, 1.5, 0.3]), np.array([0.5, 0.2, 1.0, 3.0, 0.0])
 
@@ -279,14 +298,16 @@ def overhead() -> str:
     between = (spent["before the end"] - spent["first"]) / (iterations - 2)
     return (
         f"own milliseconds per iteration, n = 5, m = 100: trf {peer:.3f}; sanc {whole:.3f} ({whole / peer:.1f} times) "
-        f"with start and ending, {between:.3f} ({between / peer:.1f} times) without them"
+        f"with start and ending, {between:.3f} ({between / peer:.1f} times) without them; "
+        f"a run: trf {spent['trf']:.2f}, sanc {spent['sanc']:.2f} ({spent['sanc'] / spent['trf']:.1f} times)"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="a few problems, seconds", out="least_squares.json, least_squares.csv and table.md")
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="by default all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="by default all")
+    defaults = [method for method in METHODS if method != "lmfit" or importlib.util.find_spec("lmfit")]
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=defaults, help="by default all installed")
     parser.add_argument("--overhead", action="store_true", help="measure own time per iteration only")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Floats
-from benchmarks.fits import FITS, Fit
+from benchmarks.fits import Fit
+from benchmarks.long_fits import ALL_FITS
 
 Residual = Callable[[Tensor], Tensor]
 _CUT = 0.1
@@ -183,7 +184,7 @@ def _jennrich(x: Tensor) -> Tensor:
 
 
 def _osborne1(x: Tensor) -> Tensor:
-    fit = next(fit for fit in FITS if fit.name == "MGH17")
+    fit = next(fit for fit in ALL_FITS if fit.name == "MGH17")
     return fit.y - (x[0] + x[1] * torch.exp(-fit.x * x[3]) + x[2] * torch.exp(-fit.x * x[4]))
 
 
@@ -235,7 +236,7 @@ def _fit_residuals(fit: Fit) -> Residual:
 def problems() -> list[LeastSquaresProblem]:
     """Return the problems without bounds whose residuals are finite at the start."""
     found = []
-    for fit in FITS:
+    for fit in ALL_FITS:
         for number, text in enumerate(fit.starts, 1):
             start = np.array([float(entry) for entry in text.split()])
             bounds = _free(len(start))

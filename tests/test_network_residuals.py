@@ -131,7 +131,7 @@ def test_the_correction_saves_iterations(monkeypatch):
     _, fun = decay_problem(8)
     costs = []
     for limit in (0.75, 0.0):
-        monkeypatch.setattr(corrected, "_MAX_CORRECTION", limit)
+        monkeypatch.setattr(corrected, "MAX_CORRECTION", limit)
         costs.append(sanc.least_squares(fun, fun.start, max_iter=15, certify=False).cost)
     assert costs[0] < 0.1 * costs[1]
 

@@ -11,6 +11,7 @@ from scipy.sparse.linalg import LinearOperator
 
 import sanc
 from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.leastsquares.networks import NetworkResiduals
 
 RNG = np.random.default_rng(0)
 SCALES = np.array([1.0, 2.0, 4.0, 0.5])
@@ -119,3 +120,117 @@ def test_float32_shapes_and_trees():
 def test_mistakes_are_named(change, match):
     with pytest.raises((ArgumentError, ArgumentTypeError), match=match):
         sanc.minimize(rosenbrock, START, jac=jac, hessp=hessp, **change)
+
+
+# ---------------------------------------------------------------------- least squares
+
+T = np.linspace(0.0, 3.0, 30)
+DATA = 2.0 * np.exp(-1.3 * T) + np.sin(0.7 * T) + 0.1 * np.cos(9.0 * T)
+
+
+def residuals(x):
+    library = torch if isinstance(x, torch.Tensor) else np
+    t, data = (torch.from_numpy(T), torch.from_numpy(DATA)) if library is torch else (T, DATA)
+    return x[0] * library.exp(-x[1] * t) + x[2] * library.sin(x[3] * t) - data
+
+
+def jacobian(x):
+    e, s = np.exp(-x[1] * T), np.sin(x[3] * T)
+    return np.stack([e, -x[0] * T * e, s, x[2] * T * np.cos(x[3] * T)], axis=1)
+
+
+FIT_START = np.array([0.3, 0.2, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fits_make_the_steps_of_a_change_of_variables(form):
+    res = sanc.least_squares(residuals, FIT_START, jacobian, precond=FORMS[form])
+    changed = sanc.least_squares(
+        lambda y: residuals(ROOT @ y),
+        np.linalg.solve(ROOT, FIT_START),
+        lambda y: jacobian(ROOT @ y) @ ROOT,
+        precond=np.ones(4),
+    )
+    assert res.success and np.allclose(res.x, ROOT @ changed.x, rtol=1e-7)
+    for ours, theirs in zip(res.history[:6], changed.history[:6], strict=True):
+        assert ours.branch == theirs.branch and np.isclose(ours.value, theirs.value, rtol=1e-8)
+        assert np.isclose(ours.step_norm, theirs.step_norm, rtol=1e-6)
+        assert np.isclose(ours.sigma, theirs.sigma, rtol=1e-5)
+    theirs = scipy.optimize.least_squares(residuals, FIT_START, jacobian, x_scale="jac", xtol=1e-14, ftol=1e-14)
+    assert np.isclose(res.cost, theirs.cost, rtol=1e-10)
+    assert np.allclose(res.grad, res.jac.T @ res.fun) and np.allclose(res.jac, jacobian(res.x))
+
+
+@pytest.mark.parametrize("precond", [M, SCALES**2], ids=["matrix", "diagonal"])
+def test_the_first_step_of_a_fit_minimises_the_model_in_the_norm_of_the_preconditioner(precond):
+    start = np.array([0.3, -1.0, 0.05, 3.0])
+    res = sanc.least_squares(residuals, start, jacobian, precond=precond, max_iter=1)
+    inverse = np.linalg.inv(precond if precond.ndim == 2 else np.diag(precond))
+    s, j = res.x - start, jacobian(start)
+    norm = np.sqrt(s @ inverse @ s)
+    assert res.nit == 1 and np.isclose(res.history[0].step_norm, norm, rtol=1e-8)
+    missing = -(j.T @ residuals(start) + j.T @ (j @ s))  # = μ M⁻¹s with μ = σ‖s‖
+    expected = res.history[0].sigma * norm * inverse @ s
+    assert np.linalg.norm(expected) > 1e-4 * np.linalg.norm(j.T @ residuals(start))
+    assert np.allclose(missing, expected, rtol=1e-6, atol=1e-9 * np.linalg.norm(j.T @ residuals(start)))
+
+
+@pytest.mark.parametrize("is_torch", [True, False])
+def test_tolerance_and_certificate_of_a_fit_are_those_without_a_preconditioner(is_torch):
+    start, jac = (torch.from_numpy(FIT_START), None) if is_torch else (FIT_START, jacobian)
+    plain = sanc.least_squares(residuals, start, jac)
+    product = (lambda v: torch.from_numpy(M) @ v) if is_torch else (lambda v: M @ v)
+    res = sanc.least_squares(residuals, start, jac, precond=product)
+    hessian = torch.func.hessian(lambda x: 0.5 * residuals(x).square().sum())(torch.as_tensor(res.x)).numpy()
+    norms = np.linalg.norm(jacobian(np.asarray(res.x)), axis=0)
+    scale = np.exp2(-np.round(np.log2(norms)))
+    smallest = np.linalg.eigvalsh(hessian * np.outer(scale, scale))[0]
+    assert res.success and res.certificate.second_order
+    assert res.certificate.lambda_min == pytest.approx(smallest, abs=1e-9 + res.certificate.error_bound)
+    assert res.certificate.lambda_min == pytest.approx(plain.certificate.lambda_min, rel=1e-5)
+    assert res.certificate.grad_norm == pytest.approx(float(np.linalg.norm(scale * np.asarray(res.grad))), rel=1e-9)
+    assert res.certificate.eps_curvature == pytest.approx(plain.certificate.eps_curvature, rel=1e-5)
+
+
+def test_fits_leave_saddles_in_the_norm_of_the_preconditioner():
+    fun = lambda x: torch.stack([x[0] ** 2 - 1.0, x[1] ** 2 + 1.0])
+    res = sanc.least_squares(fun, torch.zeros(2).double(), precond=np.array([[4.0, 1.0], [1.0, 2.0]]))
+    assert res.success and abs(float(res.x[0])) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_preconditioner_saves_products_of_a_matrix_free_fit():
+    """The columns have equal norms, so that scaled variables do not help."""
+    n = 320  # more than a dense model has
+    differences = scipy.sparse.diags([np.ones(n), -np.ones(n - 1)], [0, -1], format="csr")
+    fun = lambda x: differences @ x + 1e-4 * x**2 - 0.05
+    jac = lambda x: differences + scipy.sparse.diags(2e-4 * x)
+    inverse = np.linalg.inv((differences.T @ differences).toarray())
+    plain = sanc.least_squares(fun, np.zeros(n), jac, certify=False, max_iter=8)
+    res = sanc.least_squares(fun, np.zeros(n), jac, certify=False, precond=inverse)
+    assert res.success and res.cost < 1e-20 and 5 * res.nhev < plain.nhev
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"precond": np.diag([1.0, -1.0, 1.0, 1.0])}, "precond is not positive definite, with an eigenvalue of -1"),
+        ({"precond": np.eye(3)}, r"precond has shape \(3, 3\) for 4 variables"),
+        ({"precond": np.ones(4), "bounds": (-9.0, 9.0)}, "precond cannot be used with bounds"),
+    ],
+)
+def test_mistakes_in_preconditioners_of_fits_are_named(change, match):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=match):
+        sanc.least_squares(residuals, FIT_START, jacobian, **change)
+
+
+def test_parameters_of_a_network_have_a_diagonal():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1).double()
+    inputs, targets = torch.randn(20, 2).double(), torch.randn(20, 1).double()
+    fun = NetworkResiduals(model, [(lambda u, x, y: u(x) - y[0], (inputs, targets), 20.0)])
+    res = sanc.least_squares(fun, fun.start, precond=np.array([1.0, 2.0, 0.5]))
+    matrix = torch.cat([inputs, torch.ones(20, 1).double()], 1)
+    exact = torch.linalg.lstsq(matrix, targets).solution
+    assert res.success and torch.allclose(torch.cat([res.x["weight"][0], res.x["bias"]]), exact[:, 0])
+    with pytest.raises(ArgumentError, match="pass the diagonal"):
+        sanc.least_squares(fun, fun.start, precond=np.eye(3))

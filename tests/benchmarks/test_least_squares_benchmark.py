@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import least_squares
-from benchmarks.fits import FITS
 from benchmarks.least_squares_problems import problems
+from benchmarks.long_fits import ALL_FITS
 
 PROBLEMS = {problem.name: problem for problem in problems()}
 
@@ -39,7 +39,7 @@ def test_residuals_vanish_at_published_solutions(name):
 
 
 def test_there_are_three_starts_and_bounds_that_cut():
-    assert len(PROBLEMS) == 2 * len(FITS) + 84
+    assert len(PROBLEMS) == 2 * len(ALL_FITS) + 84
     problem = PROBLEMS["Wood-10"]
     assert np.array_equal(problem.start, 10 * PROBLEMS["Wood-1"].start)
     cut = problem.with_cut(np.ones(4))

@@ -77,11 +77,6 @@ class Loss:
         )
         self._scale = float(f_scale)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether the cost is half the sum of squares."""
-        return self._rho is None
-
     def __call__(self, r: Floats) -> LossTerms:
         """Return the cost and its terms at a residual vector."""
         if self._rho is None:

@@ -10,7 +10,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
-from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.krylov import DiagonalBasis, NonFiniteProductError
 from sanc.core.space import ROUNDING_ERRORS, Floats
 
 SMALL_SIDE = 6000
@@ -79,7 +79,7 @@ class JacobianMatrix(LinearOperator):  # type: ignore[misc]
         return GramSpace(columns, values, vectors, is_wide)
 
 
-class GramSpace(Krylov):
+class GramSpace(DiagonalBasis):
     """The space of the eigenvectors of B = AᵀA that have an effect on A s: T is diagonal, and the space invariant.
 
     Parameters
@@ -91,36 +91,17 @@ class GramSpace(Krylov):
     """
 
     def __init__(self, columns: Tensor, values: Tensor, vectors: Tensor, is_wide: bool) -> None:
+        super().__init__(_array(values), np.zeros(len(values)), starts_at_gradient=False)
         self._columns, self._vectors, self._is_wide = columns, vectors, is_wide
         self._singular = values.sqrt().clamp(min=torch.finfo(values.dtype).tiny)
-        self.values: Floats = _array(values)
-        self.alpha = self.values.tolist()
-        self.beta = [0.0] * len(self.values)
-        self.start_norm = 0.0
-        self._gradient: Any = None
-        self._at_gradient = False
-        self._pivot = float(self.values[0])
 
-    def set_gradient(self, projections: Floats, start_norm: float, at_gradient: bool) -> None:
-        """Set the gradient in the eigenbasis, its norm, and whether the model has it as its linear term."""
-        self._gradient, self.start_norm, self._at_gradient = projections, start_norm, at_gradient
-
-    @property
-    def starts_at_gradient(self) -> bool:
-        return self._at_gradient
-
-    @property
-    def projected_gradient(self) -> Floats:
-        gradient: Floats = self._gradient
-        return gradient
+    def set_gradient(self, projections: Floats, at_gradient: bool) -> None:
+        """Set the gradient in the eigenbasis, and whether the model has it as its linear term."""
+        self.projected_gradient, self.starts_at_gradient = projections, at_gradient
 
     @property
     def basis(self) -> Any:
         return _array(self._combinations(torch.eye(len(self.values), dtype=torch.float64, device=self._columns.device)))
-
-    @property
-    def is_complete(self) -> bool:
-        return True
 
     def project(self, q: Floats) -> Floats:
         """Return the vector Aᵀq in the eigenbasis."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from sanc.core.dense import DenseModel
 from sanc.core.model import KrylovSubspace
 from sanc.core.point import Point
-from sanc.core.ratio import Verdict
+from sanc.core.ratio import Trial, Verdict
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.core.units import FIRST_SIGMA, Units
+from sanc.leastsquares.accelerated import accelerated
 
 MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
@@ -27,27 +28,18 @@ class GaussNewtonRule(SigmaRule):
     does.
     """
 
-    def after_trial(
-        self,
-        sigma: float,
-        verdict: Verdict,
-        actual: float,
-        predicted: float,
-        step_norm: float,
-        grad_norm: float,
-        rounding: float = 0.0,
-    ) -> float:
+    def after_trial(self, trial: Trial) -> float:
         """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
-        if verdict is Verdict.VERY_SUCCESSFUL:
-            return self.bounded(self._min_factor * sigma)
-        return SigmaRule.after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding)
+        if trial.verdict is Verdict.VERY_SUCCESSFUL:
+            return self.bounded(self._min_factor * trial.sigma)
+        return SigmaRule.after_trial(self, trial)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonSigma(SigmaUpdate):
     """The rule for σ of least squares; settings are those of `SigmaUpdate`."""
 
-    rules = GaussNewtonRule
+    rule_class = GaussNewtonRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,4 +61,5 @@ class JacobianModel(DenseModel):
         basis = here.oracle.eigenbasis(here.x)
         if basis is None:
             return super().build(here)
-        return self.whole_space(here, here.oracle.hessian(here.x), basis.values, basis.rows, basis.projections)
+        operator = here.oracle.hessian(here.x)
+        return accelerated(here, self.whole_space(here, operator, basis.values, basis.rows, basis.projections))

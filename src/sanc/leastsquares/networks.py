@@ -98,10 +98,10 @@ class NetworkResiduals:
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy parameters, such as those of a result, into the network."""
         self._check(parameters)
-        own = dict(self.module.named_parameters())
+        parameters_by_name = dict(self.module.named_parameters())
         with torch.no_grad():
             for name, tensor in parameters.items():
-                own[name].copy_(tensor)
+                parameters_by_name[name].copy_(tensor)
 
     def _check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise an error unless the names and shapes are those of the network."""

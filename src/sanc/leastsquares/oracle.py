@@ -2,14 +2,15 @@
 
 The vectors of the run are z = x/d. Each d_j is a power of two near 1/‖J_j‖, the inverse norm of a column of the
 Jacobian, so that scaling changes no digit, and the cubic model measures steps in units in which all variables have
-the same effect on the residuals. The model has the curvature Jᵀ diag(h) J of Gauss and Newton. The second-order term
-S = Σ w_i ∇²r_i is added if measurement shows that it improves the model (`sanc.leastsquares.secant`). Certificates,
-and steps away from saddles, have the whole Hessian.
+the same effect on the residuals. With a preconditioner M = LLᵀ of the caller they are z = L⁻¹x. The model has the
+curvature Jᵀ diag(h) J of Gauss and Newton. The second-order term S = Σ w_i ∇²r_i is added if measurement shows that it
+improves the model (`sanc.leastsquares.secant`). Certificates, and steps away from saddles, have the whole Hessian.
 """
 
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,14 +19,16 @@ import numpy as np
 from scipy.linalg.lapack import dgeqrf, dgesdd
 
 from sanc.core.bounds import Box
+from sanc.core.dense import eigenpairs
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Eigenbasis, Meter, Operator, RecentCache
 from sanc.core.space import ROUNDING_ERRORS, Floats
-from sanc.functions.oracle import CallableOracle
+from sanc.functions.oracle import CallableOperator, CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.secant import SecondOrderTerm
+from sanc.leastsquares.variables import Variables
 
 _CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
@@ -37,6 +40,8 @@ _OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
 The cost then exceeds its minimum by 1e-13, relatively. Of the factors 10, 30 and 100 it is the largest with which the
 parameters of the fits of NIST of lower difficulty have six digits.
 """
+_MATRIX_VARIABLES = 10
+"""Largest number of variables whose whole Hessian is formed from its columns: a probe makes as many products."""
 _PROBES = 8
 """Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
 
@@ -50,7 +55,7 @@ class Evaluation:
     terms: LossTerms
     jacobian: Any = None
     norms: Any = None
-    scaled_gradient: tuple[Any, Any] = (None, None)  # the scale, and the gradient in its variables
+    scaled_gradient: tuple[Any, Any] = (None, None)  # variables, and the gradient with respect to them
     _gradient: Any = None
     _sizes: tuple[float, float] | None = None
 
@@ -122,8 +127,10 @@ class ResidualOracle(CallableOracle):
         The functions of the caller.
     exponents : ndarray
         d_j = 2^−exponent; −∞ as long as column j was zero, whose d_j is 1.
-    scale : ndarray
-        d.
+    variables : Variables
+        z, the vectors of the run.
+    is_preconditioned : bool
+        Whether these are fixed by a preconditioner.
     column_limits : ndarray
         Column norms of the Jacobian above which `exponents` increase.
     term : SecondOrderTerm
@@ -142,14 +149,17 @@ class ResidualOracle(CallableOracle):
             self.hessp = self._full_product
             self.hvp = "double-backward"
         self.exponents = np.full(len(x0), -math.inf)
-        self.scale: Any = np.ones(len(x0), x0.dtype)
+        self.variables = Variables(np.ones(len(x0), x0.dtype))
+        self.is_preconditioned = False
         self.column_limits: Any = np.zeros(len(x0))
         self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.full = False
         self._evaluations: dict[bytes, Evaluation] = {}
         self._known: RecentCache[Evaluation] = RecentCache(_CACHED_POINTS)
+        self._last: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
         self._basis: tuple[Evaluation, Any, Eigenbasis, float] | None = None
         self._second: tuple[Evaluation, Any] | None = None
+        self._matrix: tuple[Evaluation, Any, Floats, float] | None = None
 
     # Counters are those of the functions of the caller.
 
@@ -165,17 +175,26 @@ class ResidualOracle(CallableOracle):
 
     # Points.
 
+    @property
+    def scale(self) -> Any:
+        """d, if the variables are scaled ones."""
+        assert self.variables.is_diagonal
+        return self.variables.matrix
+
     def unscaled(self, z: Any) -> Any:
         """Return x."""
-        return z * self.scale
+        return self.variables.original(z)
 
     def scaled(self, x: Any) -> Any:
         """Return z."""
-        return x / self.scale
+        return self.variables.of(x)
 
     def evaluation(self, z: Any) -> Evaluation:
         """Return the residuals at a point, evaluated once."""
-        return self._known.get(z, self._find)
+        if self._last[0] is not z:
+            self._last = z, self._known.get(z, self._find)
+        found: Evaluation = self._last[1]
+        return found
 
     def _find(self, z: Any) -> Evaluation:
         """Return the evaluation at an equal point, or a new one."""
@@ -193,9 +212,7 @@ class ResidualOracle(CallableOracle):
 
     def with_jacobian(self, z: Any) -> Evaluation:
         """Return the residuals and the Jacobian at a point."""
-        return self._with_jacobian(self._known.get(z, self._find))
-
-    def _with_jacobian(self, found: Evaluation) -> Evaluation:
+        found = self.evaluation(z)
         if found.jacobian is None:
             for other in self._evaluations.values():
                 if isinstance(other.jacobian, JacobianMatrix):  # a large one; its gradient stays cached
@@ -214,31 +231,43 @@ class ResidualOracle(CallableOracle):
 
     def _scaled_gradient(self, found: Evaluation) -> Any:
         """Return the gradient, the same object for the same point."""
-        scale, g = found.scaled_gradient
-        if scale is not self.scale:
-            g = (found.gradient() * self.scale).astype(self.space.dtype, copy=False)
-            found.scaled_gradient = self.scale, g
+        variables, g = found.scaled_gradient
+        if variables is not self.variables:
+            g = self.variables.gradient(found.gradient()).astype(self.space.dtype, copy=False)
+            found.scaled_gradient = self.variables, g
         return g
 
     def is_cached(self, z: Any) -> tuple[bool, bool]:
-        if z not in self._known:
+        if z is not self._last[0] and z not in self._known:
             return False, False
         return True, self.evaluation(z).jacobian is not None
 
-    def evaluate_gradient(self, z: Any) -> Any:
-        """Return the gradient at a point of a difference, which is not cached."""
-        found = self._known.get(z, self._find) if z in self._known else self._evaluate_residuals(self.unscaled(z))
-        return self._scaled_gradient(self._with_jacobian(found))
-
     def hessian(self, z: Any) -> Operator:
-        return super().hessian(z) if self.full else _ModelOperator(self, z)
+        return _FullOperator(self, z) if self.full else _ModelOperator(self, z)
+
+    def weighted_columns(self, z: Any, w: Floats) -> Any:
+        """Return Jᵀw, in scaled variables, with the Jacobian at a point of a difference, which is not cached."""
+        x = self.unscaled(z)
+        r = self.residuals(x) if self.residuals.is_differenced else w  # a Jacobian of the caller needs the length alone
+        return self.variables.gradient(self.residuals.jacobian(x, r).T @ w)
+
+    def full_matrix(self, z: Any) -> tuple[Floats, float] | None:
+        """Return the whole Hessian and the error of its products; None if there are many variables."""
+        found = self.with_jacobian(z)
+        if not found.is_dense or len(found.x) > _MATRIX_VARIABLES:
+            return None
+        if self._matrix is None or self._matrix[0] is not found or self._matrix[1] is not self.variables:
+            self._matrix = found, self.variables, *_FullOperator(self, z).columns()
+        return self._matrix[2:]
 
     def eigenbasis(self, z: Any, places: Any = None) -> Eigenbasis | None:
         found = self.with_jacobian(z)
         if not found.is_dense:
             return None
         if self.full:
-            return _full_eigenbasis(self.hessian(z), self._scaled_gradient(found), places)
+            known = self.full_matrix(z)
+            matrix = None if known is None else known[0]
+            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(found), places)
         return self._model(found, places)[0]
 
     def _model(self, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
@@ -264,11 +293,13 @@ class ResidualOracle(CallableOracle):
             basis, offset = self._model(found, places)
         except NonFiniteProductError:
             return 0.0
-        return math.sqrt(max(float(basis.values[-1]), 0.0)) * largest if offset <= largest else 0.0
+        # ‖∇f‖ is at most ‖J‖ times the offset; in column variables ‖J‖² is at most 2n.
+        norm = 2.0 * len(found.x) if self.is_preconditioned else max(float(basis.values[-1]), 0.0)
+        return math.sqrt(norm) * largest if offset <= largest else 0.0
 
     def update_term(self, before: Evaluation, after: Evaluation) -> None:
         """Measure the step between two points, and decide whether the next model has the second-order term."""
-        self.term.update(before, after, self.scale)
+        self.term.update(before, after, self.variables)
         self._basis = None
 
     def _full_product(self, z: Any, v: Any) -> Floats:
@@ -276,11 +307,11 @@ class ResidualOracle(CallableOracle):
         found = self.with_jacobian(z)
         if self._second is None or self._second[0] is not found:
             self._second = found, self.residuals.second_order_product(found.x, found.terms.weighted)
-        moved = v * self.scale
+        moved = self.unscaled(v)
         change = found.jacobian @ moved
         weights = found.terms.weights
         product = found.transposed(change if weights is None else weights * change) + self._second[1](moved)
-        return product * self.scale  # type: ignore[no-any-return]
+        return self.variables.gradient(product)  # type: ignore[no-any-return]
 
     def tolerance(self, z: Any) -> float:
         """Return the tolerance on ‖∇f‖ in scaled variables: `tol` ‖w‖, or the rounding error if that is larger.
@@ -315,15 +346,45 @@ class ResidualOracle(CallableOracle):
                 norms = np.full_like(norms, norms.max())
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
+    def final_exponents(self, found: Evaluation) -> Floats:
+        """Return the exponents of the columns at a point, and the largest so far of variables without an effect."""
+        now = self.column_exponents(found)
+        threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(found.terms.weighted))
+        has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
+        return np.where(np.isfinite(now) & has_effect, now, self.exponents)
+
+    def precondition(self, factor: Floats) -> None:
+        """Use the variables z = L⁻¹x of a preconditioner LLᵀ from now on; `factor` is L, or its diagonal."""
+        self.variables, self.is_preconditioned = Variables(factor), True
+
+    def column_variables(self, found: Evaluation) -> Variables:
+        """Return the variables in which gradient and curvature of a point are tested, whatever those of the run."""
+        return Variables(self._scale_of(self.final_exponents(found)))
+
+    def in_columns(self, z: Any) -> tuple[ResidualOracle, Any]:
+        """Return this oracle in the variables of `column_variables` at a point, and the point in them."""
+        found, oracle = self.with_jacobian(z), copy(self)
+        oracle.variables = self.column_variables(found)
+        oracle._known, oracle._last, oracle._basis = RecentCache(_CACHED_POINTS), (None, None), None
+        if oracle.hessp is not None:
+            oracle.hessp = oracle._full_product
+        return oracle, oracle.scaled(found.x)
+
+    def _scale_of(self, exponents: Floats) -> Floats:
+        """Return d of binary exponents of column norms."""
+        limit = 0.25 * math.frexp(float(np.finfo(self.space.dtype).max))[1]  # squares of d stay finite
+        powers = np.clip(np.where(np.isfinite(exponents), -exponents, 0.0), -limit, limit)
+        scale: Floats = np.exp2(powers).astype(self.space.dtype)
+        return scale
+
     def rescale(self, exponents: Floats, box: Box | None) -> Box | None:
         """Change d, and return the box of the new variables; cached evaluations stay valid."""
-        limit = 0.25 * math.frexp(float(np.finfo(self.space.dtype).max))[1]  # squares of d stay finite
         self.exponents = exponents
-        powers = np.clip(np.where(np.isfinite(exponents), -exponents, 0.0), -limit, limit)
-        old, self.scale = self.scale, np.exp2(powers).astype(self.space.dtype)
+        old, self.variables = self.scale, Variables(self._scale_of(exponents))
         self.column_limits = np.exp2(exponents + 0.5)
         self.term.rescale(self.scale / old)
         self._known.clear()
+        self._last = None, None
         self._basis = None
         if box is None:
             return None
@@ -344,7 +405,7 @@ class _ModelOperator(Operator):
         found = oracle.with_jacobian(self.z)
         if oracle.term.is_used and not oracle.term.is_estimated:
             return _full_operator(oracle, self.z)(v)
-        product = found.curvature(v * oracle.scale) * oracle.scale
+        product = oracle.variables.gradient(found.curvature(oracle.unscaled(v)))
         if oracle.term.is_used:
             product = product + oracle.term.matrix @ v
         return product.astype(oracle.space.dtype, copy=False)
@@ -353,30 +414,82 @@ class _ModelOperator(Operator):
         return self.oracle.gradient(self.z)[1] * 1.0
 
 
+class _FullOperator(CallableOperator):
+    """The whole Hessian. Without automatic differentiation the second-order term alone is differenced."""
+
+    oracle: ResidualOracle
+
+    def __call__(self, v: Any) -> Any:
+        known = self.oracle.full_matrix(self.x)
+        if known is None:
+            return super().__call__(v)
+        self.oracle.meter.count_product(1)
+        return (known[0] @ v).astype(self.oracle.space.dtype, copy=False)
+
+    def difference(self, v: Any, factor: float) -> Any:
+        """Return Jᵀ diag(h) J v + Σ w_i ∇²r_i v, the latter by differences."""
+        o = self.oracle
+        norm = o.space.norm(v)
+        if norm == 0.0:
+            return o.space.zeros()
+        found = o.with_jacobian(self.x)
+        change, weights = found.jacobian @ o.unscaled(v), found.terms.weights
+        product = o.variables.gradient(found.transposed(change if weights is None else weights * change))
+        second = self._second_order(found, v, factor * self.step() / norm)
+        return (product + second).astype(o.space.dtype, copy=False)
+
+    def _second_order(self, found: Evaluation, v: Any, h: float) -> Any:
+        """Return Σ w_i ∇²r_i v by the difference of Jᵀw along hv, with the weights at x and points in the bounds."""
+        o, w = self.oracle, found.terms.weighted
+        if o.box is None:
+            return (o.weighted_columns(self.x + h * v, w) - o.weighted_columns(self.x - h * v, w)) * (0.5 / h)
+        x, second = o.space.tensor(self.x), o.space.zeros()
+        for weight, point in o.box.difference_points(x, o.space.tensor(h * v)):
+            at_point = o.gradient(self.x)[1] if point is x else o.weighted_columns(o.space.vector(point), w)
+            second = second + at_point * (weight / h)
+        return second
+
+    def columns(self) -> tuple[Floats, float]:
+        """Return the matrix from its products with unit vectors, and the error of a product."""
+        o = self.oracle
+        identity = np.eye(o.space.dim, dtype=o.space.dtype)
+        if o.hessp is not None:
+            return np.array([o.hessp(self.x, e) for e in identity], np.float64).T, 0.0
+        found, h = o.with_jacobian(self.x), self.step()
+        scaled, weights = o.variables.columns(found.jacobian), found.terms.weights
+        first = scaled.T @ (scaled if weights is None else weights[:, None] * scaled)
+        second = np.array([self._second_order(found, e, h) for e in identity]).T
+        v = np.cos(np.arange(o.space.dim)).astype(o.space.dtype)  # a vector without zeros, and not of equal entries
+        v /= o.space.norm(v)
+        doubled = self._second_order(found, v, 2.0 * h)
+        return (first + second).astype(np.float64), self.estimated_error(v, doubled, second @ v)
+
+    def error(self, v: Any, product: Any) -> float:
+        known = self.oracle.full_matrix(self.x)
+        return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
+
+
 def _decompose(oracle: ResidualOracle, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
     """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
 
     A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
     the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have.
     """
-    scale, jacobian = oracle.scale, found.jacobian
-    if places is not None:
-        scale, jacobian = scale[places], jacobian[:, places]
-    m, n = jacobian.shape
+    m, n = found.jacobian.shape
+    n = n if places is None else len(places)
     weights = found.model_weights()
     extended = np.empty((m, n + (weights is None)), order="F")
-    columns = extended[:, :n]
-    np.multiply(jacobian, scale, out=columns)
+    columns = oracle.variables.columns(found.jacobian, places, extended[:, :n])
     if weights is None:
         extended[:, n] = found.r
     else:
         gradient = columns.T @ found.terms.weighted
         columns *= np.sqrt(weights)[:, None]
-    if not np.isfinite(extended).all():
-        raise NonFiniteProductError("the Jacobian is not finite")
     factored, _, _, info = dgeqrf(extended, overwrite_a=True)
     size = min(m, n)
     triangle = factored[:size, :n] * _upper(size, n)
+    if not math.isfinite(float(np.einsum("ij,ij->", triangle, triangle))):  # an entry, or its square, is not finite
+        raise NonFiniteProductError("the Jacobian is not finite")
     left, singular, rows, failed = dgesdd(triangle)
     if info != 0 or failed != 0:
         raise NonFiniteProductError("the singular values of the Jacobian did not converge")
@@ -416,21 +529,21 @@ def _upper(rows: int, columns: int) -> Floats:
     return mask
 
 
-def _full_eigenbasis(operator: Operator, g: Any, places: Any) -> Eigenbasis:
-    """Return the eigenbasis of an operator, from its columns."""
-    identity = np.eye(len(g), dtype=g.dtype)
-    if places is not None:
-        identity, g = identity[places], g[places]
-    matrix = np.stack([np.asarray(operator(column), np.float64) for column in identity])
-    matrix = matrix if places is None else matrix[:, places]
-    if not np.isfinite(matrix).all():
-        raise NonFiniteProductError("the Hessian is not finite")
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return Eigenbasis(values, np.ascontiguousarray(vectors.T), vectors.T @ g)
+def _full_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, places: Any) -> Eigenbasis:
+    """Return the eigenbasis of an operator, from its matrix if that is known, or from its columns."""
+    rows: Any = slice(None) if places is None else places
+    if matrix is None:
+        columns = np.eye(len(g), dtype=g.dtype)[rows]
+        matrix = np.stack([np.asarray(operator(column), np.float64) for column in columns])[:, rows]
+    else:
+        matrix = matrix[rows][:, rows]
+    g = g[rows]
+    values, eigenvector_rows = eigenpairs(matrix)
+    return Eigenbasis(values, eigenvector_rows, eigenvector_rows @ g)
 
 
 def _full_operator(oracle: ResidualOracle, z: Any) -> Operator:
     """Return the product with the whole Hessian, counted once by the caller."""
     oracle.meter.nhev -= 1
     oracle.meter.product -= 1
-    return CallableOracle.hessian(oracle, z)
+    return _FullOperator(oracle, z)

@@ -53,7 +53,6 @@ class Residuals:
         self.box: Box | None = None
         self.count: int | None = None
         self.network = fun if isinstance(fun, NetworkResiduals) and jac is None else None
-        self._matrix_free = False
 
     @property
     def is_differenced(self) -> bool:
@@ -122,7 +121,7 @@ class Residuals:
             return self._differences(x, r)
         if self.network is not None and fits_in_memory(m, n):
             return JacobianMatrix(self.network.jacobian(self.build(x)).detach())
-        if self._matrix_free or n > DENSE_VARIABLES or m * n > DENSE_ENTRIES:
+        if n > DENSE_VARIABLES or m * n > DENSE_ENTRIES:
             return self._autograd_operator(x, m)
         return self._autograd_matrix(x, m)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from sanc.core.curvature import Certificate
 from sanc.core.oracle import Oracle
 from sanc.core.run import Run
+from sanc.core.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
@@ -29,9 +31,9 @@ class LeastSquaresRun(Run):
     """
 
     last: Evaluation | None = None
-    _tested: tuple[Any, float] | None = None  # a point, and its tolerance in the units of f
+    _tested: tuple[Any, float, bool] | None = None  # a point, its tolerance in the units of f, whether it is stationary
 
-    @property
+    @cached_property
     def residual_oracle(self) -> ResidualOracle:
         """The oracle of the residuals."""
         oracle = self.objective
@@ -48,22 +50,26 @@ class LeastSquaresRun(Run):
 
     def prepare(self) -> None:
         """Measure the last step, and scale the variables; at a stationary point, prepare the whole Hessian."""
-        oracle = self.residual_oracle
+        oracle, tested = self.residual_oracle, self._tested
+        if tested is not None and tested[0] is self.point:  # the run has not moved
+            oracle.full = tested[2]
+            return
         found = oracle.with_jacobian(self.point)
         last, self.last = self.last, found
         step = None
         if last is not None and found is not last:
             step = found.x - last.x
             oracle.update_term(last, found)
+        if oracle.is_preconditioned:
+            oracle.exponents = np.maximum(oracle.exponents, oracle.column_exponents(found))
+            oracle.full = self._is_stationary()
+            return
         if (found.column_norms() > oracle.column_limits).any():
             self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(found)), step)
         oracle.full = self._is_stationary()
         if not oracle.full:
             return
-        now = oracle.column_exponents(found)
-        threshold = ROUNDING_ERRORS * oracle.space.eps * float(np.linalg.norm(found.terms.weighted))
-        has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
-        exponents = np.where(np.isfinite(now) & has_effect, now, oracle.exponents)
+        exponents = oracle.final_exponents(found)
         if not np.array_equal(exponents, oracle.exponents):
             self._rescale(exponents, step)
             oracle.full = self._is_stationary()
@@ -78,11 +84,27 @@ class LeastSquaresRun(Run):
             free = self.box.free(z, derivatives).numpy()
             if not free.all():
                 g, places = g * free, np.flatnonzero(free)
-        norm, tolerance = oracle.norm(g), oracle.tolerance(point)
+        norm, tolerance = self._norm_in_columns(g), oracle.tolerance(point)
         if tolerance < norm < math.inf:
             tolerance = max(tolerance, oracle.offset_tolerance(point, places))
-        self._tested = point, tolerance
+        self._tested = point, tolerance, norm <= tolerance
         return norm <= tolerance
+
+    def gradient_norm(self, g: Vector) -> float:
+        """Return ‖∇f‖ at the current point, with a preconditioner in variables scaled by the columns."""
+        return (
+            self._norm_in_columns(g) * self.factor
+            if self.residual_oracle.is_preconditioned
+            else super().gradient_norm(g)
+        )
+
+    def _norm_in_columns(self, g: Vector) -> float:
+        """Return ‖∇f‖ in variables scaled by the columns of the Jacobian; g is the gradient in those of the run."""
+        oracle = self.residual_oracle
+        if not oracle.is_preconditioned:
+            return oracle.norm(g)
+        found = oracle.with_jacobian(self.point)
+        return oracle.norm(oracle.column_variables(found).gradient(found.gradient()))
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
         """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""
@@ -92,19 +114,19 @@ class LeastSquaresRun(Run):
         g = oracle.gradient(self.point)[1]
         self.box = oracle.rescale(exponents, self.box)
         self.oracle, self.x = full, oracle.scaled(x)
-        iteration: Any = self.iteration
-        state = iteration.numbers()
-        if not state["unit_length"]:
+        state = self.iteration.state
+        if not state.unit_length:
             return
         reference = x if step is None or not np.any(step) else step
         step_norm_ratio = _ratio(reference / oracle.scale, reference / old)
         grad_norm_ratio = _ratio(g / old * oracle.scale, g)
-        state["sigma"] /= step_norm_ratio**3
-        state["unit_cubic"] /= step_norm_ratio**3
-        state["unit_length"] *= step_norm_ratio
-        state["last_step_norm"] *= step_norm_ratio
-        state["last_grad_norm"] *= grad_norm_ratio
-        iteration.restore(state, iteration.vectors(), iteration.tensors())
+        self.iteration.replace_numbers(
+            sigma=state.sigma / step_norm_ratio**3,
+            unit_cubic=state.unit_cubic / step_norm_ratio**3,
+            unit_length=state.unit_length * step_norm_ratio,
+            last_step_norm=state.last_step_norm * step_norm_ratio,
+            last_grad_norm=state.last_grad_norm * grad_norm_ratio,
+        )
         self.stall.best_grad_norm *= grad_norm_ratio
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
@@ -112,7 +134,53 @@ class LeastSquaresRun(Run):
         residuals = self.residual_oracle
         residuals.full = True
         self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
-        return super().compute_certificate(oracle, max_products, seed)
+        if not residuals.is_preconditioned:
+            return self._dense_certificate(oracle, residuals, self.x) or self._probe(oracle, self.x, max_products, seed)
+        changed, z = residuals.in_columns(self.point)
+        exponent = self.full_oracle.exponent
+        whole = ScaledOracle(changed, exponent) if exponent else changed
+        certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)
+        direction: Any = residuals.scaled(changed.unscaled(v))
+        norm = residuals.norm(direction)
+        return certificate, direction / norm if 0.0 < norm < math.inf else direction
+
+    def _dense_certificate(
+        self, oracle: Oracle, residuals: ResidualOracle, x: Vector
+    ) -> tuple[Certificate, Vector] | None:
+        """Return the certificate from the eigenvalues of the whole Hessian, and the left-most eigenvector.
+
+        None if there are many variables, or if the matrix is not finite, or asymmetric beyond the error of its
+        products, which Lanczos treats with more care.
+        """
+        dim = oracle.space.dim
+        with residuals.uncounted():
+            known = residuals.full_matrix(oracle.full_point(x)) if dim > 0 else None
+        if known is None or not np.isfinite(known[0]).all():
+            return None
+        matrix, error = known[0] * self.factor, known[1] * self.factor
+        if oracle.places is not None:
+            places = oracle.places.numpy()
+            matrix = matrix[np.ix_(places, places)]
+        values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+        eps, norm = oracle.space.eps, max(-float(values[0]), float(values[-1]))
+        asymmetry = 0.5 * float(np.linalg.norm(matrix - matrix.T))
+        errors = math.sqrt(dim) * error
+        if asymmetry > math.hypot(math.sqrt(dim * eps) * norm, math.sqrt(10.0) * errors):
+            return None
+        rounding = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, errors, asymmetry)
+        certificate = Certificate(
+            grad_norm=oracle.space.norm(oracle.gradient(x)[1]),
+            lambda_min=float(values[0]),
+            error_bound=rounding,
+            rounding=rounding,
+            residual=0.0,
+            asymmetry=asymmetry,
+            confidence=1.0,
+            eps_gradient=self.gradient_tolerance,
+            eps_curvature=float(self.limits.curvature_tol or 0.0),
+            products=dim,
+        )
+        return certificate, vectors[:, 0].astype(residuals.space.dtype)
 
 
 def _ratio(new: Any, old: Any) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.space import Floats
+from sanc.leastsquares.variables import Variables
 
 ESTIMATED_VARIABLES = 300
 """Largest number of variables for which S is estimated as a dense matrix."""
@@ -21,6 +22,8 @@ _WORTH = 0.1
 
 Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can detect.
 """
+_LEAST_COSINE = 1e-8
+"""Cosine between s and y below which s has no positive curvature beyond roundoff; √eps of float64."""
 _RELIABLE = 0.5
 """The estimate is reliable if it predicted the last S s to this relative error, before the update."""
 
@@ -51,13 +54,13 @@ class SecondOrderTerm:
         if self.is_estimated:
             self.matrix = self.matrix * np.outer(ratio, ratio)
 
-    def update(self, before: Any, after: Any, scale: Floats) -> None:
+    def update(self, before: Any, after: Any, variables: Variables) -> None:
         """Measure the last step, update the estimate, and decide which model the next step uses."""
         if not self.is_enabled:
             return
         step, g = after.x - before.x, after.gradient()
-        s, first, last = step / scale, before.gradient() * scale, g * scale
-        second = (g - before.transposed(after.terms.weighted)) * scale
+        s, first, last = variables.of(step), variables.gradient(before.gradient()), variables.gradient(g)
+        second = variables.gradient(g - before.transposed(after.terms.weighted))
         change = last - first
         square = float(second @ second)
         if not (math.isfinite(square) and math.isfinite(float(change @ change))):
@@ -77,7 +80,7 @@ class SecondOrderTerm:
         """Update S by the formula of Dennis, Gay and Welsch, so that S s = y#; `product` is S s, `quadratic` sᵀS s."""
         size = min(1.0, abs(float(s @ target)) / abs(quadratic)) if quadratic != 0.0 else 1.0
         along, v = float(s @ y), y
-        if along <= 1e-8 * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
+        if along <= _LEAST_COSINE * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
             along, v = float(s @ s), s  # no positive curvature along s: the update of Powell, symmetric Broyden
         if not along > 0.0:
             return
