@@ -11,6 +11,8 @@ from scipy.optimize import Bounds, OptimizeWarning
 from scipy.optimize import curve_fit as scipy_fit
 
 import sanc
+from sanc.leastsquares import row_fits
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise
 from sanc.many.algebra import eigenpairs
 
 X = np.linspace(0.1, 8.0, 60)
@@ -153,6 +155,8 @@ BAD = {
     "jac = ": {"jac": "2-point"},
     "restarts = -1": {"restarts": -1},
     "tol = 2": {"tol": 2.0},
+    "loss = 'huber' is for one fit, not for rows": {"loss": "huber"},
+    "maxfev = 9 is not an argument of curve_fit: pass max_iter": {"maxfev": 9},
     "bounds[0]": {"bounds": ([1, 0, 0], [0, 1, 1])},
 }
 
@@ -191,3 +195,66 @@ def test_many_matrices_are_decomposed_in_parts(monkeypatch):
     matrices = matrices + matrices.mT
     values, vectors = eigenpairs(matrices)
     torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices)
+
+
+def cumulated(x, a, b, c):
+    return torch.cumsum(decay(x, a, b, c), -1) / len(x)
+
+
+def normalised(x, a, b, c):
+    return a * torch.softmax(-b * x, 0) + c
+
+
+def with_branch(x, a, b, c):
+    return decay(x, a, b, c) + (b - 1.6).clamp(min=0.0) ** 2 * torch.cumsum(torch.exp(-b * x), -1)
+
+
+def of_two_abscissae(x, a, b, c):
+    return a * torch.exp(-b * x[0]) + c * x[1]
+
+
+PAIR = torch.stack([torch.tensor(X), torch.sin(torch.tensor(X))])
+MODELS = {"decay": decay, "pair": of_two_abscissae, "cumulated": cumulated, "normalised": normalised}
+POINTWISE = ("decay", "pair")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pointwise_models_are_recognised_and_have_the_derivatives_of_the_mapped_model(name):
+    f = MODELS[name]
+    rng = np.random.default_rng(4)
+    p = torch.tensor(rng.uniform(0.5, 2.0, (5, 3)))
+    y, weights = (torch.tensor(rng.uniform(0.0, 1.0, (5, len(X)))) for _ in range(2))
+    x = PAIR if name == "pair" else torch.tensor(X)
+    rows = RowData(x, y, weights, None, False)
+    assert is_pointwise(f, p, rows) == (name in POINTWISE)
+    if name in POINTWISE:
+        mapped, pointwise = MappedModel(f), PointwiseModel(f)
+        torch.testing.assert_close(pointwise.residuals(p, rows), mapped.residuals(p, rows))
+        torch.testing.assert_close(pointwise.linearised(p, rows), mapped.linearised(p, rows))
+        torch.testing.assert_close(pointwise.hessians(p, rows), mapped.hessians(p, rows))
+
+
+@pytest.mark.parametrize("f", [cumulated, normalised, with_branch])
+def test_models_that_are_not_pointwise_everywhere_are_fitted_as_single_ones(f):
+    rng = np.random.default_rng(6)
+    true = torch.tensor(np.column_stack([rng.uniform(2, 4, 2), rng.uniform(1.8, 2.2, 2), rng.uniform(0.5, 1, 2)]))
+    y = torch.stack([f(torch.tensor(X), *p) for p in true]) + 0.01 * torch.tensor(rng.standard_normal((2, len(X))))
+    start = true.clone()
+    start[:, 1] = 1.5 if f is with_branch else 1.7  # the branch is another one at the start
+    popt, pcov = sanc.curve_fit(f, torch.tensor(X), y, start, restarts=0)
+    for row in range(2):
+        p, covariance = sanc.curve_fit(f, torch.tensor(X), y[row], popt[row])
+        torch.testing.assert_close(popt[row], p, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(pcov[row], covariance, rtol=1e-3, atol=1e-9)
+
+
+def test_rows_that_converge_slowly_end_at_the_limit_of_evaluations(monkeypatch):
+    y = np.zeros((2, len(X)))  # steps of Gauss and Newton multiply b by 3/4
+    monkeypatch.setattr(row_fits, "_TRIALS_PER_PARAMETER", 10)
+    with pytest.warns(OptimizeWarning, match="2 of 2 rows led to no fit"):
+        _, _, res = sanc.curve_fit(lambda x, b: x * b**4, X, y, [1.0], full_output=True, restarts=0)
+    assert (res.status == 5).all()
+    assert (res.nfev == 21).all()
+    with pytest.warns(OptimizeWarning):
+        _, _, res = sanc.curve_fit(lambda x, b: x * b**4, X, y, [1.0], full_output=True, max_iter=7)
+    assert (res.nit == 7).all()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from sanc.core import cubic as core_cubic
+from sanc.core.box_model import _BoxModel, _Quadratic
 from sanc.core.escape import choose_branch
-from sanc.core.ratio import Verdict, classify, ratio
+from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch
-from sanc.core.units import measure_units
+from sanc.core.stall import StallMonitor
+from sanc.core.units import Units, measure_units
 from sanc.many import cubic, rules
+from sanc.many.box import fit_steps
+from sanc.many.rows import Rows
 from sanc.presets import PRESETS
 
 VERDICTS = (Verdict.UNSUCCESSFUL, Verdict.SUCCESSFUL, Verdict.VERY_SUCCESSFUL)
@@ -64,7 +69,8 @@ def test_sigma_after_a_trial(verdict):
     tensors = [torch.from_numpy(part) for part in arrays]
     kinds = torch.full((400,), verdict)
     rows = rules.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
-    singles = [RULE.after_trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
+    trials = [Trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
+    singles = [RULE.after_trial(trial) for trial in trials]
     same(rows, singles)
 
 
@@ -150,3 +156,63 @@ def test_limited_steps_have_the_sigma_of_the_core():
             )
         assert float(rows.sigma[k]) == pytest.approx(one.sigma, rel=1e-12)
         assert float(rows.norm[k]) == pytest.approx(one.norm, rel=1e-9)
+
+
+def test_iterations_without_progress_are_counted_as_by_the_core():
+    rng = np.random.default_rng(9)
+    moved, decreased = rng.random((40, 12)) < 0.6, rng.random((40, 12)) < 0.4
+    norms = 10.0 ** np.cumsum(rng.uniform(-0.02, 0.02, (40, 12)), 1)
+    counts, best = torch.zeros(40, dtype=torch.long), torch.full((40,), math.inf, dtype=torch.float64)
+    monitors = [StallMonitor() for _ in range(40)]
+    iteration = SimpleNamespace(method=PRESETS["robust"], at_rest=False)
+    for k in range(12):
+        columns = (torch.from_numpy(part[:, k]) for part in (norms, moved, decreased))
+        counts, best = rules.update_stall(counts, best, *columns)
+        for row, monitor in enumerate(monitors):
+            branch = Branch.SUCCESSFUL if moved[row, k] else Branch.STAYED
+            trial_value = 0.5 if decreased[row, k] else 1.0
+            record = SimpleNamespace(
+                grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=trial_value
+            )
+            monitor.update(record, iteration, 1e-16)
+    assert counts.tolist() == [monitor.iterations for monitor in monitors]
+    assert len(set(counts.tolist())) > 2
+    same(best, [monitor.best_grad_norm for monitor in monitors])
+
+
+def test_the_limit_on_the_step_norm_is_that_of_the_core():
+    length, x_norm, last = (draws(50, k, positive=True) for k in (20, 21, 22))
+    last[::3] = 0.0
+    singles = []
+    for unit, norm, step in each(length, x_norm, last):
+        here = SimpleNamespace(state=SimpleNamespace(last_step_norm=step), norm=norm)
+        singles.append(PRESETS["robust"].model.max_step_norm(here, Units(unit, 1.0)))
+    same(rules.max_step_norm(*map(torch.from_numpy, (length, x_norm, last))), singles)
+
+
+def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_core():
+    rng = np.random.default_rng(5)
+    matrices = rng.standard_normal((60, 4, 4))
+    matrices = matrices + matrices.transpose(0, 2, 1)
+    g, x = rng.standard_normal((60, 4)), rng.uniform(-1.0, 1.0, (60, 4))
+    lower, upper = x - rng.uniform(0.0, 0.7, (60, 4)), x + rng.uniform(0.0, 0.7, (60, 4))
+    rows = Rows.start(torch.arange(60), *map(torch.from_numpy, (x, lower, upper)))
+    rows.g, rows.free, rows.sigma = torch.from_numpy(g), torch.ones(60, 4, dtype=torch.bool), torch.ones(60).double()
+    rows.values, rows.vectors = torch.linalg.eigh(torch.from_numpy(matrices))
+    rows.c = (rows.vectors.mT @ rows.g[:, :, None])[:, :, 0]
+    steps = cubic.solve(rows.values, rows.c, rows.sigma)
+    rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
+    rows.predicted = steps.decrease
+    s = (rows.vectors @ steps.y[:, :, None])[:, :, 0]
+    rows.trial = rows.x + s
+    found = fit_steps(rows, s)
+    assert int(found.truncated.sum()) > 40
+    assert ((found.trial >= rows.lower) & (found.trial <= rows.upper)).all()
+    ratios = []
+    for k in range(60):
+        model = _BoxModel(_Quadratic(g[k], np.eye(4), matrices[k], 0.0), 1.0, lower[k] - x[k], upper[k] - x[k])
+        step = found.trial[k].numpy() - x[k]
+        assert float(found.predicted[k]) == pytest.approx(-model.evaluate(step)[0], rel=1e-9)
+        assert float(found.predicted[k]) >= -(1.0 - 1e-9) * model.evaluate(model._cauchy_point())[0]
+        ratios.append(float(found.predicted[k]) / model.minimise(np.clip(s[k].numpy(), model.lower, model.upper))[1])
+    assert np.median(ratios) > 0.9  # the core makes further steps in the box

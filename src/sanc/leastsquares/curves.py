@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,10 @@ from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, shown
 from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import fit_rows
+from sanc.minimisation.arguments import reject_arguments
+
+_RESTARTS = 3
+"""From how many parameters of other rows rows are fitted again by default."""
 
 
 def curve_fit(
@@ -34,13 +38,13 @@ def curve_fit(
     jac: Callable[..., Any] | str | None = None,
     full_output: bool = False,
     mask: Any = None,
-    restarts: int = 3,
+    restarts: int | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
     """Fit the parameters of a curve to observations, and return them with their covariance.
 
-    If `ydata` is two-dimensional, each of its rows is a fit of its own, and all of them are made at once. The rules for
-    one fit apply to each row.
+    If `ydata` is two-dimensional, each of its rows is a fit of its own, and all of them are made at once. It is scaled,
+    regularised and tested as one fit is; its second-order term is the exact one, and it has no `loss`.
 
     Parameters
     ----------
@@ -70,12 +74,13 @@ def curve_fit(
         Return also the result of `least_squares`, its message and its status; for rows, the `ManyResult`.
     mask : array or Tensor, optional
         For rows of observations: True for those to use, so that values may be missing.
-    restarts : int
-        For rows of observations: how often rows that failed, or that explain far less of the variance than the others,
-        are fitted again from parameters of other rows. The better fit is kept.
+    restarts : int, optional
+        For rows of observations: from how many parameters of other rows those are fitted again that failed, or that
+        explain far less of the variance than the others; by default 3. The best fit is kept.
     **options
         Further arguments of `least_squares`, such as `loss`, `f_scale` and `max_nfev`. For rows: `tol`, `max_iter`,
-        `max_time`, `chunk_size`, `callback`, `progress` and `seed` of `minimize_many`.
+        `max_time`, `chunk_size`, `callback`, `progress` and `seed` of `minimize_many`; by default a row of n parameters
+        is evaluated at 200(n + 1) points at most.
 
     Returns
     -------
@@ -93,14 +98,20 @@ def curve_fit(
     """
     if not callable(f):
         raise ArgumentTypeError(f"f = {shown(f)} cannot be called: pass a function of xdata and the parameters.")
-    if np.ndim(ydata) == 2:
+    is_rows = np.ndim(ydata) == 2
+    if options:
+        _check_options(options, is_rows)
+    if is_rows:
         if jac is not None:
             raise ArgumentError(f"jac = {shown(jac)} cannot be used with rows of ydata: leave it out.")
         arguments = (f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds)
         rows_start = partial(_start, f, None)
-        return fit_rows(*arguments, mask=mask, restarts=restarts, full_output=full_output, start=rows_start, **options)
+        rows_options = {"mask": mask, "restarts": _RESTARTS if restarts is None else restarts, **options}
+        return fit_rows(*arguments, full_output=full_output, start=rows_start, **rows_options)
     if mask is not None:
         raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")
+    if restarts is not None:
+        raise ArgumentError(f"restarts = {shown(restarts)} is for rows of ydata: leave it out for one fit.")
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
     whiten = _whitening(sigma, y)
@@ -124,6 +135,27 @@ def curve_fit(
     covariance = _covariance(matrix, 2.0 * result.cost, absolute_sigma)
     pcov = torch.from_numpy(covariance).to(start) if is_torch else covariance
     return (result.x, pcov, result, result.message, int(result.status)) if full_output else (result.x, pcov)
+
+
+def _check_options(options: Mapping[str, Any], is_rows: bool) -> None:
+    """Raise an error for an option that one fit, or rows of them, do not have."""
+    for_one = _keywords(least_squares) - {"args", "kwargs"}
+    for_rows = _keywords(fit_rows) - {"mask", "restarts", "full_output", "start"}
+    known, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
+    for name in options.keys() & (others - known):
+        problem = f"{name} = {shown(options[name])}"
+        if is_rows:
+            raise ArgumentError(
+                f"{problem} is for one fit, not for rows of ydata: leave it out, or call curve_fit for each row."
+            )
+        raise ArgumentError(f"{problem} is for rows of ydata: leave it out for one fit.")
+    reject_arguments("curve_fit", options, known | _keywords(curve_fit))
+
+
+def _keywords(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that a function has by keyword only."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
-from scipy.optimize import Bounds, OptimizeResult
+from scipy.optimize import Bounds
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
+from sanc.core.acceptance import RatioTest
 from sanc.core.iteration import Iteration
 from sanc.core.loop import run_to_end
 from sanc.core.method import Method
 from sanc.core.run import Limits, Run
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
-from sanc.core.status import Status
+from sanc.core.status import Status, asks_to_stop
+from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.leastsquares.accelerated import CurvatureTest
 from sanc.leastsquares.corrected import CorrectedModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import SCHEMES, Residuals
 from sanc.leastsquares.run import LeastSquaresRun
+from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import checked_point
+from sanc.minimisation.preconditioners import build_factor
 from sanc.minimisation.result import Result
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.presets import PRESETS
 
-_TOLERANCES = {"float64": 1e-8, "float32": 1e-4}
-"""Default tolerances: about the square root of the machine precision, as in `minimize`; 1e-8 is SciPy's gtol."""
 _DIFFERENCE_TOLERANCE = 1e-6
 """Default tolerance for Jacobians by differences, whose relative error is 1.5e-8 ("2-point") or 4e-11 ("3-point")."""
 
@@ -54,9 +59,11 @@ def least_squares(
     certify: bool = True,
     seed: int = 0,
     callback: Callable[..., Any] | None = None,
+    precond: Any = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-) -> OptimizeResult:
+    **others: Never,
+) -> Result:
     """Minimise the sum of squares of residuals, or a robust loss of them, to a second-order point.
 
     The cost is ½ Σ r_i(x)², or ½ C² Σ ρ((r_i/C)²) with C = `f_scale`. The run is that of `minimize`, in variables
@@ -91,6 +98,12 @@ def least_squares(
         Seed of the random start of certificates.
     callback : callable, optional
         Called as ``callback(x)`` after each iteration; True or StopIteration ends the run.
+    precond : array, Tensor, sparse matrix, LinearOperator or callable, optional
+        A symmetric positive definite preconditioner M, an approximation of the inverse Hessian: a matrix, its diagonal,
+        or the product ``precond(v)`` with flat vectors. The steps are those of r(Lz) with M = LLᵀ, instead of those in
+        scaled variables, so that Krylov space, step norm and escape are in the norm √(xᵀM⁻¹x). SciPy's `x_scale` is
+        ``precond=x_scale**2``. `tol` and the certificate do not change. It cannot be used with bounds; the parameters
+        of a network need its diagonal.
     args, kwargs
         Further arguments of `fun` and `jac`.
 
@@ -110,6 +123,8 @@ def least_squares(
     >>> res.success, [round(b, 6) for b in res.x.tolist()]
     (True, [3.0, -2.0])
     """
+    if others:
+        reject_arguments("least_squares", others, inspect.signature(least_squares).parameters)
     for name, function in (("fun", fun), ("callback", callback)):
         if not callable(function) and not (name == "callback" and function is None):
             raise ArgumentTypeError(f"{name} = {shown(function)} cannot be called: pass a function.")
@@ -133,6 +148,9 @@ def least_squares(
     method = _method(JacobianModel if residuals.network is None else CorrectedModel)
     box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
     residuals.box = box
+    if precond is not None:
+        oracle.precondition(_factor(precond, oracle, points, box))
+        x = oracle.scaled(x)
     limits = Limits(
         tol=0.0,
         default_tol=False,
@@ -172,11 +190,14 @@ class _Points:
         array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
         self.flat: Floats = np.array(array).reshape(-1)
 
+    def tensor(self, flat: Floats) -> Tensor:
+        """Return a flat array as a tensor on the device of x0."""
+        return torch.from_numpy(flat.copy()).to(self._device)
+
     def build(self, flat: Any) -> Any:
         """Return a flat array or tensor in the form of x0."""
         if self.is_torch:
-            flat = torch.from_numpy(flat.copy()) if isinstance(flat, np.ndarray) else flat
-            flat = flat.to(self._device)
+            flat = self.tensor(flat) if isinstance(flat, np.ndarray) else flat.to(self._device)
         else:
             flat = flat.copy()
         shaped = flat.reshape(self._shape)
@@ -201,7 +222,7 @@ def _tolerance(tol: float | None, x: Floats, residuals: Residuals) -> float:
     if tol is not None:
         require(is_number(tol) and tol < 1.0, "tol", tol, "pass a number below 1, the cosine of an angle")
         return float(tol)
-    default = _TOLERANCES["float64" if x.dtype == np.float64 else "float32"]
+    default = default_tolerance(float(np.finfo(x.dtype).eps))
     return max(default, _DIFFERENCE_TOLERANCE if residuals.is_differenced and residuals.jac != "cs" else 0.0)
 
 
@@ -211,7 +232,24 @@ def _method(kind: type[JacobianModel]) -> Method:
     robust = PRESETS["robust"]
     model = kind.of(robust.model)
     sigma = GaussNewtonSigma(**{item.name: getattr(robust.sigma, item.name) for item in fields(SigmaUpdate)})
-    return replace(robust, model=model, minibatch=None, sigma=sigma)
+    acceptance: Any = robust.acceptance
+    if kind is JacobianModel:
+        acceptance = CurvatureTest(**{item.name: getattr(acceptance, item.name) for item in fields(RatioTest)})
+    return replace(robust, model=model, minibatch=None, sigma=sigma, acceptance=acceptance)
+
+
+def _factor(precond: Any, oracle: ResidualOracle, points: _Points, box: Any) -> Floats:
+    """Return the factor L of a preconditioner, or its diagonal."""
+    if box is not None:
+        raise ArgumentError("precond cannot be used with bounds: leave one of them out.")
+    if points.is_torch and callable(precond) and not isinstance(precond, LinearOperator | Tensor):
+        product, precond = precond, lambda v: product(points.tensor(v))
+    factor: Floats = build_factor(precond, oracle.space).matrix.numpy()
+    if factor.ndim > 1 and oracle.residuals.network is not None:
+        raise ArgumentError(
+            "precond is a matrix, and fun are the residuals of a network: pass the diagonal of precond."
+        )
+    return factor
 
 
 def _scipy_bounds(bounds: Any, x0: Any, flat: Floats) -> Any:
@@ -245,16 +283,12 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
         if callback is None:
             return False
         oracle: Any = run.objective
-        try:
-            returned = callback(points.build(oracle.unscaled(run.point)))
-        except StopIteration:
-            return True
-        return returned is True
+        return asks_to_stop(callback, points.build(oracle.unscaled(run.point)))
 
     return report
 
 
-def _result(run: LeastSquaresRun, status: Status, points: _Points) -> OptimizeResult:
+def _result(run: LeastSquaresRun, status: Status, points: _Points) -> Result:
     """Return the result of a run, in the caller's variables."""
     oracle, z = run.residual_oracle, run.point
     meter = oracle.meter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,45 +16,33 @@ from torch.func import vmap
 
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs, gram
+from sanc.many.endings import is_success
 from sanc.many.minimizing import TOLERANCES, StartingRows, build_result, checked_limits, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.running import RunLimits, run_rows
 
-_DOUBTFUL = 3.0
+_POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
-"""Parameters of other rows that are tried as starts of a doubtful row; the one with the lowest cost is used."""
-_FIRST_ITERATIONS = 30
-"""Iterations of a row before it is fitted from other parameters: five times those of a fit from a sensible start."""
+"""Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost."""
+_FIRST_TRIALS = 30
+"""Trial points of a row before it is fitted from other parameters: four times those of a fit from a sensible start."""
+_PASSES = 2
+"""How often rows that still fit poorly are fitted from other parameters."""
+_TRIALS_PER_PARAMETER = 200
+"""Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
+_COMPARED = 64
+"""Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
 _SAME_COST = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
 _ILL_CONDITIONED = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
-
-@dataclass(frozen=True)
-class RowData:
-    """The data of all rows as tensors.
-
-    Attributes
-    ----------
-    x : any
-        First argument of the model.
-    y, weights : Tensor
-        Observations and inverse standard deviations, which are 0 where a value is missing.
-    x_dim : int or None
-        0 if `x` has an entry for each row.
-    is_numpy : bool
-        Whether the caller passed arrays.
-    """
-
-    x: Any
-    y: Tensor
-    weights: Tensor
-    x_dim: int | None
-    is_numpy: bool
+_CHANGE = 1e-2
+"""Relative change of the parameters of one row, so that rows differ in the test whether a model is pointwise."""
 
 
 def fit_rows(
@@ -72,7 +60,7 @@ def fit_rows(
     full_output: bool,
     start: Callable[[Any, Any], Any],
     tol: float | None = None,
-    max_iter: int | None = 10_000,
+    max_iter: int | None = None,
     max_time: float | None = None,
     chunk_size: int | str = "auto",
     callback: Callable[..., Any] | None = None,
@@ -92,28 +80,22 @@ def fit_rows(
     limits = checked_limits(
         p, data.y.shape[1] * (p.shape[1] + 1), max_iter, max_time, chunk_size, callback, progress, seed
     )
+    limits = replace(limits, max_trials=_TRIALS_PER_PARAMETER * (p.shape[1] + 1)) if max_iter is None else limits
     tolerance = TOLERANCES[p.dtype] if tol is None else tol
     require(isinstance(tolerance, float) and 0.0 < tolerance < 1.0, "tol", tol, "pass a number between 0 and 1")
     eps = torch.finfo(p.dtype).eps
-    if sigma is None and mask is None:
-        problem = FitProblem(
-            lambda q, x, y: f(x, *q) - y, (data.x, data.y), (data.x_dim, 0), p.shape[1], eps, tolerance
-        )
-    else:
-        problem = FitProblem(
-            lambda q, x, y, w: (f(x, *q) - y) * w,
-            (data.x, data.y, data.weights),
-            (data.x_dim, 0, 0),
-            p.shape[1],
-            eps,
-            tolerance,
-        )
-    _check_model(f, problem, p, data)
-    fits = _RowFits(problem, data, lower, upper, limits)
+    _check_model(f, p, data)
+    mapped = MappedModel(f)
+    fits = _RowFits(
+        FitProblem(_chosen_model(mapped, p, data, lower, upper), data, eps, tolerance), lower, upper, limits
+    )
     fits.run(p, restarts)
+    if not fits.agree_with(mapped):  # the model is not pointwise everywhere
+        fits = _RowFits(FitProblem(mapped, data, eps, tolerance), lower, upper, limits)
+        fits.run(p, restarts)
+    covariance = _covariances(fits.problem, fits.outputs["x"], absolute_sigma)
     result = build_result(fits.outputs, fits.rounds, points, lower, upper)
     _warn_about_failures(result)
-    covariance = _covariances(problem, fits.outputs["x"], data, absolute_sigma)
     pcov = points.build_numbers(covariance.to(p.dtype))
     return (result.x, pcov, result) if full_output else (result.x, pcov)
 
@@ -163,7 +145,8 @@ def _checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: b
             raise ArgumentError("xdata holds NaN or infinity: leave such observations out, or pass a mask.")
         if x_dim == 0:
             x = torch.where(used, x, 1.0)
-    return RowData(x, torch.where(used, y, 0.0), weights, x_dim, is_numpy)
+    has_weights = sigma is not None or mask is not None
+    return RowData(x, torch.where(used, y, 0.0), weights if has_weights else None, x_dim, is_numpy)
 
 
 def _starting_rows(p0: Any, bounds: Any, start: Callable[[Any, Any], Any], data: RowData) -> Any:
@@ -198,27 +181,37 @@ def _sides(bounds: Any, points: StartingRows) -> Any:
     return Bounds(*sides)
 
 
-def _check_model(model: Callable[..., Any], problem: FitProblem, p: Tensor, data: RowData) -> None:
+def _check_model(f: Callable[..., Any], p: Tensor, data: RowData) -> None:
     """Raise an error unless the model can be mapped over rows and differentiated."""
     ids = torch.arange(min(2, len(p)), device=p.device)
-    x = data.x if data.x_dim is None else data.x[ids]
+    part = data.take(ids)
     try:
-        r = vmap(lambda q, row: model(row, *q), in_dims=(0, data.x_dim))(p[ids], x)
+        curves = vmap(lambda q, x: f(x, *q), in_dims=(0, data.x_dim))(p[ids], part.x)
     except Exception as error:
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise ArgumentError(
             f"f cannot be mapped over rows by torch.func.vmap ({first}): write it with functions of torch, for one row "
             "of xdata and scalar parameters, and without branches on values; or call curve_fit for each row."
         ) from error
-    if not isinstance(r, Tensor) or r.shape != (len(ids), data.y.shape[1]):
-        shape = tuple(r.shape[1:]) if isinstance(r, Tensor) else type(r).__name__
+    if not isinstance(curves, Tensor) or curves.shape != part.y.shape:
+        shape = tuple(curves.shape[1:]) if isinstance(curves, Tensor) else type(curves).__name__
         raise ArgumentError(f"f returned {shape} for a row of {data.y.shape[1]} observations: return one for each.")
     try:
-        problem.evaluate(p[ids], ids)
+        MappedModel(f).linearised(p[ids], part)
     except Exception as error:
         raise ArgumentTypeError(
             f"f cannot be differentiated ({shown(error)}): use operators of torch with forward derivatives."
         ) from error
+
+
+def _chosen_model(
+    mapped: MappedModel, p: Tensor, data: RowData, lower: Tensor | None, upper: Tensor | None
+) -> MappedModel | PointwiseModel:
+    """Return a pointwise model if it agrees with the mapped one at the start of two rows, whose parameters differ."""
+    ids = torch.arange(min(2, len(p)), device=p.device)
+    changed = p[ids] * (1.0 + _CHANGE * ids[:, None]).to(p.dtype)
+    changed = changed if lower is None or upper is None else changed.clamp(lower[ids], upper[ids])
+    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, changed, data.take(ids)) else mapped
 
 
 class _RowFits:
@@ -232,95 +225,117 @@ class _RowFits:
         Rounds made.
     """
 
-    def __init__(
-        self, problem: FitProblem, data: RowData, lower: Tensor | None, upper: Tensor | None, limits: RunLimits
-    ) -> None:
-        self.problem, self.data, self.lower, self.upper, self.limits = problem, data, lower, upper, limits
+    def __init__(self, problem: FitProblem, lower: Tensor | None, upper: Tensor | None, limits: RunLimits) -> None:
+        self.problem, self.lower, self.upper, self.limits = problem, lower, upper, limits
         self.outputs: dict[str, Tensor] = {}
         self.rounds = 0
         self._end = time.perf_counter() + limits.max_time
 
     def run(self, start: Tensor, restarts: int) -> None:
-        """Fit all rows; those that fail or explain little again, from parameters of others; and keep the better fits.
+        """Fit all rows; those that fail or fit poorly again, from parameters of others; and keep the best fits.
 
-        With restarts, rows are first given a few iterations only, so that none waits for one on a long detour. Those
-        that did not end continue afterwards.
+        With restarts, the trial points of a row are limited at first, so that no row waits for one on a long detour.
+        Those that did not end are fitted further beside the fits from other parameters, and at last alone.
         """
-        first = replace(self.limits, max_iter=min(self.limits.max_iter, _FIRST_ITERATIONS)) if restarts else self.limits
-        self.outputs, self.rounds = run_rows(self.problem, start, self.lower, self.upper, first)
+        short = replace(self.limits, max_trials=min(_FIRST_TRIALS, self.limits.max_trials))
+        self.outputs, self.rounds = run_rows(
+            self.problem, start, self.lower, self.upper, short if restarts else self.limits
+        )
         generator = torch.Generator().manual_seed(self.limits.seed)
-        for _ in range(restarts):
-            doubtful = _doubtful_rows(self.outputs, self.data)
-            places, good = (torch.nonzero(part).reshape(-1) for part in (doubtful, ~doubtful))
-            if len(places) == 0 or len(good) == 0 or self._is_stopped():
+        for _ in range(_PASSES if restarts else 0):
+            poor = _poor_fits(self.outputs, self.problem.data)
+            good = ~poor & is_success(self.outputs["status"])
+            places, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
+            if len(places) == 0 or len(others) == 0 or self._is_stopped():
                 break
-            chosen = good[torch.randint(len(good), (_CANDIDATES,), generator=generator).to(good.device)]
-            if not self._run_again(places, self._best_candidates(places, chosen), first):
+            starts = [self._parameters_of(others, places, generator) for _ in range(restarts)]
+            if not self._run_again(places, torch.stack([*starts, self.outputs["x"][places]]), short):
                 break
-        places = torch.nonzero(self.outputs["status"] == Status.ITERATION_LIMIT).reshape(-1)
-        if restarts and len(places) and self.limits.max_iter > first.max_iter and not self._is_stopped():
-            self._run_again(places, self.outputs["x"][places], self.limits)
+        unfinished = (self.outputs["status"] == Status.ITERATION_LIMIT) & (self.outputs["nit"] < self.limits.max_iter)
+        places = torch.nonzero(unfinished).reshape(-1)
+        if restarts and len(places) and not self._is_stopped():
+            self._run_again(places, self.outputs["x"][places][None], self.limits)
+
+    def agree_with(self, mapped: MappedModel) -> bool:
+        """Whether the residuals of all rows at their solutions are those of a mapped model, and Jacobians of some."""
+        model, p, data = self.problem.model, self.outputs["x"], self.problem.data
+        if model is mapped:
+            return True
+        for ids in _chunks(p, data):
+            part = data.take(ids)
+            size = torch.linalg.vector_norm(part.weighted(part.y), dim=1, keepdim=True)
+            r, other = model.residuals(p[ids], part), mapped.residuals(p[ids], part)
+            if not bool(same_numbers(r, other, size).all()):
+                return False
+        some = torch.arange(min(len(p), _COMPARED), device=p.device)
+        return is_pointwise(mapped.f, p[some], data.take(some)) or len(p) == 1
 
     def _is_stopped(self) -> bool:
         """Whether the time limit or the callback ended a run."""
         status = self.outputs["status"]
         return bool(((status == Status.TIME_LIMIT) | (status == Status.CALLBACK)).any())
 
-    def _best_candidates(self, places: Tensor, rows: Tensor) -> Tensor:
-        """Return, for each of the rows `places`, the parameters of other rows that fit its data best."""
+    def _parameters_of(self, others: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
+        """Return starts for the rows `places`: the best fitting parameters of a random selection of other rows."""
+        problem = self.problem.of_rows(places)
+        ids = torch.arange(len(places), device=places.device)
         start = self.outputs["x"][places]
         best = torch.full_like(self.outputs["value"][places], torch.inf)
-        for candidate in self.outputs["x"][rows]:
+        chosen = others[torch.randint(len(others), (_CANDIDATES,), generator=generator).to(others.device)]
+        for candidate in self.outputs["x"][chosen]:
             p = candidate.expand_as(start)
             p = p if self.lower is None or self.upper is None else p.clamp(self.lower[places], self.upper[places])
-            value = self.problem.values(p, places)
+            value = problem.values(p, ids)
             better = value < best
             best, start = torch.where(better, value, best), torch.where(better[:, None], p, start)
         return start
 
-    def _run_again(self, places: Tensor, start: Tensor, limits: RunLimits) -> bool:
-        """Fit some rows from other parameters, and keep the better fits; return whether there are any."""
-        low, high = (None if side is None else side[places] for side in (self.lower, self.upper))
+    def _run_again(self, places: Tensor, starts: Tensor, limits: RunLimits) -> bool:
+        """Fit some rows from several starts each, which are along the first dimension, and keep the best fits.
+
+        Return whether there are better ones.
+        """
+        repeated = places.repeat(len(starts))
+        low, high = (None if side is None else side[repeated] for side in (self.lower, self.upper))
         left = max(self._end - time.perf_counter(), 1e-9)
         limits = replace(limits, progress=False, max_time=left)
-        again, rounds = run_rows(_Selected(self.problem, places), start, low, high, limits)
+        again, rounds = run_rows(self.problem.of_rows(repeated), starts.flatten(0, 1), low, high, limits)
         self.rounds += rounds
-        old, failed, succeeded = self.outputs["value"][places], self.outputs["status"][places] > 1, again["status"] <= 1
-        lower = (again["value"] < (1.0 - _SAME_COST) * old) | ~old.isfinite()
-        same = again["value"] <= (1.0 + _SAME_COST) * old
+        again = {name: numbers.reshape(*starts.shape[:2], *numbers.shape[1:]) for name, numbers in again.items()}
+        succeeded = is_success(again["status"])
+        rank = torch.where(again["value"].isfinite(), again["value"], torch.inf)
+        best = torch.where(succeeded | ~succeeded.any(0), rank, torch.inf).argmin(0)
+        for name in ("nfev", "njev", "nit"):
+            self.outputs[name][places] += again.pop(name).sum(0)
+        chosen = {
+            name: numbers[best, torch.arange(len(places), device=places.device)] for name, numbers in again.items()
+        }
+        old, failed = self.outputs["value"][places], ~is_success(self.outputs["status"][places])
+        succeeded = is_success(chosen["status"])
+        lower = (chosen["value"] < (1.0 - _SAME_COST) * old) | ~old.isfinite()
+        same = chosen["value"] <= (1.0 + _SAME_COST) * old
         improved = (lower & (succeeded | failed)) | (same & succeeded & failed)
-        for name, numbers in again.items():
-            if name in ("nfev", "njev", "nit"):
-                self.outputs[name][places] += numbers
-            else:
-                self.outputs[name][places[improved]] = numbers[improved]
+        for name, numbers in chosen.items():
+            self.outputs[name][places[improved]] = numbers[improved]
         return bool(improved.any())
 
 
-def _doubtful_rows(outputs: dict[str, Tensor], data: RowData) -> Tensor:
-    """Return the rows that failed, or whose mean squared residual and unexplained variance are far above the median."""
-    weights = data.weights.double().square()
+def _poor_fits(outputs: dict[str, Tensor], data: RowData) -> Tensor:
+    """Return the rows that failed, or whose mean squared residual and unexplained variance are far above the median.
+
+    A row that did not end and fits well has not failed.
+    """
     y = data.y.double()
+    weights = torch.ones_like(y) if data.weights is None else data.weights.double().square()
     mean = (weights * y).sum(1) / weights.sum(1).clamp(min=1e-300)
     variance = (weights * (y - mean[:, None]).square()).sum(1)
-    failed = (outputs["status"] > 1) | ~outputs["value"].isfinite()
-    if bool(failed.all()):
-        return failed
-    poor = torch.ones_like(failed)
-    for measure in (outputs["value"] / (weights > 0.0).sum(1), outputs["value"] / variance.clamp(min=1e-300)):
-        poor &= measure > _DOUBTFUL * measure[~failed].median()
-    return failed | poor
-
-
-class _Selected(FitProblem):
-    """The problem of some of the rows, which are numbered from 0."""
-
-    def __init__(self, problem: FitProblem, places: Tensor) -> None:
-        super().__init__(problem.residuals, problem.data, problem.dims, problem.dim, problem.eps, problem.tol)
-        self._places = places
-
-    def mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
-        return super().mapped(function, x, self._places[ids])
+    succeeded = is_success(outputs["status"])
+    if not bool(succeeded.any()):
+        return ~succeeded
+    poor = torch.ones_like(succeeded)
+    for measure in (outputs["value"] / data.observations, outputs["value"] / variance.clamp(min=1e-300)):
+        poor &= ~(measure <= _POOR_FIT_FACTOR * measure[succeeded].median())
+    return poor | ~(succeeded | (outputs["status"] == Status.ITERATION_LIMIT))
 
 
 def _warn_about_failures(result: ManyResult) -> None:
@@ -333,20 +348,25 @@ def _warn_about_failures(result: ManyResult) -> None:
         )
 
 
-def _covariances(problem: FitProblem, p: Tensor, data: RowData, absolute_sigma: bool) -> Tensor:
+def _covariances(problem: FitProblem, p: Tensor, absolute_sigma: bool) -> Tensor:
     """Return the covariance of the parameters of each row as SciPy defines it; infinite where it is not determined."""
-    observations = (data.weights > 0.0).sum(1)
     parts = []
-    chunk = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
-    for ids in torch.split(torch.arange(len(p), device=p.device), chunk):
-        r, columns = (part.double() for part in problem.mapped(problem.linearised, p[ids], ids))
+    for ids in _chunks(p, problem.data):
+        data = problem.data.take(ids)
+        r, columns = (part.double() for part in problem.model.linearised(p[ids], data))
         inverse = _inverses(columns)
         if not absolute_sigma:
-            freedom = (observations[ids] - p.shape[1]).double()
+            freedom = (data.observations - p.shape[1]).double()
             scale = torch.where(freedom > 0, r.square().sum(1) / freedom, torch.inf)
             inverse = torch.where(scale.isfinite()[:, None, None], inverse * scale[:, None, None], torch.inf)
         parts.append(inverse)
     return torch.cat(parts)
+
+
+def _chunks(p: Tensor, data: RowData) -> tuple[Tensor, ...]:
+    """Return the numbers of rows in parts whose Jacobians have a limited size."""
+    rows = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
+    return torch.split(torch.arange(len(p), device=p.device), rows)
 
 
 def _inverses(columns: Tensor) -> Tensor:

@@ -1,21 +1,25 @@
-"""Fits of many rows of data at once, by the rules of `least_squares`."""
+"""Fits of many rows of data at once.
+
+Scales, σ and the test of the gradient are those of `least_squares`. The second-order term is the exact one, and the
+offset test is not made.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, jvp, vmap
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import Before, Evaluation, Problem, Rows
+from sanc.many.rows import Before, Evaluation, Problem, Rows, Spectra
+from sanc.many.spectra import decompose
 
 _WORTH_OF_HESSIAN = 0.5
 """The whole Hessian is used if the curvature of its second-order term along the last step is at least this fraction of
@@ -24,106 +28,82 @@ Gauss–Newton's. It costs about as much as four Jacobians, and without it fits 
 _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
+_BATCHES = 2
+"""Selections of rows whose data are kept: those of a round, and those of them that move."""
+
 
 class FitProblem(Problem):
     """Sums of squares of residuals, a row each, in variables scaled by the column norms of their Jacobians.
 
     Parameters
     ----------
-    residuals : callable
-        ``residuals(p, *data)`` returns the residuals of one row.
-    data : sequence of Tensor
-        Further arguments of `residuals`, with an entry for each row along the first dimension where `dims` is 0.
-    dims : sequence of int or None
-        Whether an argument has an entry for each row.
-    dim : int
-        Parameters of a row.
+    model : MappedModel or PointwiseModel
+        Residuals and their derivatives.
+    data : RowData
+        The data of all rows.
     eps : float
         Machine epsilon of the residuals.
     tol : float
         Tolerance on the cosine between residuals and columns of the Jacobian.
     """
 
-    scales = True
     tries_longer_steps = False
     default_tol = True
 
-    def __init__(
-        self,
-        residuals: Callable[..., Tensor],
-        data: Sequence[Tensor],
-        dims: Sequence[int | None],
-        dim: int,
-        eps: float,
-        tol: float,
-    ) -> None:
-        self.residuals, self.data, self.dims = residuals, tuple(data), tuple(dims)
-        self.dim, self.eps, self.tol = dim, eps, tol
+    def __init__(self, model: MappedModel | PointwiseModel, data: RowData, eps: float, tol: float) -> None:
+        self.model, self.data, self.eps, self.tol = model, data, eps, tol
         self._exponent_limit = 0.25 * math.frexp(torch.finfo(torch.float64).max)[1]
-        self._hessian: Callable[..., Tensor] = self._forward_hessian
+        self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_BATCHES)
+
+    def of_rows(self, rows: Tensor) -> FitProblem:
+        """Return the problem of some of the rows, which are numbered from 0."""
+        return FitProblem(self.model, self.data.take(rows), self.eps, self.tol)
 
     # Evaluations.
 
-    def mapped(self, function: Callable[..., Any], x: Tensor, ids: Tensor) -> Any:
-        """Return a function of parameters and data of one row, for some of the rows."""
-        data = [part if dim is None else part[ids] for part, dim in zip(self.data, self.dims, strict=True)]
-        return vmap(function, in_dims=(0, *self.dims))(x, *data)
+    def _data_of(self, ids: Tensor) -> RowData:
+        """Return the data of some rows, which are often those of a call before."""
+        for known, data in self._taken:
+            if known is ids:
+                return data
+        self._taken.append((ids, self.data.take(ids)))
+        return self._taken[-1][1]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
-        with torch.no_grad():
-            value = 0.5 * self.mapped(self.residuals, x, ids).double().square().sum(1)
+        value = 0.5 * self.model.residuals(x, self._data_of(ids)).double().square().sum(1)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
-    def linearised(self, p: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residuals and the transposed Jacobian of one row."""
-        directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
-
-        def along(direction: Tensor) -> Any:
-            return jvp(lambda q: self.residuals(q, *data), (p,), (direction,))[1]
-
-        return self.residuals(p, *data), vmap(along)(directions)
-
     def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
-        with torch.no_grad():
-            r, columns = self.mapped(self.linearised, x, ids)
-        r, columns = r.double(), columns.double()
-        norms = torch.linalg.vector_norm(columns, dim=2)
+        r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
         more = {
-            "norms": norms,
+            "norms": torch.linalg.vector_norm(columns, dim=2),
             "residual_norm": torch.linalg.vector_norm(r, dim=1),
-            "exponents": torch.full_like(norms, -torch.inf),
+            "exponents": torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
         }
-        g = multiply(columns, r)
         more["gauss_newton"] = matrix = gram(columns)
-        return Evaluation(0.5 * (r * r).sum(1), g, matrix, more)
+        return Evaluation(0.5 * (r * r).sum(1), multiply(columns, r), matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
-        return self.mapped(grad(self._cost), x, ids).detach().double()  # type: ignore[no-any-return]
+        r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
+        return multiply(columns, r)
+
+    def spectra(self, rows: Rows) -> Spectra:
+        return decompose(rows.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
 
     def is_complete(self, rows: Rows) -> Tensor:
         return rows.more["complete"]
 
-    def complete(self, rows: Rows) -> None:
-        try:
-            matrix = self.mapped(self._hessian, rows.x, rows.ids)
-        except (RuntimeError, NotImplementedError):  # an operator without forward derivatives
-            self._hessian = jacrev(grad(self._cost))
-            matrix = self.mapped(self._hessian, rows.x, rows.ids)
-        matrix = matrix.detach().double()
+    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
+        x, ids = (rows.x, rows.ids) if indices is None else (rows.x[indices], rows.ids[indices])
+        matrix = self.model.hessians(x, self._data_of(ids)).double()
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
-        assert rows.matrix is not None
-        rows.matrix = torch.where(finite[:, None, None], matrix, rows.matrix)
-        rows.more["complete"] = finite
-
-    def _cost(self, p: Tensor, *data: Tensor) -> Tensor:
-        return 0.5 * self.residuals(p, *data).square().sum()
-
-    def _forward_hessian(self, p: Tensor, *data: Tensor) -> Tensor:
-        """Return the Hessian of the cost of one row."""
-        directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
-        return vmap(lambda v: jvp(lambda q: grad(self._cost)(q, *data), (p,), (v,))[1])(directions)  # type: ignore[no-any-return]
+        chosen = slice(None) if indices is None else indices
+        matrix = torch.where(finite[:, None, None], matrix, rows.matrix[chosen])
+        rows.matrix, complete = rows.matrix.clone(), rows.more["complete"].clone()
+        rows.matrix[chosen], complete[chosen] = matrix, finite
+        rows.more = rows.more | {"complete": complete}
 
     # Units of the variables, and tolerances.
 
@@ -158,9 +138,7 @@ class FitProblem(Problem):
         second = (step * (rows.g - before.g)).sum(1) - model
         places = torch.nonzero(late & (second.abs() > _WORTH_OF_HESSIAN * model)).reshape(-1)
         if len(places):
-            part = rows.take(places)
-            self.complete(part)
-            rows.put(places, part)
+            self.set_whole_hessians(rows, places)
 
     def _projected_norm(self, rows: Rows) -> Tensor:
         g = rows.g * rows.scale
@@ -178,14 +156,13 @@ class FitProblem(Problem):
         if first or not bool((old != rows.scale).any()):
             return
         reference = rows.x if step is None else torch.where((step != 0.0).any(1)[:, None], step, rows.x)
-        length = _ratio(reference / rows.scale, reference / old)
-        slope = _ratio(rows.g * rows.scale, rows.g * old)
-        rows.sigma = rows.sigma / length**3
-        rows.unit_cubic = rows.unit_cubic / length**3
-        rows.unit_length = rows.unit_length * length
-        rows.last_step_norm = rows.last_step_norm * length
-        rows.last_grad_norm = rows.last_grad_norm * slope
-        rows.best_grad_norm = rows.best_grad_norm * slope
+        step_norm_ratio = _ratio(reference / rows.scale, reference / old)
+        grad_norm_ratio = _ratio(rows.g * rows.scale, rows.g * old)
+        rows.sigma = rows.sigma / step_norm_ratio**3
+        rows.unit_cubic = rows.unit_cubic / step_norm_ratio**3
+        rows.unit_length = rows.unit_length * step_norm_ratio
+        rows.last_step_norm = rows.last_step_norm * step_norm_ratio
+        rows.best_grad_norm = rows.best_grad_norm * grad_norm_ratio
 
     # Rules for σ: steps are those of Gauss and Newton as long as they succeed.
 
@@ -195,7 +172,7 @@ class FitProblem(Problem):
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
         first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)
         limit = torch.where(rows.last_step_norm > 0.0, MAX_GROWTH * rows.last_step_norm, first)
-        return limit, torch.ones_like(rows.untested)
+        return limit, torch.ones_like(rows.sigma_untested)
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, rounding: Tensor) -> Tensor:
         sigma = super().after_trial(rows, verdict, actual, rounding)

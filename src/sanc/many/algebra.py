@@ -1,7 +1,6 @@
 """Products of many small matrices and vectors.
 
-On a CPU, `torch.bmm` calls a routine for each matrix of the batch. For few rows or columns, element-wise products of
-the whole batch and sums over them take a fraction of that time.
+On a CPU, element-wise products and sums replace `torch.bmm` for few long rows, such as transposed Jacobians.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from torch import Tensor
 _CUDA_BATCH = 2**15
 """Matrices in one call of cuSOLVER, which fails above 65,535."""
 _SMALL = 12
-"""Largest dimension for which products are element-wise on a CPU."""
+"""Rows of a matrix up to which its products are element-wise on a CPU, if its rows are longer."""
 
 
 def multiply(matrix: Tensor, v: Tensor) -> Tensor:
     """Return Mv of each row."""
-    return (matrix * v[:, None, :]).sum(2) if _is_small(matrix) else (matrix @ v[:, :, None])[:, :, 0]
+    return (matrix * v[:, None, :]).sum(2) if _has_long_rows(matrix) else (matrix @ v[:, :, None])[:, :, 0]
 
 
 def multiply_transposed(matrix: Tensor, v: Tensor) -> Tensor:
     """Return Mᵀv of each row."""
-    return (matrix * v[:, :, None]).sum(1) if _is_small(matrix) else (v[:, None, :] @ matrix)[:, 0, :]
+    return (matrix * v[:, :, None]).sum(1) if _has_long_rows(matrix) else (v[:, None, :] @ matrix)[:, 0, :]
 
 
 def multiply_decomposed(values: Tensor, vectors: Tensor, v: Tensor) -> Tensor:
@@ -32,7 +31,7 @@ def multiply_decomposed(values: Tensor, vectors: Tensor, v: Tensor) -> Tensor:
 
 def gram(rows: Tensor) -> Tensor:
     """Return MMᵀ of each row."""
-    if not _is_small(rows):
+    if not _has_long_rows(rows):
         return rows @ rows.mT
     n = rows.shape[1]
     product = rows.new_empty(len(rows), n, n)
@@ -58,5 +57,5 @@ def _largest_batch(matrices: Tensor) -> int:
     return _CUDA_BATCH if matrices.device.type == "cuda" else len(matrices)
 
 
-def _is_small(matrix: Tensor) -> bool:
-    return matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL
+def _has_long_rows(matrix: Tensor) -> bool:
+    return matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL < matrix.shape[2]

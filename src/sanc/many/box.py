@@ -8,6 +8,8 @@ of all faces are positive semidefinite.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,14 +18,24 @@ from sanc.many.algebra import multiply, multiply_decomposed
 from sanc.many.rows import Rows
 
 
-def fit_steps(rows: Rows, s: Tensor) -> None:
-    """Replace the trial points outside the box, and the norms and predicted decreases of their steps."""
+@dataclass(frozen=True, slots=True)
+class BoxSteps:
+    """Trial points in the box, the norms and predicted decreases of their steps, and which of them bounds truncated."""
+
+    trial: Tensor
+    step_norm: Tensor
+    predicted: Tensor
+    truncated: Tensor
+
+
+def fit_steps(rows: Rows, s: Tensor) -> BoxSteps:
+    """Return the trial points of rows with the steps s, where those outside the box are replaced."""
     assert rows.lower is not None
     assert rows.upper is not None
-    rows.truncated = ((rows.trial < rows.lower) | (rows.trial > rows.upper)).any(1)
-    places = torch.nonzero(rows.truncated).reshape(-1)
+    truncated = ((rows.trial < rows.lower) | (rows.trial > rows.upper)).any(1)
+    places = torch.nonzero(truncated).reshape(-1)
     if len(places) == 0:
-        return
+        return BoxSteps(rows.trial, rows.step_norm, rows.predicted, truncated)
     part = rows.take(places)
     assert part.lower is not None
     assert part.upper is not None
@@ -37,12 +49,16 @@ def fit_steps(rows: Rows, s: Tensor) -> None:
         other = model.evaluate(candidate)
         better = other < value
         best, value = torch.where(better[:, None], candidate, best), torch.where(better, other, value)
-    part.step_norm, part.predicted = torch.linalg.vector_norm(best, dim=1), -value
     trial = (part.x + (best * part.scale).to(part.x.dtype)).clamp(part.lower, part.upper)
     trial = torch.where((best <= lower) & part.free, part.lower, trial)
-    part.trial = torch.where((best >= upper) & part.free, part.upper, trial)
-    rows.step_norm[places], rows.predicted[places] = part.step_norm, part.predicted
-    rows.trial[places] = part.trial
+    trial = torch.where((best >= upper) & part.free, part.upper, trial)
+    norm = torch.linalg.vector_norm(best, dim=1)
+    return BoxSteps(
+        trial=rows.trial.index_copy(0, places, trial),
+        step_norm=rows.step_norm.index_copy(0, places, norm),
+        predicted=rows.predicted.index_copy(0, places, -value),
+        truncated=truncated,
+    )
 
 
 class _BoxModels:
@@ -50,7 +66,7 @@ class _BoxModels:
 
     def __init__(self, rows: Rows, lower: Tensor, upper: Tensor) -> None:
         assert rows.free is not None
-        self.lower, self.upper, self.sigma = lower, upper, rows.step_sigma
+        self.lower, self.upper, self._cubic_coefficient = lower, upper, rows.step_sigma
         self.g = rows.g * rows.scale * rows.free
         self.vectors, self.values = rows.vectors, rows.values
 
@@ -61,7 +77,11 @@ class _BoxModels:
     def evaluate(self, s: Tensor) -> Tensor:
         """Return m(s)."""
         norm: Tensor = torch.linalg.vector_norm(s, dim=1)
-        return (self.g * s).sum(1) + 0.5 * (s * self.multiply(s)).sum(1) + self.sigma / 3.0 * norm * norm * norm
+        return (
+            (self.g * s).sum(1)
+            + 0.5 * (s * self.multiply(s)).sum(1)
+            + self._cubic_coefficient / 3.0 * norm * norm * norm
+        )
 
     def fixed_minimiser(self, s: Tensor, multiplier: Tensor) -> Tensor:
         """Return the minimiser of the model with μ after fixing, in turn, the variables that leave the box."""
@@ -86,16 +106,16 @@ class _BoxModels:
         """Return a point on the projected gradient at which m decreases, from its minimiser along −g without bounds."""
         g = self.g
         square = (g * g).sum(1)
-        curvature, cubic = (g * self.multiply(g)).sum(1), self.sigma * square * square.sqrt()
+        curvature, cubic = (g * self.multiply(g)).sum(1), self._cubic_coefficient * square * square.sqrt()
         denominator = curvature + (curvature * curvature + 4.0 * cubic * square).sqrt()
-        length = torch.where(denominator > 0.0, 2.0 * square / denominator, 1.0)
+        step_size = torch.where(denominator > 0.0, 2.0 * square / denominator, 1.0)
         s, found = torch.zeros_like(g), torch.zeros_like(square, dtype=torch.bool)
         for _ in range(MODEL_HALVINGS):
-            trial = (-g * length[:, None]).clamp(self.lower, self.upper)
+            trial = (-g * step_size[:, None]).clamp(self.lower, self.upper)
             enough = self.evaluate(trial) <= ARMIJO_SHARE * (g * trial).sum(1).clamp(max=0.0)
             s = torch.where((enough & ~found)[:, None], trial, s)
             found = found | enough
             if bool(found.all()):
                 break
-            length = 0.5 * length
+            step_size = 0.5 * step_size
         return s

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.core.status import Status
 from sanc.many.algebra import multiply_decomposed
 from sanc.many.rows import Problem, Rows
+
+
+def is_success(status: Tensor) -> Tensor:
+    """Return which rows ended at a point that passed the tests, as `Status.success`."""
+    return torch.isin(status, torch.tensor([int(one) for one in Status if one.success], device=status.device))
 
 
 def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
@@ -47,7 +53,8 @@ def leave_saddles(problem: Problem, rows: Rows) -> Tensor:
     twice the last, up to √(|f|/|λ|), ‖x‖ or the unit of length.
     """
     moved = torch.zeros(len(rows), dtype=torch.bool, device=rows.x.device)
-    places = torch.nonzero(rows.ritz_value + rows.lambda_error < -rows.curvature_tol).reshape(-1)
+    error = ROUNDING_ERRORS * problem.eps * rows.curvature
+    places = torch.nonzero(rows.ritz_value + error < -rows.curvature_tol).reshape(-1)
     if len(places) == 0 or rows.lower is not None:
         return moved
     part, eps = rows.take(places), problem.eps

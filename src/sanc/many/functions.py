@@ -8,14 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, jacrev, jvp, vmap
+from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
+from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.many.rows import Before, Evaluation, Problem, Rows
+from sanc.many import cubic, rules
+from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
+from sanc.many.rows import Before, Evaluation, Problem, Rows, Spectra
+from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
-_MIXING = 1e-6
-"""Relative change of a value, beyond roundoff also in float32 sums, that shows that a function mixes rows."""
+_ROUNDOFF_POWER = 0.5
+"""Power of machine epsilon: a relative change of a value beyond it is no roundoff of sums, and shows that rows mix."""
 
 
 class RowFunction:
@@ -91,6 +95,23 @@ class RowFunction:
                 self._forward = False
         return self._mapped(jacrev(grad(self._of_row)))(x, *args).detach()  # type: ignore[no-any-return]
 
+    def products(self, x: Tensor, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the function that maps a vector of each row to its product with the Hessian there."""
+        args = self.arguments(ids)
+        if self.vectorized:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                (g,) = torch.autograd.grad(self.fun(vmap(self.build)(point), *args).sum(), point, create_graph=True)
+            return lambda v: torch.autograd.grad(g, point, v, retain_graph=True)[0]
+
+        def product(point: Tensor, v: Tensor, *more: Any) -> Tensor:
+            if self._forward:
+                return jvp(lambda z: grad(self._of_row)(z, *more), (point,), (v,))[1]  # type: ignore[no-any-return]
+            return vjp(lambda z: grad(self._of_row)(z, *more), point)[1](v)[0]  # type: ignore[no-any-return]
+
+        mapped = vmap(product, in_dims=(0, 0, *self.dims), randomness="different")
+        return lambda v: mapped(x, v, *args).detach()
+
     def _hessian_forward(self, x: Tensor, *args: Any) -> Tensor:
         """Return the Hessian of one row by forward-over-reverse differentiation."""
 
@@ -111,7 +132,7 @@ class RowFunction:
                 columns.append(torch.zeros_like(x) if column is None else column)
         return torch.stack(columns, 1).detach()
 
-    def check(self, x: Tensor) -> None:
+    def check(self, x: Tensor, *, stores_hessians: bool = True) -> None:
         """Raise an error unless fun can be evaluated and differentiated, row by row."""
         ids = torch.arange(min(2, len(x)), device=x.device)
         try:
@@ -130,7 +151,10 @@ class RowFunction:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 g = self.gradients(x[ids], ids)[1]
-                self.hessians(x[ids], ids)
+                if stores_hessians:
+                    self.hessians(x[ids], ids)
+                else:
+                    self._check_products(x[ids], ids)
         except Exception as error:
             raise ArgumentError(
                 f"fun cannot be differentiated twice ({_first_line(error)}): use operators of torch with derivatives, "
@@ -141,13 +165,23 @@ class RowFunction:
         if self.vectorized and len(x) > 1:
             self._check_mixing(x, ids, values)
 
+    def _check_products(self, x: Tensor, ids: Tensor) -> None:
+        """Make a Hessian product of each row, by backward derivatives if an operator has no forward ones."""
+        try:
+            self.products(x, ids)(torch.ones_like(x))
+        except (RuntimeError, NotImplementedError):
+            self._forward = False
+            self.products(x, ids)(torch.ones_like(x))
+
     def _check_mixing(self, x: Tensor, ids: Tensor, values: Tensor) -> None:
         """Raise an error if the value of a row depends on another row."""
         changed = x[ids].clone()
         changed[0] += 1e-2 * (1.0 + changed[0].abs())
-        pairs = [(self.values(changed, ids)[1], values[1]), (self.values(x[:1], ids[:1])[0], values[0])]
-        for now, then in pairs:
-            if now.isfinite() and then.isfinite() and (now - then).abs() > _MIXING * (1e-300 + then.abs()):
+        after = self.values(changed, ids)
+        size = torch.maximum(values.abs().amax(), (after[0] - values[0]).abs())
+        limit = torch.finfo(values.dtype).eps ** _ROUNDOFF_POWER * size
+        for now, then in ((after[1], values[1]), (self.values(x[:1], ids[:1])[0], values[0])):
+            if now.isfinite() and then.isfinite() and (now - then).abs() > limit:
                 raise ArgumentError(
                     "fun mixes rows: the value of one row changed with another row. Return a value for each row that "
                     "depends on that row alone, or leave vectorized out and pass a function of one row."
@@ -186,8 +220,6 @@ class FunctionProblem(Problem):
     ----------
     function : RowFunction
         The function.
-    dim : int
-        Variables of a row.
     eps : float
         Machine epsilon of the values.
     tol, curvature_tol : float
@@ -196,12 +228,10 @@ class FunctionProblem(Problem):
         Whether `tol` is the default.
     """
 
-    scales = False
-
     def __init__(
-        self, function: RowFunction, dim: int, eps: float, tol: float, curvature_tol: float | None, default_tol: bool
+        self, function: RowFunction, eps: float, tol: float, curvature_tol: float | None, default_tol: bool
     ) -> None:
-        self.function, self.dim, self.eps = function, dim, eps
+        self.function, self.eps = function, eps
         self.tol, self.curvature_tol, self.default_tol = tol, curvature_tol, default_tol
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -216,6 +246,9 @@ class FunctionProblem(Problem):
         matrix = self.function.hessians(x, ids).double()
         return Evaluation(value.double(), g.double(), 0.5 * (matrix + matrix.mT))
 
+    def spectra(self, rows: Rows) -> Spectra:
+        return decompose(rows.matrix, rows, self.eps)
+
     def prepare(self, rows: Rows, before: Before | None) -> None:
         rows.tol = rows.tol.clamp(min=self.tol)
         if self.curvature_tol is not None:
@@ -223,3 +256,51 @@ class FunctionProblem(Problem):
             return
         unit = torch.where(rows.unit_cubic > 0.0, rows.unit_cubic, 1.0).clamp(max=1.0)
         rows.curvature_tol = (rows.tol * unit).sqrt()
+
+
+class LargeFunctionProblem(FunctionProblem):
+    """Functions of rows with too many variables for dense Hessians: steps are made in Krylov spaces.
+
+    At a small gradient, the smallest eigenvalue is bounded from a Krylov space with a random start.
+    """
+
+    confidence = 0.99
+
+    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
+        value, g = self.function.gradients(x, ids)
+        no_matrix = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
+        more = {"complete": torch.zeros(len(x), dtype=torch.bool, device=x.device)}
+        return Evaluation(value.double(), g.double(), no_matrix, more)
+
+    def is_complete(self, rows: Rows) -> Tensor:
+        return rows.more["complete"]
+
+    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
+        rows.more = rows.more | {"complete": torch.ones_like(rows.more["complete"])}
+
+    def spectra(self, rows: Rows) -> Spectra:
+        products = self.function.products(rows.x, rows.ids)
+
+        def in_float64(v: Tensor) -> Tensor:
+            return products(v.to(rows.x.dtype)).double()
+
+        if bool(rows.more["complete"].all()):
+            # All rows have the same start vector, so that no row depends on the others.
+            start = torch.randn(rows.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            process = RowLanczos(in_float64, start.to(rows.x.device).expand(rows.x.shape), self.eps)
+            return certified_spectra(process, rows.g, rows.curvature_tol, self.confidence, self.eps)
+        process = RowLanczos(in_float64, rows.g, self.eps)
+        return step_spectra(process, self._residual_test(rows, process), rows.x.shape[1])
+
+    def _residual_test(self, rows: Rows, process: RowLanczos) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the function for `step_spectra`, with the forcing term of `CubicModel`."""
+        reduction = torch.where(rows.best_grad_norm < torch.inf, rows.grad_norm / rows.best_grad_norm, 1.0)
+        tolerance = torch.maximum(reduction.clamp(max=MAX_FORCING_TERM) * rows.grad_norm, TOLERANCE_SHARE * rows.tol)
+
+        def quotients(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
+            product_norm = torch.hypot(process.alpha[0], process.beta[0])
+            unit = rules.measure_units(rows.value, rows.grad_norm, product_norm, rows.x_norm)[1]
+            sigma = torch.where(rows.unit_length > 0.0, rows.sigma, rules.first_sigma(unit))
+            return (last * cubic.solve(values, c, sigma).y).sum(1).abs() / tolerance
+
+        return quotients

@@ -6,6 +6,7 @@ from the same eigenvalues, while others have moved. So no row waits for another.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, WAITING, Before, Evaluation, Problem, Rows
-from sanc.many.spectra import decompose
+
+_HASH_FACTOR = 0x9E3779B97F4A7C15 - 2**64
+"""2⁶⁴ over the golden ratio, as a signed integer: the factor of Knuth's multiplicative hash."""
 
 
 class ManyIteration:
@@ -32,14 +35,14 @@ class ManyIteration:
     ----------
     problem : Problem
         Evaluates the rows.
-    max_iter : float
-        Limit on the iterations of a row.
+    max_iter, max_trials : float
+        Limits on the iterations and trial points of a row.
     seed : int
         Seed of the signs in the hard case and of escape steps along ±v.
     """
 
-    def __init__(self, problem: Problem, max_iter: float, seed: int) -> None:
-        self.problem, self.max_iter = problem, max_iter
+    def __init__(self, problem: Problem, max_iter: float, max_trials: float, seed: int) -> None:
+        self.problem, self.max_iter, self.max_trials = problem, max_iter, max_trials
         self._seed = seed
 
     def start(self, rows: Rows) -> Rows:
@@ -54,6 +57,7 @@ class ManyIteration:
         rows.status[~found.is_finite()] = Status.NOT_FINITE
         _replace_failed(rows)
         self._enter(rows, None)
+        self._propose(rows)
         return rows
 
     def make_round(self, rows: Rows) -> None:
@@ -71,10 +75,13 @@ class ManyIteration:
         if bool(was_escape.any()):
             lower, stays = self._test_escape_steps(rows, value, was_escape)
             accepted |= lower
-        self._propose_again(rows, rejected)
-        self._move(rows, accepted)
+        rejected |= self._move(rows, accepted)
         if bool(was_escape.any()):
             self._stay(rows, stays)
+        self._propose_next(rows, rejected)
+        if self.max_trials < math.inf:
+            reached = (rows.status == RUNNING) & (rows.nfev > self.max_trials)
+            rows.status = torch.where(reached, int(Status.ITERATION_LIMIT), rows.status)
 
     # Decisions about trial points.
 
@@ -92,7 +99,7 @@ class ManyIteration:
         rows.sigma = torch.where(rejected, sigma, rows.sigma)
         if self.problem.tries_longer_steps:
             rho = rules.ratio(actual, rows.predicted, rounding)
-            longer = accepted & rows.untested & rules.tries_longer_step(rho, sigma, rows.step_sigma)
+            longer = accepted & rows.sigma_untested & rules.tries_longer_step(rho, sigma, rows.step_sigma)
             accepted = accepted & ~self._propose_longer(rows, longer)
         return accepted, rejected
 
@@ -102,9 +109,11 @@ class ManyIteration:
         length = torch.maximum(rows.unit_length, rows.x_norm)
         quadratic_terms = rows.curvature * length * length
         f_scale = torch.maximum(rows.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
-        doubtful = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (rows.predicted <= eps**0.5 * f_scale)
-        doubtful &= (actual < rules.ETA1 * rows.predicted) & is_cubic & (rows.trials == 1)
-        places = torch.nonzero(doubtful).reshape(-1)
+        within_cancellation = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (
+            rows.predicted <= eps**0.5 * f_scale
+        )
+        within_cancellation &= (actual < rules.ETA1 * rows.predicted) & is_cubic & (rows.trials == 1)
+        places = torch.nonzero(within_cancellation).reshape(-1)
         if len(places) == 0:
             return actual
         part = rows.take(places)
@@ -125,7 +134,7 @@ class ManyIteration:
             return proposed
         part = rows.take(places)
         part.sigma = part.next_sigma
-        self._propose(part, limited=False)
+        self._propose(part)
         is_longer = (part.step_norm >= 2.0 * part.next_norm) & (part.mode == CUBIC)
         part.mode.fill_(LONGER)
         kept = torch.nonzero(is_longer).reshape(-1)
@@ -158,41 +167,48 @@ class ManyIteration:
         is_short = rows.step_norm <= self.problem.eps * rows.x_norm.clamp(min=1e-300)
         return wanted & (is_short | (rows.halvings >= HALVINGS))
 
-    def _propose_again(self, rows: Rows, rejected: Tensor) -> None:
-        """Propose shorter steps after rejections, and escape steps after the last one."""
-        places = torch.nonzero(rejected).reshape(-1)
+    def _propose_next(self, rows: Rows, rejected: Tensor) -> None:
+        """Propose the next steps of rows that begin an iteration or whose step was rejected."""
+        places = torch.nonzero((rejected | (rows.trials == 0)) & (rows.status == RUNNING)).reshape(-1)
         if len(places) == 0:
             return
-        part = rows.take(places)
-        self._propose_shorter(part)
+        every = len(places) == len(rows)
+        part = rows if every else rows.take(places)
+        last_norm, was_truncated = part.step_norm, part.truncated & (part.trials > 0)
+        self._propose(part)
+        if part.lower is not None:
+            self._shorten(part, was_truncated, last_norm)
         last = torch.nonzero(part.trials > rules.RESOLVES).reshape(-1)
         if len(last):
             ending = part.take(last)
             self._propose_escape(ending)
             part.put(last, ending)
-        rows.put(places, part)
+        if not every:
+            rows.put(places, part)
 
-    def _propose_shorter(self, rows: Rows) -> None:
-        """Propose steps with a larger σ; if bounds determined a rejected step, σ is raised until it is shorter."""
-        last_norm, was_truncated = rows.step_norm, rows.truncated
-        self._propose(rows, limited=False)
-        while rows.lower is not None:
+    def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
+        """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
+        while True:
             repeated = was_truncated & rows.truncated & (rows.step_norm > SHORTER_STEP * last_norm)
             places = torch.nonzero(repeated & (rows.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
             if len(places) == 0:
                 break
             part = rows.take(places)
             part.sigma = rules.bounded(4.0 * part.sigma)
-            self._propose(part, limited=False)
+            self._propose(part)
             rows.put(places, part)
 
     # Moves.
 
-    def _move(self, rows: Rows, accepted: Tensor) -> None:
-        """Evaluate the accepted points, and begin the next iteration there; reject them if a gradient is not finite."""
+    def _move(self, rows: Rows, accepted: Tensor) -> Tensor:
+        """Evaluate the accepted points, and begin the next iteration there.
+
+        Return where a gradient is not finite, so that the cubic step is rejected.
+        """
+        rejected = torch.zeros_like(accepted)
         places = torch.nonzero(accepted).reshape(-1)
         if len(places) == 0:
-            return
+            return rejected
         every = len(places) == len(rows)
         part = rows if every else rows.take(places)
         found = self.problem.evaluate(part.next_x, part.ids)
@@ -200,15 +216,16 @@ class ManyIteration:
         finite = found.is_finite()
         if not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
-            self._reject(rows, places[failed], part.take(failed))
+            rejected = self._reject(rows, places[failed], part.take(failed))
             kept = torch.nonzero(finite).reshape(-1)
             if len(kept) == 0:
-                return
+                return rejected
             every, part, places = False, part.take(kept), places[kept]
             found = _taken_evaluation(found, kept)
         self._advance(part, found)
         if not every:
             rows.put(places, part)
+        return rejected
 
     def _advance(self, part: Rows, found: Evaluation) -> None:
         """Begin the next iteration of all rows at their accepted points."""
@@ -222,13 +239,12 @@ class ManyIteration:
         decreased = part.value - part.next_value > self.problem.eps * part.value.abs()
         self._count_iteration(part, torch.ones_like(decreased), decreased)
         part.last_step_norm = torch.where(part.next_norm > 0.0, part.next_norm, part.last_step_norm)
-        part.last_grad_norm = part.grad_norm
         part.x = part.next_x
         part.accept(found)
         self._enter(part, before)
 
-    def _reject(self, rows: Rows, places: Tensor, part: Rows) -> None:
-        """Treat steps to points with a gradient that is not finite as rejected."""
+    def _reject(self, rows: Rows, places: Tensor, part: Rows) -> Tensor:
+        """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
         nan = torch.full_like(part.value, torch.nan)
         part.step_sigma, part.step_norm, part.predicted = part.next_step_sigma, part.next_norm, part.next_predicted
         escapes = part.mode == ESCAPE
@@ -238,10 +254,10 @@ class ManyIteration:
         rows.put(places, part)
         chosen = torch.zeros(len(rows), dtype=torch.bool, device=rows.x.device)
         chosen[places] = True
-        self._propose_again(rows, chosen & (rows.mode == CUBIC))
         stays = self._halve(rows, chosen & (rows.mode == ESCAPE))
         if bool(stays.any()):
             self._stay(rows, stays)
+        return chosen & (rows.mode == CUBIC)
 
     def _stay(self, rows: Rows, ended: Tensor) -> None:
         """End the iteration of rows whose trial points were all rejected, and begin the next one at the same point."""
@@ -251,11 +267,9 @@ class ManyIteration:
         part = rows.take(places)
         no = torch.zeros(len(part), dtype=torch.bool, device=part.x.device)
         self._count_iteration(part, no, no)
-        part.last_grad_norm = part.grad_norm
         self._test_stall(part)
         self._test_limit(part)
-        part.untested = no
-        self._propose(part)
+        part.sigma_untested = no
         rows.put(places, part)
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
@@ -273,18 +287,22 @@ class ManyIteration:
     # The beginning of an iteration.
 
     def _enter(self, rows: Rows, before: Before | None) -> None:
-        """Test rows at new points for their endings, and propose the next steps."""
+        """Test rows at new points for their endings."""
         problem = self.problem
         problem.prepare(rows, before)
         self._measure(rows)
-        decompose(self.problem, rows)
+        self._set_spectra(rows)
         unbounded = rows.first_value - rows.value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._test_stationary(rows, rows.grad_norm <= rows.tol)
         self._test_stall(rows)
         self._test_limit(rows)
         self._measure_units(rows)
-        self._propose(rows)
+
+    def _set_spectra(self, rows: Rows) -> None:
+        """Set the eigenpairs of the curvature."""
+        found = self.problem.spectra(rows)
+        rows.values, rows.vectors, rows.c, rows.lambda_error = found.values, found.vectors, found.c, found.lambda_error
 
     def _measure(self, rows: Rows) -> None:
         """Measure ‖x‖, the free variables and the norm of their gradient."""
@@ -315,8 +333,8 @@ class ManyIteration:
 
     def certify(self, rows: Rows) -> None:
         """Test the curvature of rows that waited for the whole Hessian; those at a saddle have a new trial point."""
-        self.problem.complete(rows)
-        decompose(self.problem, rows)
+        self.problem.set_whole_hessians(rows)
+        self._set_spectra(rows)
         complete = self.problem.is_complete(rows)
         rows.status.fill_(int(Status.UNCERTIFIED))
         self._test_curvature(rows, complete)
@@ -346,7 +364,6 @@ class ManyIteration:
             fresh.status.fill_(RUNNING)
             for number in (fresh.stall, fresh.flat, fresh.unit_length, fresh.unit_cubic, fresh.last_step_norm):
                 number.zero_()
-            fresh.last_grad_norm.zero_()
             fresh.best_grad_norm.fill_(torch.inf)
             self._enter(fresh, None)
             rows.put(again, fresh)
@@ -359,7 +376,7 @@ class ManyIteration:
     def _measure_units(self, rows: Rows) -> None:
         """Measure the units of rows at their first points, and their initial σ."""
         first = rows.unit_length == 0.0
-        rows.untested = first & self.problem.tries_longer_steps
+        rows.sigma_untested = first & self.problem.tries_longer_steps
         if not bool(first.any()):
             return
         norm = torch.linalg.vector_norm(rows.c, dim=1)
@@ -373,14 +390,18 @@ class ManyIteration:
 
     # Proposals.
 
-    def _propose(self, rows: Rows, *, limited: bool = True) -> None:
-        """Set the cubic steps of all rows for their σ as trial points; escape steps where there is no cubic one."""
+    def _propose(self, rows: Rows) -> None:
+        """Set the cubic steps of all rows for their σ as trial points; escape steps where there is no cubic one.
+
+        The norm of the first step of an iteration is limited.
+        """
         sign = self._signs(rows)
         steps = cubic.solve(rows.values, rows.c, rows.sigma, sign)
-        if limited:
+        is_first = rows.trials == 0
+        if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
-            too_long = (steps.norm > max_norm) & (always | (rows.ritz_value < steps.multiplier))
-            rows.untested = rows.untested | (too_long & self.problem.tries_longer_steps)
+            too_long = is_first & (steps.norm > max_norm) & (always | (rows.ritz_value < steps.multiplier))
+            rows.sigma_untested = rows.sigma_untested | (too_long & self.problem.tries_longer_steps)
             steps = rules.limited_steps(steps, rows.values, rows.c, max_norm, too_long, sign)
             rows.sigma = steps.sigma
         rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
@@ -389,7 +410,9 @@ class ManyIteration:
         s = multiply(rows.vectors, steps.y) * rows.scale
         rows.trial = rows.x + s.to(rows.x.dtype)
         if rows.lower is not None:
-            fit_steps(rows, s)
+            fitted = fit_steps(rows, s)
+            rows.trial, rows.truncated = fitted.trial, fitted.truncated
+            rows.step_norm, rows.predicted = fitted.step_norm, fitted.predicted
         below = rows.step_norm <= self.problem.eps * rows.x_norm
         none = (below | ~(rows.predicted > 0.0)) & (rows.status == RUNNING)
         places = torch.nonzero(none).reshape(-1)
@@ -417,8 +440,8 @@ class ManyIteration:
 
     def _signs(self, rows: Rows) -> Tensor:
         """Return a random sign for each row, which depends on seed, row and iteration alone."""
-        mixed = (rows.ids * 2654435761 + rows.nit * 40503 + self._seed * 97) % 2147483647
-        return 1.0 - 2.0 * ((mixed // 65536) % 2).double()
+        hashed = (rows.ids + (rows.nit << 32) + self._seed) * _HASH_FACTOR  # modulo 2⁶⁴
+        return 1.0 - 2.0 * (hashed < 0).double()
 
 
 def _set(rows: Rows, chosen: Tensor, value: Tensor, sigma: Tensor) -> None:
@@ -438,7 +461,7 @@ def _set(rows: Rows, chosen: Tensor, value: Tensor, sigma: Tensor) -> None:
 def _taken_evaluation(found: Evaluation, rows: Tensor) -> Evaluation:
     """Return the evaluation of some rows."""
     more = {name: part[rows] for name, part in found.more.items()}
-    return Evaluation(found.value[rows], found.g[rows], None if found.matrix is None else found.matrix[rows], more)
+    return Evaluation(found.value[rows], found.g[rows], found.matrix[rows], more)
 
 
 def _replace_failed(rows: Rows) -> None:
@@ -447,5 +470,4 @@ def _replace_failed(rows: Rows) -> None:
     if not bool(failed.any()):
         return
     rows.g = torch.where(failed[:, None], 0.0, rows.g)
-    if rows.matrix is not None:
-        rows.matrix = torch.where(failed[:, None, None], 0.0, rows.matrix)
+    rows.matrix = torch.where(failed[:, None, None], 0.0, rows.matrix)

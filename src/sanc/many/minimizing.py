@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -12,15 +13,19 @@ from torch import Tensor
 
 from sanc.core.bounds import Box
 from sanc.core.space import Space
+from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
-from sanc.many.functions import FunctionProblem, RowFunction
+from sanc.many.endings import is_success
+from sanc.many.functions import FunctionProblem, LargeFunctionProblem, RowFunction
+from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.many.result import ManyResult
 from sanc.many.running import Progress, RunLimits, rows_in_memory, run_rows
+from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 
-TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
+TOLERANCES = {dtype: default_tolerance(torch.finfo(dtype).eps) for dtype in (torch.float64, torch.float32)}
 """Default tolerances: those of `minimize` and `least_squares`."""
 LARGEST_DIM = 512
 """Variables of a row for which Hessians are dense; 512² numbers are 2 MB in float64."""
@@ -43,11 +48,13 @@ def minimize_many(
     callback: Callable[[Progress], Any] | None = None,
     progress: bool = False,
     seed: int = 0,
+    **others: Never,
 ) -> ManyResult:
     """Find second-order points of many independent problems, one for each row of `x0`.
 
-    Every row has its own σ, ratio test, escape steps and ending, by the rules of `minimize`. Hessians are dense, and
-    all rows are evaluated together. Rows that end leave the batch.
+    Every row has its own σ, ratio test, escape steps and ending, by the rules of `minimize`. All rows are evaluated
+    together, and those that end leave the batch. Hessians are dense up to 512 variables in a row. Beyond, steps are
+    made in Krylov spaces, and the bound of the smallest eigenvalue holds with a probability of 0.99, as in `minimize`.
 
     Parameters
     ----------
@@ -76,7 +83,8 @@ def minimize_many(
     chunk_size : int or "auto"
         Rows in the batch at a time; new ones enter as others end. "auto" depends on the memory.
     callback : callable, optional
-        Receives a `Progress` after each round: counts of active, pending and ended rows. True ends the run.
+        Receives a `Progress` after each round: counts of active, pending and ended rows. True or StopIteration
+        ends the run.
     progress : bool
         Print the number of rows that have ended, on one line of the standard error stream.
     seed : int
@@ -97,6 +105,8 @@ def minimize_many(
     >>> res.success.all().item(), res.x.round().tolist()
     (True, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     """
+    if others:
+        reject_arguments("minimize_many", others, inspect.signature(minimize_many).parameters)
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function of one row.")
     require(isinstance(vectorized, bool), "vectorized", vectorized, "pass True or False")
@@ -106,24 +116,27 @@ def minimize_many(
         x0, in_dims = _starting_points(starts, bounds, seed), None
     points = StartingRows(x0)
     x = points.flat
-    if x.shape[1] > LARGEST_DIM:
+    is_large = x.shape[1] > LARGEST_DIM
+    if is_large and bounds is not None:
         raise ArgumentError(
-            f"x0 has {x.shape[1]} variables in a row, and Hessians are dense: use sanc.minimize in a loop above "
+            f"bounds cannot be used with {x.shape[1]} variables in a row: use sanc.minimize in a loop above "
             f"{LARGEST_DIM}."
         )
     arguments, dims = _checked_arguments(args, in_dims, x)
     function = RowFunction(fun, arguments, dims, vectorized, points.build)
-    limits = checked_limits(x, x.shape[1] ** 2, max_iter, max_time, chunk_size, callback, progress, seed)
+    entries = x.shape[1] * min(x.shape[1], MAX_CERTIFICATE_DIM)
+    limits = checked_limits(x, entries, max_iter, max_time, chunk_size, callback, progress, seed)
     lower, upper = row_bounds(bounds, points)
     tolerance = TOLERANCES[x.dtype] if tol is None else tol
     require(is_number(tolerance) and 0 < tolerance < math.inf, "tol", tol, "pass a positive number")
     require_number("curvature_tol", curvature_tol)
     x = project_start(x, lower, upper)
-    function.check(x)
+    function.check(x, stores_hessians=not is_large)
     eps = torch.finfo(x.dtype).eps
-    problem = FunctionProblem(function, x.shape[1], eps, tolerance, curvature_tol, tol is None)
+    kind = LargeFunctionProblem if is_large else FunctionProblem
+    problem = kind(function, eps, tolerance, curvature_tol, tol is None)
     outputs, rounds = run_rows(problem, x, lower, upper, limits)
-    return build_result(outputs, rounds, points, lower, upper)
+    return build_result(outputs, rounds, points, lower, upper, problem.confidence)
 
 
 class StartingRows:
@@ -310,7 +323,12 @@ def project_start(x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tens
 
 
 def build_result(
-    outputs: dict[str, Tensor], rounds: int, points: StartingRows, lower: Tensor | None, upper: Tensor | None
+    outputs: dict[str, Tensor],
+    rounds: int,
+    points: StartingRows,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    confidence: float = 1.0,
 ) -> ManyResult:
     """Return the result of all rows."""
     x, g, status = outputs["x"], outputs["g"].to(points.flat.dtype), outputs["status"]
@@ -323,11 +341,12 @@ def build_result(
         x=points.build_all(x),
         fun=points.build_numbers(outputs["value"].to(x.dtype)),
         jac=points.build_all(g),
-        success=points.build_numbers(status <= 1),
+        success=points.build_numbers(is_success(status)),
         status=points.build_numbers(status),
         **{name: points.build_numbers(outputs[name]) for name in names},
         active=active,
         multipliers=multipliers,
         rounds=rounds,
+        confidence=confidence,
         flat=x,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sanc.core.curvature import Certificate
 from sanc.core.status import Status
+from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.minimisation.result import Result
 from sanc.minimisation.trees import map_tree
 
@@ -72,6 +73,10 @@ class ManyResult:
         With bounds: −1 at the lower bound, 1 at the upper one, otherwise 0; and the gradient at active bounds.
     rounds : int
         Evaluations of the batch: each of them has a trial point of every row that had not ended.
+    confidence : float
+        Probability with which λ_min is above the bound of a certificate; 1 with dense Hessians.
+    flat : Tensor
+        The final points as rows of a matrix, whatever the form of `x0`.
     """
 
     x: Any
@@ -90,25 +95,27 @@ class ManyResult:
     active: Any
     multipliers: Any
     rounds: int
+    confidence: float = 1.0
     flat: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def __len__(self) -> int:
         return len(self.flat)
 
     def certificate(self, row: int) -> Certificate:
-        """Return the certificate of a row; its eigenvalues are those of the whole Hessian."""
+        """Return the certificate of a row, from the whole Hessian or a Krylov space; then `products` is their limit."""
         error = float(self.lambda_error[row])
+        is_dense = self.confidence == 1.0
         return Certificate(
             grad_norm=float(self.grad_norm[row]),
             lambda_min=float(self.lambda_min[row]),
             error_bound=error,
-            rounding=error,
+            rounding=error if is_dense else 0.0,
             residual=0.0,
             asymmetry=0.0,
-            confidence=1.0,
+            confidence=self.confidence,
             eps_gradient=float(self.tol[row]),
             eps_curvature=float(self.curvature_tol[row]),
-            products=self.flat.shape[1],
+            products=self.flat.shape[1] if is_dense else min(self.flat.shape[1], MAX_CERTIFICATE_DIM),
         )
 
     def __getitem__(self, row: int) -> Result:

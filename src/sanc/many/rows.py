@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -27,21 +28,21 @@ class Evaluation:
         f, in float64.
     g : Tensor
         The gradients.
-    matrix : Tensor or None
-        The Hessians, or the matrices of the model; None if the problem has Hessian products only.
+    matrix : Tensor
+        The Hessians, or the matrices of the model.
     more : dict of Tensor
         What the problem needs later, a row each.
     """
 
     value: Tensor
     g: Tensor
-    matrix: Tensor | None
+    matrix: Tensor
     more: dict[str, Tensor] = field(default_factory=dict)
 
     def is_finite(self) -> Tensor:
         """Return where all numbers are finite."""
-        finite = self.value.isfinite() & self.g.isfinite().all(1)
-        return finite if self.matrix is None else finite & self.matrix.isfinite().flatten(1).all(1)
+        largest = torch.maximum(self.g.abs().amax(1), self.matrix.abs().flatten(1).amax(1))  # NaN if one is NaN
+        return self.value.isfinite() & largest.isfinite()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,19 @@ class Before:
     value: Tensor
     g: Tensor
     more: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Spectra:
+    """Eigenvalues of the curvature of free variables, eigenvectors as columns, and the gradients in their bases.
+
+    `lambda_error` is the rounding error of eigenvalues. In Krylov spaces it bounds the smallest one, or is infinite.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    c: Tensor
+    lambda_error: Tensor
 
 
 @dataclass
@@ -72,7 +86,7 @@ class Rows:
         The variables that the step may change; None if there are no bounds.
     values, vectors, c : Tensor
         Eigenvalues of the curvature of the free variables, eigenvectors as columns, and the gradient in their basis.
-    sigma, unit_length, unit_cubic, last_step_norm, last_grad_norm, grad_norm, x_norm
+    sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
         As in `sanc.core.point`.
     tol, curvature_tol, lambda_error : Tensor
         Tolerances of the row, and the error of its eigenvalues.
@@ -87,7 +101,7 @@ class Rows:
         What the trial point is, trial points of the iteration, and halvings of its escape step.
     trial, step_sigma, step_norm, predicted, multiplier : Tensor
         The trial point, with σ, norm, predicted decrease and μ of its step.
-    untested, truncated : Tensor
+    sigma_untested, truncated : Tensor
         Whether no value of f has confirmed σ, and whether bounds truncated the step.
     next_x, next_value, next_sigma, next_norm, next_predicted, next_step_sigma, verdict : Tensor
         The accepted trial point with its step, and the class of the first accepted step of the iteration.
@@ -100,7 +114,6 @@ class Rows:
     unit_length: Tensor
     unit_cubic: Tensor
     last_step_norm: Tensor
-    last_grad_norm: Tensor
     grad_norm: Tensor
     x_norm: Tensor
     tol: Tensor
@@ -127,7 +140,7 @@ class Rows:
     trials: Tensor
     halvings: Tensor
     verdict: Tensor
-    untested: Tensor
+    sigma_untested: Tensor
     truncated: Tensor
     trial: Tensor
     next_x: Tensor
@@ -136,7 +149,7 @@ class Rows:
     free: Tensor | None = None
     value: Tensor = field(default_factory=lambda: torch.empty(0))
     g: Tensor = field(default_factory=lambda: torch.empty(0))
-    matrix: Tensor | None = None
+    matrix: Tensor = field(default_factory=lambda: torch.empty(0))
     more: dict[str, Tensor] = field(default_factory=dict)
     values: Tensor = field(default_factory=lambda: torch.empty(0))
     vectors: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -154,7 +167,7 @@ class Rows:
             x=x,
             scale=torch.ones(x.shape, dtype=torch.float64, device=device),
             **numbers,
-            untested=torch.zeros(count, dtype=torch.bool, device=device),
+            sigma_untested=torch.zeros(count, dtype=torch.bool, device=device),
             truncated=torch.zeros(count, dtype=torch.bool, device=device),
             trial=x,
             next_x=x,
@@ -165,33 +178,56 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: Tensor) -> Rows:
+    def take(self, indices: Tensor) -> Rows:
         """Return some of the rows, as copies."""
-        return Rows(**{item.name: _taken(getattr(self, item.name), rows) for item in fields(self)})
+        taken: dict[str, Tensor] = {}
+        for names in self._groups():
+            stacked = torch.stack([self._entry(name) for name in names])
+            taken |= zip(names, stacked.index_select(1, indices).unbind(), strict=True)
+        return self._with_entries(taken)
 
-    def put(self, rows: Tensor, others: Rows) -> None:
+    def put(self, indices: Tensor, others: Rows) -> None:
         """Replace some of the rows."""
-        self._separate()
+        entries: dict[str, Tensor] = {}
+        for names in self._groups():
+            stacked = torch.stack([self._entry(name) for name in names])
+            stacked.index_copy_(1, indices, torch.stack([others._entry(name) for name in names]))
+            entries |= zip(names, stacked.unbind(), strict=True)
+        changed = self._with_entries(entries)
         for item in fields(self):
-            _put(getattr(self, item.name), rows, getattr(others, item.name))
-
-    def _separate(self) -> None:
-        """Copy tensors that share their memory with another one, so that each can be changed in place."""
-        known: set[int] = set()
-        for item in fields(self):
-            entry = getattr(self, item.name)
-            if isinstance(entry, Tensor) and entry.numel():
-                if entry.data_ptr() in known:
-                    setattr(self, item.name, entry.clone())
-                known.add(entry.data_ptr())
-        for name, part in self.more.items():
-            if part.data_ptr() in known:
-                self.more[name] = part.clone()
-            known.add(part.data_ptr())
+            setattr(self, item.name, getattr(changed, item.name))
 
     def join(self, others: Rows) -> Rows:
         """Return the rows followed by others."""
-        return Rows(**{i.name: _joined(getattr(self, i.name), getattr(others, i.name)) for i in fields(self)})
+        joined: dict[str, Tensor] = {}
+        for names in self._groups():
+            stacks = [torch.stack([rows._entry(name) for name in names]) for rows in (self, others)]
+            joined |= zip(names, torch.cat(stacks, 1).unbind(), strict=True)
+        return self._with_entries(joined)
+
+    def _groups(self) -> Iterable[list[str]]:
+        """Return the names of the tensors that have the same type and shape: each group is copied at once.
+
+        Those of `more` are named more.*.
+        """
+        groups: dict[Any, list[str]] = {}
+        entries = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "more"}
+        entries |= {f"{_MORE}{name}": part for name, part in self.more.items()}
+        for name, entry in entries.items():
+            if entry is not None and entry.numel():
+                groups.setdefault((entry.dtype, entry.shape), []).append(name)
+        return groups.values()
+
+    def _entry(self, name: str) -> Tensor:
+        """Return a tensor by the name that `_groups` gives it."""
+        entry: Tensor = self.more[name.removeprefix(_MORE)] if name.startswith(_MORE) else getattr(self, name)
+        return entry
+
+    def _with_entries(self, entries: dict[str, Tensor]) -> Rows:
+        """Return rows with the tensors that `_groups` names replaced."""
+        more = {name.removeprefix(_MORE): part for name, part in entries.items() if name.startswith(_MORE)}
+        fixed = {name: part for name, part in entries.items() if not name.startswith(_MORE)}
+        return replace(self, **fixed, more=self.more | more)
 
     def accept(self, found: Evaluation) -> None:
         """Set what was evaluated at x."""
@@ -219,31 +255,13 @@ class Rows:
 
 
 _NUMBERS = (
-    "sigma", "unit_length", "unit_cubic", "last_step_norm", "last_grad_norm", "grad_norm", "x_norm", "tol",
+    "sigma", "unit_length", "unit_cubic", "last_step_norm", "grad_norm", "x_norm", "tol",
     "curvature_tol", "lambda_error", "best_grad_norm", "first_value", "step_sigma", "step_norm", "predicted",
     "multiplier", "next_value", "next_sigma", "next_norm", "next_predicted", "next_step_sigma",
 )  # fmt: skip
+_MORE = "more."
+"""Prefix of the names of entries of `Rows.more`."""
 _INTEGERS = ("stall", "flat", "nit", "nfev", "njev", "status", "mode", "trials", "halvings", "verdict")
-
-
-def _taken(entry: Any, rows: Tensor) -> Any:
-    if isinstance(entry, dict):
-        return {name: part[rows] for name, part in entry.items()}
-    return entry[rows] if isinstance(entry, Tensor) and entry.ndim and len(entry) else entry
-
-
-def _put(entry: Any, rows: Tensor, other: Any) -> None:
-    if isinstance(entry, dict):
-        for name, part in entry.items():
-            part[rows] = other[name]
-    elif isinstance(entry, Tensor):
-        entry[rows] = other
-
-
-def _joined(entry: Any, other: Any) -> Any:
-    if isinstance(entry, dict):
-        return {name: torch.cat([part, other[name]]) for name, part in entry.items()}
-    return torch.cat([entry, other]) if isinstance(entry, Tensor) else entry
 
 
 class Problem:
@@ -251,23 +269,20 @@ class Problem:
 
     Attributes
     ----------
-    dim : int
-        Variables of a row.
     eps : float
         Machine epsilon of the values.
     default_tol : bool
         Whether the tolerance is the default one, which is raised to the rounding error of the gradient.
-    scales : bool
-        Whether variables have units of their own.
     tries_longer_steps : bool
         Whether longer steps are tried if f decreases by more than predicted.
+    confidence : float
+        Probability with which the bound of the smallest eigenvalue holds.
     """
 
-    dim: int
     eps: float
     default_tol: bool
-    scales: bool
     tries_longer_steps = True
+    confidence = 1.0
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
         """Return f of some rows, in float64."""
@@ -285,12 +300,16 @@ class Problem:
         """Set scales and tolerances of rows at new points; `before` has the points before the last step."""
         raise NotImplementedError
 
+    def spectra(self, rows: Rows) -> Spectra:
+        """Return eigenpairs of the curvature of all rows."""
+        raise NotImplementedError
+
     def is_complete(self, rows: Rows) -> Tensor:
         """Return where `matrix` is the whole Hessian, with which curvature is tested."""
         return torch.ones(len(rows), dtype=torch.bool, device=rows.x.device)
 
-    def complete(self, rows: Rows) -> None:
-        """Replace the matrices of rows by the whole Hessians."""
+    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
+        """Replace the matrices of all rows, or of some, by the whole Hessians."""
 
     # Rules for σ and the step norm.
 

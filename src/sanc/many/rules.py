@@ -1,7 +1,7 @@
 """The decisions of `sanc.core`, for all rows at once: the ratio test, the rules for σ, the units and the endings.
 
-Every function computes for each row what its namesake in the core computes for one problem, from the same constants.
-tests/many compares them, row by row.
+Every function computes for each row what the function of the core that its docstring names computes for one problem,
+from the same constants. tests/many compares them, row by row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bounded(sigma: Tensor) -> Tensor:
 
 
 def classify(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
-    """Return the class of each step."""
+    """Return the class of each step (`sanc.core.ratio.classify`)."""
     valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
     actual, predicted = actual + rounding, predicted + rounding
     successful = valid & (actual >= ETA1 * predicted)
@@ -51,7 +51,7 @@ def classify(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
 
 
 def ratio(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
-    """Return ρ of each step; NaN if it is not defined."""
+    """Return ρ of each step; NaN if it is not defined (`sanc.core.ratio`)."""
     valid = actual.isfinite() & predicted.isfinite() & (predicted + rounding > 0.0)
     return torch.where(valid, (actual + rounding) / (predicted + rounding), torch.nan)
 
@@ -87,7 +87,7 @@ class Rays:
 def after_trial(
     sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, rounding: Tensor
 ) -> Tensor:
-    """Return σ after a trial step of the class `verdict`."""
+    """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
     ray = Rays.from_steps(sigma, predicted, norm)
     kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
     kappa = torch.where(predicted <= rounding, sigma, kappa)
@@ -102,12 +102,12 @@ def after_trial(
 
 
 def after_failure(sigma: Tensor) -> Tensor:
-    """Return γσ."""
+    """Return γσ (`SigmaRule.after_failure`)."""
     return (sigma * GAMMA).clamp(max=SIGMA_CEILING)
 
 
 def after_negligible_step(sigma: Tensor, norm_ratio: Tensor) -> Tensor:
-    """Return σ after a step below the working precision of x."""
+    """Return σ after a step below the working precision of x (`SigmaRule.after_negligible_step`)."""
     return bounded(sigma * (norm_ratio * norm_ratio).clamp(max=GAMMA**-2))
 
 
@@ -125,19 +125,19 @@ def after_derivative(
 def limited_steps(
     steps: CubicSteps, values: Tensor, c: Tensor, max_norm: Tensor, limited: Tensor, sign: Tensor
 ) -> CubicSteps:
-    """Return the steps with σ doubled until ‖s‖ ≤ `max_norm`, in the rows `limited`."""
+    """Return the steps with σ doubled until ‖s‖ ≤ `max_norm`, in the rows `limited` (`SigmaRule.limit_step`)."""
     rows = torch.nonzero(limited).reshape(-1)
     if len(rows) == 0:
         return steps
     part, values, c, max_norm, sign = steps.take(rows), values[rows], c[rows], max_norm[rows], sign[rows]
+    # With σ up to the lower bound the step is too long, so the first σ to try is the next one.
     sigma = _doubled(part.sigma, cubic.sigma_lower_bound(values, c, part, max_norm) / part.sigma)
     part = cubic.solve(values, c, sigma, sign)
     while True:
         too_long = torch.nonzero((part.norm > max_norm) & (part.sigma < SIGMA_CEILING)).reshape(-1)
         if len(too_long) == 0:
             break
-        factor = (part.norm / max_norm)[too_long]
-        factor = torch.where(factor.isfinite(), factor.clamp(min=2.0), 2.0)
+        factor = 0.5 * (part.norm / max_norm)[too_long]
         sigma = _doubled(part.sigma[too_long], factor)
         part.put(too_long, cubic.solve(values[too_long], c[too_long], sigma, sign[too_long]))
     steps = replace(steps, sigma=steps.sigma.clone())  # it may be the σ of the caller
@@ -145,15 +145,14 @@ def limited_steps(
     return steps
 
 
-def _doubled(sigma: Tensor, max_factor: Tensor) -> Tensor:
-    """Return σ times the largest power of two up to `max_factor`; σ itself if that is at most 1 or infinite."""
-    valid = (max_factor > 1.0) & (max_factor < torch.inf)
-    power = torch.where(valid, max_factor, 1.0).log2().floor()
-    return torch.where(valid, bounded(torch.exp2(power) * sigma), sigma)
+def _doubled(sigma: Tensor, min_factor: Tensor) -> Tensor:
+    """Return σ times the smallest power of two above `min_factor`, and at least 2σ."""
+    factor = torch.where(min_factor < torch.inf, min_factor, 1.0).clamp(min=1.0)
+    return bounded(torch.exp2(factor.log2().floor() + 1.0) * sigma)
 
 
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the units of length and of σ of the first points."""
+    """Return the units of length and of σ of the first points (`sanc.core.units`)."""
     x_length = X_FRACTION * x_norm
     has_gradient, has_product = grad_norm > 0.0, product_norm > 0.0
     cauchy = torch.where(has_product, grad_norm / product_norm, torch.inf)
@@ -162,24 +161,24 @@ def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm
     stationary = torch.where(has_product, torch.maximum(x_length, (value.abs() / product_norm).sqrt()), x_length)
     length = torch.where(has_gradient, first, stationary)
     length = torch.where((length > 0.0) & (length < torch.inf), length, 1.0)
-    slope = grad_norm / length
-    unit = torch.where(slope > 0.0, slope, product_norm) / length
+    grad_norm_per_length = grad_norm / length
+    unit = torch.where(grad_norm_per_length > 0.0, grad_norm_per_length, product_norm) / length
     return length, torch.where((unit > 0.0) & (unit < torch.inf), unit, 1.0)
 
 
 def first_sigma(unit_cubic: Tensor) -> Tensor:
-    """Return the initial σ."""
+    """Return the initial σ (`sanc.core.units`)."""
     return bounded(FIRST_SIGMA * unit_cubic)
 
 
 def max_step_norm(unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
-    """Return the limit on the step norm that `first_radius` of `CubicModel` describes."""
+    """Return the limit on the step norm that `first_radius` describes (`CubicModel`)."""
     length = torch.maximum(unit_length, X_FRACTION * x_norm)
     return torch.maximum(FIRST_RADIUS * length, MAX_GROWTH_FACTOR * last_step_norm)
 
 
 def tries_longer_step(rho: Tensor, next_sigma: Tensor, sigma: Tensor) -> Tensor:
-    """Return where f decreased by more than predicted, so that a longer step is tried."""
+    """Return where f decreased by more than predicted, so that a longer step is tried (`sanc.core.acceptance`)."""
     return (rho > LONGER_STEP_RHO) & (next_sigma < sigma)
 
 
@@ -199,6 +198,6 @@ def choose_branch(ritz_value: Tensor, curvature: Tensor, grad_norm: Tensor, sigm
 def update_stall(
     iterations: Tensor, best: Tensor, grad_norm: Tensor, moved: Tensor, value_decreased: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the iterations without progress, and the smallest gradient norm so far: `StallMonitor.update`."""
+    """Return the iterations without progress, and the smallest gradient norm so far (`StallMonitor.update`)."""
     progress = (grad_norm < GRADIENT_PROGRESS * best) | (moved & value_decreased)
     return torch.where(progress, 0, iterations + 1), torch.minimum(best, grad_norm)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.status import Status
+from sanc.core.status import Status, asks_to_stop
 from sanc.many.iteration import ManyIteration
 from sanc.many.rows import RUNNING, WAITING, Problem, Rows
 
@@ -21,6 +21,8 @@ _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
 _COPIES = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
+_WAITING_SHARE = 8
+"""Rows that wait for their whole Hessian, for each row in the batch, before they are tested: a few times in a run."""
 _REPORT_SECONDS = 0.2
 """Seconds between two lines of progress."""
 
@@ -64,6 +66,8 @@ class RunLimits:
         Print a line of progress.
     seed : int
         Seed of random signs.
+    max_trials : float
+        Trial points of a row.
     """
 
     max_iter: float
@@ -72,6 +76,7 @@ class RunLimits:
     callback: Callable[[Progress], object] | None
     progress: bool
     seed: int
+    max_trials: float = math.inf
 
 
 _OUTPUTS = ("value", "status", "nit", "nfev", "njev", "grad_norm", "lambda_error", "tol", "curvature_tol")
@@ -82,7 +87,7 @@ def run_rows(
 ) -> tuple[dict[str, Tensor], int]:
     """Minimise all rows; return what they ended with, and the number of rounds."""
     count, clock = len(x0), time.perf_counter()
-    iteration = ManyIteration(problem, limits.max_iter, limits.seed)
+    iteration = ManyIteration(problem, limits.max_iter, limits.max_trials, limits.seed)
     outputs: dict[str, Tensor] = {}
     rows: Rows | None = None
     waiting: Rows | None = None
@@ -96,7 +101,7 @@ def run_rows(
             rows = _joined(rows, iteration.start(Rows.start(ids, x0[ids].clone(), *sides)))
         seconds = time.perf_counter() - clock
         report = Progress(rounds, _length(rows) + _length(waiting), count - begun, ended, seconds)
-        asked = limits.callback is not None and rounds > 0 and limits.callback(report) is True
+        asked = limits.callback is not None and rounds > 0 and asks_to_stop(limits.callback, report)
         if asked or seconds >= limits.max_time:
             status = Status.CALLBACK if asked else Status.TIME_LIMIT
             ended += _stop(_joined(rows, waiting), outputs, count, status)
@@ -106,7 +111,7 @@ def run_rows(
         rows, left, newly_waiting = _without_ended(rows, outputs, count)
         waiting = _joined(waiting, newly_waiting)
         ended += left
-        if waiting is not None and (len(rows) == 0 or len(waiting) >= limits.chunk_size):
+        if waiting is not None and len(waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
             iteration.certify(waiting)
             rows, waiting = rows.join(waiting) if len(rows) else waiting, None
         elif len(rows):

@@ -1,4 +1,4 @@
-"""Eigenvalues of the curvature of all rows: of dense matrices, or of the Krylov spaces of larger problems."""
+"""Eigenpairs of the curvature of all rows, restricted to free variables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.many.algebra import eigenpairs, multiply_transposed
-from sanc.many.rows import Problem, Rows
+from sanc.many.rows import Rows, Spectra
 
 
-def decompose(problem: Problem, rows: Rows) -> None:
-    """Set the eigenvalues of the curvature of the free variables, the eigenvectors, and the gradient in their basis."""
-    assert rows.matrix is not None
-    matrix = rows.matrix if not problem.scales else rows.matrix * rows.scale[:, :, None] * rows.scale[:, None, :]
+def decompose(matrix: Tensor, rows: Rows, eps: float) -> Spectra:
+    """Return the eigenpairs of the matrices of all rows, in scaled variables, restricted to the free ones."""
     g = rows.g * rows.scale
     if rows.free is not None:
         matrix, g = _restricted(matrix, rows.free), g * rows.free
-    rows.values, rows.vectors = eigenpairs(matrix)
-    rows.c = multiply_transposed(rows.vectors, g)
-    rows.lambda_error = ROUNDING_ERRORS * problem.eps * rows.curvature
+    values, vectors = eigenpairs(matrix)
+    error = ROUNDING_ERRORS * eps * torch.maximum(-values[:, 0], values[:, -1])
+    return Spectra(values, vectors, multiply_transposed(vectors, g), error)
 
 
 def _restricted(matrix: Tensor, free: Tensor) -> Tensor:
