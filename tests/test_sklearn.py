@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import sklearn.linear_model
+import sklearn.metrics
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
@@ -21,10 +22,12 @@ from sanc.sklearn import LogisticRegression, LogisticRegressionCV, NonconvexSVM
 
 
 def checks():
-    for estimator in (LogisticRegression(), LogisticRegressionCV(Cs=2, cv=2), NonconvexSVM()):
+    by_gradients = LogisticRegressionCV(search="gradient", cv=2)
+    for estimator in (LogisticRegression(), LogisticRegressionCV(Cs=2, cv=2), by_gradients, NonconvexSVM()):
         for made, check in estimator_checks_generator(estimator):
             marks = pytest.mark.slow if isinstance(estimator, LogisticRegressionCV) else ()  # five fits for one
-            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{check.func.__name__}", marks=marks)
+            name = "search by gradients" if estimator is by_gradients else type(estimator).__name__
+            yield pytest.param(made, check, id=f"{name}-{check.func.__name__}", marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
@@ -219,3 +222,117 @@ def test_mistakes_of_the_cross_validation_are_errors():
     ordered = np.repeat([0, 1, 2], 10)
     with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
         LogisticRegressionCV(2, cv=KFold(3)).fit(X[:25], ordered[:25])
+
+
+# ------------------------------------------------------------------------------------------- search by gradients
+
+
+def groups_of_data(classes, seed=0, n=120):
+    """Return features in two groups, of which only the second one matters, and labels."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 7))
+    scores = X[:, 4:] @ rng.standard_normal((3, classes)) + rng.gumbel(size=(n, classes))
+    return X, np.array(["cat", "dog", "eel"])[scores.argmax(1)], np.array(["noise"] * 4 + ["signal"] * 3)
+
+
+def held_out_loss(X, y, weights, Cs):
+    """Return the mean of the weighted log losses of three folds, fitted by scikit-learn."""
+    losses = []
+    scaled = X * np.sqrt(Cs)  # one penalty for scaled features is one penalty per feature
+    for kept, left in StratifiedKFold(3).split(X, y):
+        other = sklearn.linear_model.LogisticRegression(tol=1e-9, solver="newton-cholesky", max_iter=1000)
+        p = other.fit(scaled[kept], y[kept], weights[kept]).predict_proba(scaled[left])
+        losses.append(sklearn.metrics.log_loss(y[left], p, sample_weight=weights[left]))
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_search_by_gradients_finds_the_minimum_of_the_held_out_loss(classes):
+    X, y, _ = groups_of_data(classes)
+    weights = np.linspace(0.5, 1.5, len(y))
+    found = LogisticRegressionCV(search="gradient", cv=3).fit(X, y, weights)
+    best = held_out_loss(X, y, weights, found.C_)
+    assert -found.scores_.mean(axis=0).max() == pytest.approx(best, rel=1e-4)
+    assert all(held_out_loss(X, y, weights, factor * found.C_) > best for factor in (0.01, 0.7, 1.4, 100.0))
+    assert found.C_ in found.Cs_
+    assert found.scores_.shape == found.n_iter_.shape == (3, len(found.Cs_))
+    rows = 1 if classes == 2 else classes
+    assert found.coefs_paths_.shape == (3, len(found.Cs_), rows, 8) and found.active_ == 0
+    alone = LogisticRegression(found.C_, tol=1e-6).fit(X, y, weights)
+    assert found.coef_ == pytest.approx(alone.coef_, abs=2e-3) and found.coef_.shape == (rows, 7)
+
+
+def test_the_search_finds_one_strength_for_each_group():
+    X, y, groups = groups_of_data(2, seed=4, n=60)
+    A = scipy.sparse.csr_matrix(X)
+    with pytest.warns(ConvergenceWarning, match=r"for groups \['noise'\]"):  # that group is switched off
+        found = LogisticRegressionCV([1e-2, 1e2], search="gradient", groups=groups, cv=3, tol=1e-6).fit(A, y)
+    assert found.groups_.tolist() == ["noise", "signal"] and found.C_.shape == (2,)
+    assert found.active_.tolist() == [-1, 0] and found.C_[0] == 1e-2 and found.Cs_.shape == (found.scores_.shape[1], 2)
+    ones = np.ones(len(y))
+    Cs = np.where(groups == "noise", found.C_[0], found.C_[1])
+    assert -found.scores_.mean(axis=0).max() == pytest.approx(held_out_loss(X, y, ones, Cs), rel=1e-4)
+    one = LogisticRegressionCV(search="gradient", cv=3).fit(A, y).scores_.mean(axis=0).max()
+    assert found.scores_.mean(axis=0).max() > one + 1e-3
+    for factor in (0.8, 1.25):
+        others = np.where(groups == "noise", found.C_[0], factor * found.C_[1])
+        assert held_out_loss(X, y, ones, others) > held_out_loss(X, y, ones, Cs)
+    scaled = X * np.sqrt(Cs)
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-9, solver="newton-cholesky").fit(scaled, y)
+    assert found.coef_ == pytest.approx(theirs.coef_ * np.sqrt(Cs), abs=1e-4)
+
+
+def test_a_search_that_ends_at_a_limit_warns(rng):
+    X = rng.standard_normal((60, 3))
+    for y, active, C in ((np.arange(60) // 2 % 2, -1, 0.1), (X[:, 0] > 0, 1, 100.0)):  # no signal, and separable
+        with pytest.warns(ConvergenceWarning, match="ended at a limit of Cs, 0.1 or 100"):
+            found = LogisticRegressionCV([0.1, 100.0], search="gradient", cv=3).fit(X, y)
+        assert found.active_ == active and found.C_ == C
+
+
+def test_a_search_without_derivatives_keeps_the_best_of_its_first_values(rng):
+    X, y = data(3, rng)
+    with pytest.warns(ConvergenceWarning) as warned:
+        found = LogisticRegressionCV(search="gradient", cv=3, max_iter=1).fit(X, y)
+    assert any("without gradients" in str(warning.message) for warning in warned)
+    assert found.scores_.shape == (3, 4) and found.C_ == found.Cs_[found.scores_.mean(axis=0).argmax()]
+
+
+def test_the_search_uses_constant_columns_single_precision_and_balanced_classes(rng):
+    X, y = data(3, rng, n=90)
+    X[:, 0] = 1.0
+    how = {"search": "gradient", "cv": 3, "class_weight": "balanced"}
+    wide, narrow = LogisticRegressionCV(**how).fit(X, y), LogisticRegressionCV(**how).fit(X.astype(np.float32), y)
+    assert narrow.coef_.dtype == np.float32 and narrow.C_ == pytest.approx(wide.C_, rel=1e-2)
+    repeated = LogisticRegressionCV(**how, fit_intercept=False).fit(X, y)
+    assert not repeated.intercept_.any() and not repeated.coefs_paths_[..., -1].any()
+    zero = np.where(np.arange(90) < 60, 1.0, 0.0)  # rows of weight zero change nothing
+    folds = [(np.arange(20, 90), np.arange(20)), (np.r_[0:20, 40:90], np.arange(20, 40))]
+    how |= {"cv": folds}
+    shorter = [(kept[kept < 60], left) for kept, left in folds]
+    whole = LogisticRegressionCV(**how).fit(X, y, zero)
+    part = LogisticRegressionCV(**how | {"cv": shorter}).fit(X[:60], y[:60])
+    assert whole.C_ == pytest.approx(part.C_, rel=1e-4) and whole.scores_ == pytest.approx(part.scores_, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"search": "random"}, "search = 'random'"),
+        ({"search": "grid", "groups": [0, 0]}, "groups = [0, 0]"),
+        ({"groups": [0, 0, 1]}, "groups has shape (3,) and X has 2 columns"),
+        ({"penalty": "nonconvex"}, "penalty = 'nonconvex'"),
+        ({"scoring": "accuracy"}, "scoring = 'accuracy'"),
+        ({"Cs": [1.0, 1.0]}, "Cs = [1.0, 1.0]"),
+        ({"tol": -1.0}, "tol = -1.0"),
+        ({"cv": KFold(3)}, "cv leaves out all rows of a class"),
+    ],
+    ids=str,
+)
+def test_mistakes_of_the_search_are_errors(how, words, rng):
+    X, y = rng.normal(size=(30, 2)), np.repeat([0, 1, 2], 10)
+    with pytest.raises(ValueError) as problem:
+        LogisticRegressionCV(**{"search": "gradient"} | how).fit(X, y)
+    assert words in str(problem.value)
+    with pytest.raises(sanc.ArgumentError, match="sample_weight is zero in all rows that a fold"):
+        LogisticRegressionCV(search="gradient", cv=KFold(3, shuffle=True)).fit(X, y, np.eye(30)[0])

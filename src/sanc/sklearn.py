@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,13 @@ from sanc.minimisation import minimize
 from sanc.presets import PRESETS, with_matrices
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
+from sanc.strengths import Choice, HeldOutLoss, choose_strengths
 from sanc.sums.linear import LinearSum, checked_weights
 
 _METHOD = with_matrices(PRESETS["robust"])
 """The default, with the Hessian as a matrix where that costs less than products."""
+
+_MISSING_CLASS = "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
 
 __all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM"]
 
@@ -94,6 +98,13 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.warm_start and last_classes is not None and np.array_equal(last_classes, self.classes_):
             last = np.column_stack([self.coef_, self.intercept_])[:, : start.shape[1]]
             start = last.astype(problem.dtype) if last.shape == start.shape else start
+        result = self._minimise(problem, start)
+        self._keep(problem, result)
+        self.n_iter_ = np.array([max(result.nit, 1)], np.int32)
+        return self
+
+    def _minimise(self, problem: LinearSum, start: Any) -> Any:
+        """Minimise the sum, and warn if that does not converge."""
         result = minimize(
             problem, start, tol=self.tol, max_iter=self.max_iter, certify=False, disp=bool(self.verbose),
             method=_METHOD,
@@ -104,13 +115,17 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{np.linalg.norm(result.jac):.1e}): scale the features, raise max_iter = {self.max_iter} or raise "
                 "tol.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+        return result
+
+    def _keep(self, problem: LinearSum, result: Any) -> None:
+        """Set the coefficients to those of a result."""
         features = problem.features
         self.coef_ = result.x[:, :features].copy()
-        self.intercept_ = result.x[:, features].copy() if self.fit_intercept else np.zeros(len(start), problem.dtype)
-        self.n_iter_ = np.array([max(result.nit, 1)], np.int32)
-        return self
+        self.intercept_ = (
+            result.x[:, features].copy() if self.fit_intercept else np.zeros(problem.columns, problem.dtype)
+        )
 
     def decision_function(self, X: Any) -> Any:
         """Return the scores Xw + b: one per row for two classes, otherwise one per row and class.
@@ -228,8 +243,11 @@ class LogisticRegression(_LinearClassifier):
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
         strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)
-        options: Any = {"penalty": self.penalty or "none", "strength": strength, "weights": weights}
-        options["intercept"] = self.fit_intercept
+        return self._plain_sum(X, codes, self.penalty or "none", strength, weights)
+
+    def _plain_sum(self, X: Any, codes: Any, penalty: Any, strength: Any, weights: Any) -> LinearSum:
+        """Return the sum of the losses of these rows with this penalty."""
+        options: Any = {"penalty": penalty, "strength": strength, "weights": weights, "intercept": self.fit_intercept}
         if len(self.classes_) == 2:
             return Logistic(X, codes, **options)
         return Softmax(X, codes, len(self.classes_), **options)
@@ -271,32 +289,46 @@ class LogisticRegression(_LinearClassifier):
 class LogisticRegressionCV(LogisticRegression):
     """Logistic regression whose C is chosen by cross-validation.
 
-    In every fold the values of C are fitted in ascending order, each from the coefficients of the one before. The best
-    C on average is then fitted to all rows, along the same path.
+    With ``search="grid"``, the values of C are fitted in ascending order in every fold, each from the coefficients of
+    the one before. The best C on average is then fitted to all rows, along the same path.
+
+    With ``search="gradient"``, `sanc.minimize` minimises the held-out log loss, averaged over the folds, as a function
+    of log C. The fits are differentiated as in `sanc.argmin`, in closed form. A few values of C give the start. With
+    `groups`, each group of features then gets its own C, and the penalty is ½ Σ ‖w_g‖²/C_g beside the sum of losses.
 
     Parameters
     ----------
     Cs : int or array
-        Values of C, or their number: they are then spaced evenly on a logarithmic scale from 1e-4 to 1e4.
+        Values of C, or their number: they are then spaced evenly on a logarithmic scale from 1e-4 to 1e4. A search by
+        gradients uses the smallest and the largest value, as limits.
+    search : {"grid", "gradient"}
+        How C is chosen.
+    groups : array, shape (d,), optional
+        The group of each feature: numbers or strings. Needs ``search="gradient"``. By default all features share one C.
     cv : int, splitter or None
         Number of folds, or how rows are split, as in scikit-learn. None: 5 folds.
     scoring : str, callable or None
-        The score to maximise, as in scikit-learn. None: the accuracy.
+        The score to maximise, as in scikit-learn. None: the accuracy. A search by gradients needs None or
+        "neg_log_loss", and maximises the latter.
     penalty, fit_intercept, class_weight, tol, max_iter, verbose
         As in `LogisticRegression`.
 
     Attributes
     ----------
-    C_ : float
-        The chosen value. Of equal scores, the smallest C wins.
-    Cs_ : array, shape (values,)
-        The values of C, ascending.
+    C_ : float or array, shape (groups,)
+        The chosen value; with `groups` one for each entry of `groups_`. Of equal scores, the smallest C wins.
+    Cs_ : array, shape (values,) or (values, groups)
+        The values of C, ascending; in a search by gradients those that were tried, in their order.
     scores_ : array, shape (folds, values)
         The scores on the rows that a fold leaves out.
     coefs_paths_ : array, shape (folds, values, 1 or classes, d + 1)
         The coefficients along each path, the intercepts last.
     n_iter_ : array, shape (folds, values)
         Iterations of each fit.
+    groups_ : array, shape (groups,)
+        The groups, sorted, if `groups` was passed.
+    active_ : int or array, shape (groups,)
+        After a search by gradients: −1 if C is the smallest value allowed, 1 if it is the largest, otherwise 0.
     classes_, coef_, intercept_, n_features_in_
         As in `LogisticRegression`, of the fit to all rows.
 
@@ -309,10 +341,14 @@ class LogisticRegressionCV(LogisticRegression):
     (5, 5)
     """
 
+    C_: Any
+
     def __init__(
         self,
         Cs: Any = 10,
         *,
+        search: str = "grid",
+        groups: Any = None,
         cv: Any = None,
         scoring: Any = None,
         penalty: str | None = "l2",
@@ -323,6 +359,8 @@ class LogisticRegressionCV(LogisticRegression):
         verbose: int = 0,
     ) -> None:
         self.Cs = Cs
+        self.search = search
+        self.groups = groups
         self.cv = cv
         self.scoring = scoring
         self.penalty = penalty
@@ -342,7 +380,8 @@ class LogisticRegressionCV(LogisticRegression):
         y : array, shape (n,)
             Labels of any kind.
         sample_weight : array, shape (n,), optional
-            Weights of the rows in the fits, ≥ 0; scores do not use them.
+            Weights of the rows in the fits, ≥ 0. The scores of a grid do not use them. A search by gradients uses them
+            for the held-out loss too.
 
         Returns
         -------
@@ -353,6 +392,10 @@ class LogisticRegressionCV(LogisticRegression):
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True)
         _check_targets(y)
         weights = _weights(sample_weight, None, None, y)
+        one_of("search", self.search, ("grid", "gradient"))
+        if self.search == "gradient":
+            return self._search_by_gradients(X, y, weights, values)
+        require(self.groups is None, "groups", self.groups, 'pass search="gradient" with it')
         scorer = check_scoring(self._along_path(), scoring=self.scoring)
         scores, paths, iterations = [], [], []
         for kept, left_out in check_cv(self.cv, y, classifier=True).split(X, y):
@@ -362,9 +405,7 @@ class LogisticRegressionCV(LogisticRegression):
             paths.append([np.column_stack([model.coef_, model.intercept_]) for model in models])
             iterations.append([int(model.n_iter_[0]) for model in models])
         if len({coefficients[0].shape for coefficients in paths}) > 1:
-            raise ArgumentError(
-                "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
-            )
+            raise ArgumentError(_MISSING_CLASS)
         self.Cs_, self.scores_, self.coefs_paths_ = values, np.array(scores), np.array(paths)
         self.n_iter_ = np.array(iterations, np.int32)
         best = int(np.argmax(self.scores_.mean(axis=0)))
@@ -372,6 +413,108 @@ class LogisticRegressionCV(LogisticRegression):
         self.C_ = float(values[best])
         self.classes_, self.coef_, self.intercept_ = final.classes_, final.coef_, final.intercept_
         return self
+
+    def _search_by_gradients(self, X: Any, y: Any, sample_weight: Any, values: Any) -> Any:
+        """Choose one C, or one for each group, by the gradients of the held-out loss, and fit all rows."""
+        self._along_path()._check_parameters()
+        labels, groups = self._check_search(X.shape[1], values)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
+        folds = self._folds(X, y, codes, sample_weight)
+
+        wide = X.astype(np.float64, copy=False)
+
+        def build(fold: int, strengths: Any) -> tuple[LinearSum, LinearSum]:
+            kept, left_out = folds[fold]
+            weights = None if sample_weight is None else (sample_weight[kept], sample_weight[left_out])
+            inner, outer = (None, None) if weights is None else weights
+            fitted = self._group_sum(wide[kept], codes[kept], inner, strengths)
+            return fitted, self._plain_sum(wide[left_out], codes[left_out], "none", 0.0, outer)
+
+        loss = HeldOutLoss(
+            build, len(folds), np.zeros_like(groups), tol=float(self.tol), max_iter=int(self.max_iter), method=_METHOD
+        )
+        lower, upper = np.log(values[[0, -1]])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # overflow at trial points, which are rejected
+            found = choose_strengths(loss, groups, lower, upper, verbose=bool(self.verbose))
+        made = loss.evaluations
+        shape = (len(folds), len(made), 1 if len(self.classes_) == 2 else len(self.classes_), -1)
+        paths = np.stack([point.coefficients for point in made], axis=1).reshape(shape)
+        if not self.fit_intercept:
+            paths = np.concatenate([paths, np.zeros((*paths.shape[:3], 1))], axis=3)
+        self.coefs_paths_, self.scores_ = paths, -np.stack([point.losses for point in made], axis=1)
+        self.n_iter_ = np.stack([point.iterations for point in made], axis=1)
+        tried = np.exp([point.t for point in made])
+        active = (found.best.t >= upper).astype(int) - (found.best.t <= lower)
+        chosen = np.choose(active + 1, (values[0], np.exp(found.best.t), values[-1]))
+        one = self.groups is None
+        self.C_ = float(chosen[0]) if one else chosen
+        self.Cs_ = tried[:, 0] if one else tried
+        self.active_ = int(active[0]) if one else active
+        if not one:
+            self.groups_ = labels
+        self._warn_of_search(found, values, active, labels)
+        problem = self._group_sum(X, codes, sample_weight, 1.0 / chosen[groups])
+        start = found.best.coefficients.mean(axis=0).astype(problem.dtype)
+        self._keep(problem, self._minimise(problem, start.reshape(problem.columns, -1)))
+        return self
+
+    def _check_search(self, features: int, values: Any) -> tuple[Any, Any]:
+        """Return the labels of the groups and the group of each feature, after checks of the parameters."""
+        if self.penalty != "l2":
+            raise ArgumentError(f'penalty = {self.penalty!r} has no search by gradients: pass "l2", or search="grid".')
+        if not (self.scoring is None or (isinstance(self.scoring, str) and self.scoring == "neg_log_loss")):
+            raise ArgumentError(
+                f'scoring = {self.scoring!r} has no gradient: pass None or "neg_log_loss", or search="grid".'
+            )
+        has_range = values[0] < values[-1] < np.inf
+        require(bool(has_range), "Cs", self.Cs, "pass at least two different finite values, the limits of the search")
+        if self.groups is None:
+            return None, np.zeros(features, np.intp)
+        given = np.asarray(self.groups)
+        if given.shape != (features,):
+            raise ArgumentError(
+                f"groups has shape {given.shape} and X has {features} columns: pass one group for each column."
+            )
+        return np.unique(given, return_inverse=True)
+
+    def _folds(self, X: Any, y: Any, codes: Any, sample_weight: Any) -> Any:
+        """Return the rows that each fold keeps and leaves out, after checks."""
+        folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
+        for kept, left_out in folds:
+            if len(np.unique(codes[kept])) < len(self.classes_):
+                raise ArgumentError(_MISSING_CLASS)
+            if sample_weight is not None and not (sample_weight[kept].any() and sample_weight[left_out].any()):
+                raise ArgumentError(
+                    "sample_weight is zero in all rows that a fold keeps or leaves out: pass fewer folds, or leave "
+                    "these rows out."
+                )
+        return folds
+
+    def _group_sum(self, X: Any, codes: Any, sample_weight: Any, strengths: Any) -> LinearSum:
+        """Return the sum to minimise with one strength for each feature, in float64."""
+        weights = _weights(sample_weight, self.class_weight, self.classes_, codes)
+        total = float(len(codes) if weights is None else weights.sum())
+        return self._plain_sum(X, codes, "l2", strengths / total, weights)
+
+    def _warn_of_search(self, found: Choice, values: Any, active: Any, labels: Any) -> None:
+        """Warn of a search that did not converge, and of limits of C that it reached."""
+        warn = partial(warnings.warn, category=ConvergenceWarning, stacklevel=4)
+        if found.result is None:
+            warn(
+                f"C was chosen from {self.scores_.shape[1]} values without gradients: a fit did not converge with "
+                f"max_iter = {self.max_iter}, or its Hessian is singular. Scale the features, or raise max_iter."
+            )
+        elif not found.result.success:
+            warn(f"The search for C did not converge: {found.result.message} Pass a narrower range as Cs.")
+        if active.any():
+            where = "" if labels is None else f" for groups {labels[active != 0].tolist()}"
+            warn(
+                f"The search for C ended at a limit of Cs, {values[0]:g} or {values[-1]:g}{where}: pass a wider range "
+                "as Cs, or scale the features. At the limits, the scores hardly depend on C any more in most cases."
+            )
 
     def _values(self) -> Any:
         """Return the values of C in ascending order, after checks."""

@@ -40,7 +40,11 @@ def test_the_command_writes_a_table_and_a_page(tmp_path, capsys, monkeypatch):
     assert reached == {"sanc": True, "lbfgs": True, "newton-cg": True, "newton-cholesky": True}
     assert {row["estimator"] for row in document["defaults"]} >= reached.keys()
     assert all(np.isfinite(row["ratio"]) for row in document["race"])
+    assert all(row["cpu seconds"] > 0 for row in document["race"] + document["defaults"])
+    searches = {row["search"]: row for row in document["searches"]}
+    assert searches["gradient"]["loss"] <= searches["grid"]["loss"] and searches["grid"]["values"] == 10
     first = (tmp_path / "estimators.md").read_text()
+    assert "## Choosing C" in first and "not above the best of the grid on 1 of 1 sets" in first
     assert estimators.main(["--from", str(tmp_path / "estimators.json"), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "estimators.md").read_text() == first
     assert "| ratio to sanc |" in (tmp_path / "estimators.md").read_text() and "newton-cg" in capsys.readouterr().out

@@ -244,6 +244,8 @@ def test_a_user_can_implement_a_finite_sum(rng):
         (lambda X, y: Logistic(scipy.sparse.csr_matrix(X * np.inf), y), ["X holds", "infinite"]),
         (lambda X, y: Logistic(X, y, penalty="nonconvx"), ["penalty = 'nonconvx'", "did you mean 'nonconvex'"]),
         (lambda X, y: Logistic(X, y, strength=-1.0), ["strength = -1.0", "≥ 0"]),
+        (lambda X, y: Logistic(X, y, strength=[1.0] * 6 + [-1.0]), ["strength", "≥ 0"]),
+        (lambda X, y: Logistic(X, y, strength=np.ones(3)), ["strength has shape (3,)", "7 columns"]),
         (lambda X, y: Logistic(X[:0], y[:0]), ["X has shape (0, 7)", "at least one row"]),
         (lambda X, y: Logistic(X.astype(str), y), ["X holds", "real numbers"]),
         (lambda X, y: Logistic(X, y.astype(float) * np.nan), ["y holds", "finite"]),
@@ -397,3 +399,38 @@ def test_a_large_hessian_is_summed_over_blocks(rng, monkeypatch):
     monkeypatch.setattr(sanc.sums.linear, "_CACHE_BLOCK", 1500)
     assert make().hessian_matrix(w) == pytest.approx(expected, abs=1e-14)
     assert expected @ w == pytest.approx(whole.hessian(w)(w), abs=1e-14)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("classes", [2, C])
+@pytest.mark.parametrize("kind", ["l2", "nonconvex"])
+def test_one_strength_for_each_feature_agrees_with_autograd(X, rng, kind, classes, intercept):
+    strengths, y = np.linspace(0.0, 1.0, D), np.arange(N) % classes
+    make = Logistic if classes == 2 else Softmax
+    problem = make(X, y, penalty=kind, strength=strengths, intercept=intercept)
+    plain = make(X, y, penalty="none", intercept=intercept)
+    rows = problem.columns
+    w, v = rng.standard_normal(problem.dim), rng.standard_normal(problem.dim)
+
+    def penalties(w):
+        square = w.reshape(rows, -1)[:, :D] ** 2
+        terms = square / 2 if kind == "l2" else square / (1 + square)
+        return (torch.from_numpy(strengths) * terms).sum()
+
+    value, gradient = penalties(torch.from_numpy(w)), torch.autograd.functional.jacobian(penalties, torch.from_numpy(w))
+    hessian = torch.autograd.functional.hessian(penalties, torch.from_numpy(w)).numpy()
+    assert problem.value(w) == pytest.approx(plain.value(w) + value.item(), rel=1e-12)
+    expected = plain.value_and_gradient(w)[1] + gradient.numpy()
+    assert problem.value_and_gradient(w)[1] == pytest.approx(expected, abs=1e-12)
+    assert problem.hessian(w)(v) == pytest.approx(plain.hessian(w)(v) + hessian @ v, abs=1e-12)
+    assert problem.form_hessian(w) @ v == pytest.approx(problem.hessian(w)(v), abs=1e-12)
+
+
+def test_the_matrix_of_a_softmax_with_intercepts_is_regular(rng):
+    X, y = rng.standard_normal((60, 4)), np.arange(60) % 3
+    problem = Softmax(X, y, strength=0.1, intercept=True)
+    w, v = rng.standard_normal(problem.dim), rng.standard_normal((3, 5))
+    v[:, -1] -= v[:, -1].mean()  # equal changes of all intercepts change nothing
+    matrix = problem.hessian_matrix(w)
+    assert matrix @ v.reshape(-1) == pytest.approx(problem.hessian(w)(v.reshape(-1)), abs=1e-12)
+    assert np.linalg.eigvalsh(matrix)[0] > 1e-3 > np.abs(np.linalg.eigvalsh(problem.form_hessian(w))).min()

@@ -99,8 +99,8 @@ class LinearSum(FiniteSum):
         Labels.
     penalty : {"l2", "nonconvex", "none"}
         "l2" is strength/2 · ‖w‖². "nonconvex" is strength · Σ w²/(1+w²), as in the paper.
-    strength : float
-        Weight of the penalty.
+    strength : float or array, shape (d,)
+        Weight of the penalty, or one weight for each feature.
     weights : array, shape (n,), optional
         Weights of the rows.
     intercept : bool
@@ -108,6 +108,8 @@ class LinearSum(FiniteSum):
     """
 
     columns = 1
+    shift_invariant = False
+    """Whether equal changes of all margins of a row do not change its loss."""
 
     def labels(self, y: Array) -> Array:
         """Check the labels, and return them in the type that the losses use."""
@@ -134,14 +136,14 @@ class LinearSum(FiniteSum):
         X: Any,
         y: Any,
         penalty: PenaltyKind = "l2",
-        strength: float = 1e-3,
+        strength: float | Array = 1e-3,
         *,
         weights: Any = None,
         intercept: bool = False,
     ) -> None:
-        self.penalty = Penalty(penalty, strength)
         self.X = _matrix(X)
         self.n, self.features = self.X.shape
+        self.penalty = Penalty(penalty, strength, self.features)
         self.dtype = self.X.dtype
         self.y = self.labels(_vector(y, self.n))
         self.weights = None
@@ -197,9 +199,25 @@ class LinearSum(FiniteSum):
         return product
 
     def hessian_matrix(self, w: Array) -> Array | None:
-        """Return ∇²f(w), formed by matrix products of blocks of rows; None if products with vectors cost less."""
+        """Return ∇²f(w), formed by matrix products of blocks of rows; None if products with vectors cost less.
+
+        If equal changes of all intercepts change no loss, a multiple of the projection on that direction is added.
+        Steps do not change: the gradient has no part along it, and without the multiple the matrix would be singular.
+        """
         if not self._matrix_pays():
             return None
+        return self.regular_hessian(w)
+
+    def regular_hessian(self, w: Array) -> Array:
+        """Return ∇²f(w), plus the projection of `hessian_matrix` if there is one, whatever that costs."""
+        matrix = self.form_hessian(w)
+        if self.columns > 1 and self.intercept and self.shift_invariant:
+            width = self.dim // self.columns
+            matrix[width - 1 :: width, width - 1 :: width] += np.trace(matrix) / self.dim
+        return matrix
+
+    def form_hessian(self, w: Array) -> Array:
+        """Return ∇²f(w) as a float64 matrix, whatever it costs; X must be dense."""
         second, width = self.second_derivatives(self._margins(w)), self.dim // self.columns
         total = np.zeros((self.dim, self.dim))
         for rows, X in self._blocks():
@@ -219,8 +237,6 @@ class LinearSum(FiniteSum):
         """Whether the Hessian as a matrix, with its eigenpairs, costs less than the products of an iteration."""
         if not isinstance(self.X, np.ndarray) or self.dim > _LARGEST_MATRIX:
             return False
-        if self.columns > 1 and self.intercept:
-            return False  # equal changes of all intercepts do not change a softmax: the matrix is singular
         gram = 0.5 * (self.columns + 1) * self.features / _MATRIX_SPEED
         return self.dim <= _SMALL_MATRIX or gram + self.dim**3 / (self.X.size * self.columns) <= _ITERATION_PRODUCTS
 
@@ -253,8 +269,10 @@ class LinearSum(FiniteSum):
         return (per_row.T * self.weights[rows]).T
 
     def _coefficients(self, w: Array) -> Any:
-        """Return a view of w without its intercepts."""
-        return w.reshape(self.columns, -1)[:, : self.features] if self.intercept else w
+        """Return a view of w without its intercepts; with one strength for each feature, one column for each."""
+        if self.intercept or self.penalty.varies:
+            return w.reshape(self.columns, -1)[:, : self.features]
+        return w
 
     def _times(self, X: Any, w: Array) -> Any:
         """Return Xw, or XWᵀ, plus the intercepts."""
@@ -276,6 +294,11 @@ class LinearSum(FiniteSum):
             return whole
         product = (X.T @ r).T
         return (np.column_stack([product, r.sum(axis=0)]) if self.intercept else product).reshape(-1)
+
+    def margins(self, w: Array) -> Array:
+        """Return the margins Xw, or XWᵀ, plus the intercepts."""
+        z: Array = self._times(self.X, w)
+        return z
 
     def _margins(self, w: Array) -> Array:
         """Return the margins at w, stored or computed."""
@@ -318,19 +341,28 @@ class _Point:
 
 
 class Penalty:
-    """The penalty λ Σ w²/(1+w²) or (λ/2)‖w‖², with its gradient and the diagonal of its Hessian."""
+    """The penalty λ Σ w²/(1+w²) or (λ/2)‖w‖², with its gradient and the diagonal of its Hessian.
 
-    def __init__(self, kind: PenaltyKind, strength: float) -> None:
+    λ is a number, or an array with one entry for each feature.
+    """
+
+    def __init__(self, kind: PenaltyKind, strength: float | Array, features: int) -> None:
         one_of("penalty", kind, ("nonconvex", "l2", "none"))
-        require_not_negative("strength", strength)
-        self.strength = float(strength)
-        self.kind = kind if self.strength > 0 else "none"
+        self.varies = np.ndim(strength) > 0
+        if not self.varies:
+            require_not_negative("strength", strength)
+        self.strength: Any = _strengths(strength, features) if self.varies else float(strength)
+        self.kind = kind if np.any(self.strength > 0) else "none"
 
     def value(self, w: Array) -> float:
         """Return the penalty at w."""
         if self.kind == "nonconvex":
             square = w * w
-            return self.strength * float((square / (1 + square)).sum())
+            if self.varies:
+                return float((self.strength * (square / (1 + square))).sum())
+            return self.strength * float((square / (1 + square)).sum())  # type: ignore[no-any-return]
+        if self.kind == "l2" and self.varies:
+            return 0.5 * float(np.vdot(w, self.strength * w))
         return 0.5 * self.strength * float(np.vdot(w, w)) if self.kind == "l2" else 0.0
 
     def gradient(self, w: Array) -> Any:
@@ -340,11 +372,23 @@ class Penalty:
         return self.strength * w if self.kind == "l2" else 0.0
 
     def curvature(self, w: Array) -> Any:
-        """Return the diagonal of its Hessian at w, or a number if all entries are equal."""
+        """Return the diagonal of its Hessian at w, or what broadcasts to it."""
         if self.kind == "nonconvex":
             square = w * w
             return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
         return self.strength if self.kind == "l2" else 0.0
+
+
+def _strengths(strength: Any, features: int) -> Array:
+    """Return one strength for each feature, after checks."""
+    values: Array = np.asarray(strength, np.float64)
+    if values.shape != (features,):
+        raise ArgumentError(
+            f"strength has shape {values.shape} and X has {features} columns: pass a number, or one for each column."
+        )
+    is_valid = bool(np.isfinite(values).all()) and values.min() >= 0
+    require(is_valid, "strength", strength, "pass finite numbers ≥ 0")
+    return values
 
 
 def _matrix(X: Any) -> Any:

@@ -29,8 +29,8 @@ class Logistic(LinearSum):
         Labels 0 or 1.
     penalty : {"l2", "nonconvex", "none"}
         "l2" is strength/2 · ‖w‖². "nonconvex" is strength · Σ w²/(1+w²), as in the paper.
-    strength : float
-        Weight of the penalty.
+    strength : float or array, shape (d,)
+        Weight of the penalty, or one weight for each feature.
     weights : array, shape (n,), optional
         Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
@@ -124,13 +124,15 @@ class Softmax(LinearSum):
         Number of classes; by default the largest label plus one.
     penalty : {"l2", "nonconvex", "none"}
         As in `Logistic`.
-    strength : float
-        Weight of the penalty.
+    strength : float or array, shape (d,)
+        Weight of the penalty, or one weight for each feature.
     weights : array, shape (n,), optional
         Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of each row of W, without penalty.
     """
+
+    shift_invariant = True
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class Softmax(LinearSum):
         y: Any,
         classes: int | None = None,
         penalty: PenaltyKind = "l2",
-        strength: float = 1e-3,
+        strength: float | Array = 1e-3,
         *,
         weights: Any = None,
         intercept: bool = False,
