@@ -21,13 +21,39 @@ def test_save_all_writes_panels_and_figures(tmp_path):
     write_run(tmp_path, "empty", "sanc", 0, [line(-1, None, 0)], done=False, figure="fig8")
     paths = figures.save_all(tmp_path, traces.read(tmp_path))
     assert {path.name for path in paths} == {
-        f"{stem}.{kind}" for stem in ("fig2a-w1a", "fig2a", "fig9", "fig9-sheet") for kind in ("png", "svg")
+        f"{stem}.{kind}"
+        for stem in ("fig2a-w1a", "fig2a-w1a-records", "fig2a", "fig9", "fig9-sheet")
+        for kind in ("png", "svg")
     }
     for path in paths:
         content = path.read_bytes()
         assert path.parent == tmp_path / "figures"
         assert len(content) > 10_000
         assert content.startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml")
+
+
+def test_gradient_norms_ritz_values_and_step_norms_are_drawn_over_three_axes(tmp_path):
+    norms = {"grad_norm": [4.0, 2.0, 1.0], "ritz_value": [-0.5, 0.25, 2.0], "step_norm": [1.0, 0.0, 0.5]}
+    rows = [line(-1, 4.0, 0)]
+    rows += [line(k, 2.0, 10 * (k + 1), **{name: column[k] for name, column in norms.items()}) for k in range(3)]
+    write_run(tmp_path, "p", "sanc-eta1=0.1", 0, rows)
+    write_run(tmp_path, "p", "sanc-eta1=0.4", 0, rows)
+    figure = figures.draw_records(traces.read(tmp_path))
+    assert [axes.get_yscale() for axes in figure.axes] == ["log"] * 3 + ["linear"] * 3 + ["log"] * 3
+    assert [axes.get_title(loc="left") for axes in figure.axes[::3]] == [style.RECORDS[name] for name in norms]
+    moved = {"grad_norm": [0, 1, 2], "ritz_value": [0, 1, 2], "step_norm": [0, 2]}  # the second step stayed
+    scales = {"paper_calls": 10.0, "calls": 60.0, "seconds": 1.0}
+    for place, axes in enumerate(figure.axes):
+        name, scale = list(norms)[place // 3], list(scales.values())[place % 3]
+        for drawn in axes.lines:
+            assert list(drawn.get_ydata()) == [norms[name][k] for k in moved[name]]
+            assert list(drawn.get_xdata()) == [scale * (k + 1) for k in moved[name]]
+    assert len({drawn.get_color() for drawn in figure.axes[0].lines}) == 2
+
+
+def test_runs_without_records_have_no_page_of_them(tmp_path):
+    write_run(tmp_path, "p", "sgd", 0, [line(-1, 4.0, 0), line(0, 2.0, 10)])
+    assert figures.draw_records(traces.read(tmp_path)) is None
 
 
 def test_a_page_shows_f_and_f_minus_f_star_over_three_axes(tmp_path):

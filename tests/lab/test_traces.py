@@ -204,3 +204,18 @@ def test_quantiles_are_computed_per_cell(tmp_path):
 def test_methods_have_distinct_styles():
     assert len({(style.colour, style.dashes) for style in METHOD_STYLES.values()}) == len(METHOD_STYLES)
     assert style.style_of("other").name == "other"
+
+
+def test_methods_with_settings_are_sorted_by_value_and_have_distinct_styles():
+    names = ["sanc-eta1=0.2", "scr", "sanc-sigma0=1e-05", "sanc-eta1=0.05", "sanc-eta1=0.1", "sanc", "sgd-lr=10"]
+    assert sorted(names, key=style.rank) == [
+        "sanc", "sanc-eta1=0.05", "sanc-eta1=0.1", "sanc-eta1=0.2", "sanc-sigma0=1e-05", "scr", "sgd-lr=10",
+    ]  # fmt: skip
+    assert style.style_of("sanc-sigma0=1e-05-eta1=0.2").name == "SANC, sigma0 = 1e-05, eta1 = 0.2"
+    styles = style.styles_of([f"sanc-eta1={k}" for k in range(20)] + ["scr"])
+    assert len({(each.colour, each.dashes) for each in styles.values()}) == 21
+    assert styles["scr"] == METHOD_STYLES["scr"]
+    assert (
+        style.figure_name("fig2a-by-eta1-L1") == "Figure 2a by eta1 and L1"
+        and style.figure_name("fig2a") == "Figure 2a"
+    )

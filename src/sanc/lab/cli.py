@@ -55,6 +55,7 @@ Runs = Annotated[int, typer.Option("--runs", min=1, help="Seeds 0, 1, … of eac
 Every = Annotated[float, typer.Option("--checkpoint-every", min=0.0, help="Seconds between checkpoints.")]
 Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep.")]
 _CPUS = os.cpu_count() or 1
+_SET_HELP = "A setting of the methods, as name=value, or a grid, as name=value,value,…; may be repeated."
 
 
 def _version(requested: bool) -> None:
@@ -174,16 +175,22 @@ def reproduce(
     out: Out = Path("sanc-results"),
     data_dir: DataDir = None,
     budget: Annotated[int | None, typer.Option("--budget", min=1, help="paper_calls of each run.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
     checkpoint_every: Every = 5.0,
 ) -> None:
-    """Reproduce a figure of the paper: runs, plots, and a report that checks the paper's claims."""
+    """Reproduce a figure of the paper: runs, plots, and a report that checks the paper's claims.
+
+    With --set its methods run with other settings, each value as a curve of its own.
+    """
     from sanc.lab import experiments, study
 
+    one_of("--preset", preset, experiments.LAB_PRESETS)
     panels = experiments.select(figure.split(","), _split(data), _split(methods))
+    panels = experiments.by_settings(panels, _parse_settings(settings or []), preset)
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
-    settings = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
-    _exit_with(study.Study(panels, *settings).run)
+    made = study.Study(panels, n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    _exit_with(made.run)
 
 
 @app.command()
@@ -196,7 +203,7 @@ def run(
     problem: Annotated[str, typer.Option(help="logistic, svm, softmax, mlp or cnn.")] = "logistic",
     data: Annotated[str, typer.Option(help="A data set.")] = "a9a",
     methods: Annotated[str, typer.Option(help="Comma-separated members of the family.")] = "sanc,scr",
-    options: Annotated[list[str] | None, typer.Option("--set", help="An option of the methods, as name=value.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default n/20.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="paper_calls of each run; by default 20 per row.")] = None,
     strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
@@ -215,7 +222,7 @@ def run(
     checkpoint_every: Every = 5.0,
 ) -> None:
     """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
-    from sanc.lab import own_files, study
+    from sanc.lab import experiments, own_files, study
 
     if file is not None:
         if not own_files.is_file(str(file)):
@@ -226,8 +233,11 @@ def run(
         if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:
             raise ArgumentError(f"{file} conflicts with --data or --from: name the data once.")
         data = str(file)
+    parsed = _parse_settings(options or [])
+    single = {name: values[0] for name, values in parsed.items() if len(values) == 1}
+    grids = {name: values for name, values in parsed.items() if len(values) > 1}
     given: dict[str, Any] = {
-        "problem": problem, "data": data, "methods": _split(methods), "options": _parse_options(options or []),
+        "problem": problem, "data": data, "methods": _split(methods), "options": single,
         "batch": batch, "budget": budget, "strength": strength, "activation": activation, "name": name,
         "penalty": penalty, "standardise": standardise or None, "label": label,
     }  # fmt: skip
@@ -238,24 +248,36 @@ def run(
                 raise ArgumentError(f"{flag} conflicts with --from {config}: write it into the file.")
         given |= _read_toml(config, set(given))
     settings = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
-    _exit_with(study.Study([study.user_panel(given)], *settings).run)
+    one_of("--preset", preset, experiments.LAB_PRESETS)
+    panels = experiments.by_settings([study.user_panel(given)], grids, preset)
+    _exit_with(study.Study(panels, *settings).run)
 
 
 def _split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _parse_options(pairs: list[str]) -> dict[str, Any]:
-    options = {}
+def _parse_settings(pairs: list[str]) -> dict[str, list[Any]]:
+    """Return the values of every setting, without duplicates."""
+    settings: dict[str, list[Any]] = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ArgumentError(f"--set {pair!r} has no value: write it as name=value.")
-        try:
-            options[name.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name.strip()] = value
-    return options
+        name, _, text = pair.partition("=")
+        name, values = name.strip(), [part.strip() for part in text.split(",")]
+        if not all(values):
+            raise ArgumentError(f"--set {pair!r} has no value: write it as name=value, or name=value,value,….")
+        if name in settings:
+            raise ArgumentError(f"--set {pair!r} repeats {name}: write all its values as {name}=value,value,….")
+        settings[name] = list(dict.fromkeys(map(_parse_value, values)))
+    return settings
+
+
+def _parse_value(text: str) -> Any:
+    """Return a number, true, false or null as JSON reads it, and anything else as text."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return text if isinstance(value, list | dict) else value
 
 
 def _read_toml(path: Path, keys: set[str]) -> dict[str, Any]:

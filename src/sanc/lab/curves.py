@@ -208,10 +208,10 @@ def decrease_by_branch(runs: Sequence[RunTrace]) -> dict[str, tuple[int, float]]
 def quantiles(runs: Sequence[RunTrace], column: str, x: str = "paper_calls", cells: int = 50) -> Curve:
     """Return x, the median, and the 10 % and 90 % quantiles of a column in each cell of `x`, over all runs.
 
-    Cells without a finite value are omitted.
+    Cells without a finite value are omitted. So are the norms of steps that did not move, which are zero.
     """
     places, values = _pooled(runs, x, column)
-    keep = np.isfinite(places) & np.isfinite(values)
+    keep = np.isfinite(places) & np.isfinite(values) & ((values > 0) | (column != "step_norm"))
     if not keep.any():
         return (np.empty(0),) * 4
     end = float(places[np.isfinite(places)].max()) or 1.0

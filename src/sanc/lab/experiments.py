@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -60,7 +63,8 @@ class Panel:
     twentieth of all. The budget is `calls`, by default 20 per row. It counts paper_calls, or all evaluations if `unit`
     is "calls". The `penalty` of logistic is "nonconvex", as in the paper, or "l2". With `standardise` the columns of a
     data file get mean 0 and deviation 1; `label` names its label column. Networks have an `activation`, and an MLP has
-    hidden layers of `widths`. Networks keep the share `held_out` of the rows for testing.
+    hidden layers of `widths`. Networks keep the share `held_out` of the rows for testing. `varied` are the settings
+    whose values differ between the variants.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Panel:
     penalty: Literal["nonconvex", "l2"] = "nonconvex"
     standardise: bool = False
     label: str | None = None
+    varied: tuple[str, ...] = ()
 
     @property
     def network(self) -> bool:
@@ -193,6 +198,60 @@ def select(
     selected = [one_of("--data", name, {panel.data for panel in panels}) for name in data or ()]
     kept = None if methods is None else check_methods(methods)
     return [replace(panel, methods=kept or panel.methods) for panel in panels if data is None or panel.data in selected]
+
+
+def by_settings(panels: Iterable[Panel], values: Mapping[str, Sequence[Any]], preset: str) -> list[Panel]:
+    """Return the panels with a variant of each method for every combination of these values of its settings.
+
+    A method without any of the settings is kept as it is. A panel ``fig2a-w1a`` becomes ``fig2a-w1a-by-eta1``, with
+    methods such as ``sanc-eta1=0.2``.
+
+    Raises
+    ------
+    ArgumentError
+        If a setting is unknown, has a value that its piece does not allow, or is a setting of none of the methods.
+    """
+    known = set().union(*(settings_of(method) for method in METHODS)) - {"name", "exact"}
+    for name in values:
+        one_of("--set", name, known)
+    return [_by_settings(panel, values, preset) for panel in panels] if values else list(panels)
+
+
+def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str) -> Panel:
+    settings = {method: _settings_on(panel, method, preset) for method in panel.methods}
+    for name in values:
+        if not any(name in own for own in settings.values()):
+            raise ArgumentError(
+                f"--set {name} has no effect on {', '.join(panel.methods)} of {panel.name} with preset {preset!r}: "
+                "leave it out, or choose other methods or another preset."
+            )
+    methods, variants = [], dict(panel.variants)
+    for method in panel.methods:
+        names = [name for name in values if name in settings[method]]
+        base = RunSpec(panel, method, 0, preset).variant
+        for point in itertools.product(*(values[name] for name in names)):
+            chosen = dict(zip(names, point, strict=True))
+            key = "-".join([method, *(f"{name}={_plain(value)}" for name, value in chosen.items())])
+            if chosen:
+                variants[key] = replace(base, options={**base.options, **chosen})
+                variants[key].composed()  # raises an error for a value that is not allowed
+            methods.append(key)
+    suffix = f"-by-{'-'.join(values)}"
+    figure = panel.figure if panel.figure == "own" else panel.figure + suffix
+    fields: dict[str, Any] = {"methods": tuple(dict.fromkeys(methods)), "variants": variants, "varied": tuple(values)}
+    return replace(panel, name=panel.name + suffix, figure=figure, **fields)
+
+
+def _settings_on(panel: Panel, method: str, preset: str) -> set[str]:
+    """Return the names of the settings that a method has on a panel: on networks SGD is torch's, and has a rate."""
+    if not panel.network:
+        return settings_of(method, preset)
+    return {"lr"} if method == "sgd" else settings_of(method, preset) - {"sampling"}
+
+
+def _plain(value: Any) -> str:
+    """Return a value as a part of the name of a folder."""
+    return re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
 
 
 def check_methods(names: Iterable[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -16,12 +17,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sanc.lab import traces
-from sanc.lab.curves import bounds, f_stars, falls_over_decades, mean_curve, run_counts
-from sanc.lab.style import AXES, HAIR, QUIET, STYLE, figure_name, style_of
+from sanc.lab.curves import bounds, f_stars, falls_over_decades, mean_curve, quantiles, run_counts
+from sanc.lab.style import AXES, HAIR, LOGARITHMIC, QUIET, RECORDS, STYLE, figure_name, styles_of
 from sanc.lab.traces import RunTrace
 
 PRINT: Any = STYLE | {"font.size": 8, "text.parse_math": False}
 """The matplotlib style of these figures."""
+
+_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+"""Formats the numbers of an axis without powers of ten above them."""
 
 
 def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None) -> None:
@@ -37,17 +41,17 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
     axes.set(xlim=(0, end), yscale="log" if log else "linear", ylim=(low, high))
     subs = (1.0, 2.0, 5.0) if high / max(low, 1e-300) < 1000 else (1.0,)
     steps = partial(MaxNLocator, 5, steps=(1, 2, 2.5, 5, 10))
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9) if log else steps())
-    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(_PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
     axes.xaxis.set_major_locator(steps())
-    axes.xaxis.set_major_formatter(plain if x == "seconds" else EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(_PLAIN if x == "seconds" else EngFormatter(sep=""))
     axes.grid(axis="y", color=HAIR, linewidth=0.6)
     axes.set_axisbelow(True)
+    styles = styles_of(curves)
     for rank, (method, (at, mean, below, above)) in enumerate(curves.items()):
-        style = style_of(method)
+        style = styles[method]
         if np.any(above > below):
             axes.fill_between(at, below - shift, above - shift, color=style.colour, alpha=0.14, linewidth=0, zorder=3)
         axes.plot(at, mean - shift, color=style.colour, linewidth=1.25 if rank else 2.0, zorder=20 - rank,
@@ -71,9 +75,11 @@ def sheet(width: float, height: float, title: str, description: str, methods: It
     left = 0.7 / width
     figure.text(left, 1 - 0.36 / height, title, fontsize=14, fontweight="bold", parse_math=False)
     figure.text(left, 1 - 0.58 / height, description, color=QUIET, fontsize=8.5)
-    styles = [style_of(method) for method in methods]
+    styles = list(styles_of(methods).values())
     lines = [Line2D([], [], color=each.colour, linewidth=1.8, dashes=each.dashes or (None, None)) for each in styles]
-    figure.legend(lines, [each.name for each in styles], ncols=len(styles), loc="center left", frameon=False,
+    inches = sum(0.45 + 0.075 * len(each.name) for each in styles)
+    columns = len(styles) if inches < width - 1 else -(-len(styles) // 2)  # two lines, if one is too long
+    figure.legend(lines, [each.name for each in styles], ncols=columns, loc="center left", frameon=False,
                   bbox_to_anchor=(left, 1 - 0.8 / height), borderpad=0, borderaxespad=0, labelcolor="linecolor",
                   handlelength=2.4, columnspacing=1.2)  # fmt: skip
     return figure
@@ -93,6 +99,49 @@ def draw_panel(runs: Sequence[RunTrace], star: float) -> Figure:
             axes.tick_params(labelbottom=bool(row))
             if column == 0:
                 axes.set_title(f"f − f*,  f* = {star:.5g}" if row else "training loss f", loc="left", weight="bold")
+    return figure
+
+
+@mpl.rc_context(PRINT)
+def draw_records(runs: Sequence[RunTrace]) -> Figure | None:
+    """Return the page of a panel's records: ‖g‖, λ1 and step norms over calls, evaluations and seconds.
+
+    A line is the median of the steps of all runs in each fiftieth of the range, and its band has the middle 80 %. None
+    if no run has recorded any of them.
+    """
+    methods = traces.by_method(runs)
+    styles, config = styles_of(methods), runs[0].config
+    found = {
+        (column, x): {
+            method: curve for method, group in methods.items() if len((curve := quantiles(group, column, x))[0])
+        }
+        for column in ("grad_norm", "ritz_value", "step_norm")
+        for x in AXES
+    }
+    rows = [column for column in RECORDS if found.get((column, "paper_calls"))]
+    if not rows:
+        return None
+    height = 1.4 + 2.5 * len(rows)
+    caption = f"{config['subtitle']} · median and middle 80 % of the steps"
+    figure = sheet(11.2, height, config["title"], caption, methods)
+    grid = figure.add_gridspec(len(rows), len(AXES), left=0.062, right=0.98, top=1 - 1.2 / height,
+                               bottom=0.5 / height, wspace=0.2, hspace=0.25)  # fmt: skip
+    for (row, column), (place, (x, name)) in itertools.product(enumerate(rows), enumerate(AXES.items())):
+        axes = figure.add_subplot(grid[row, place])
+        for method, (at, middle, low, high) in found[column, x].items():
+            style = styles[method]
+            axes.fill_between(at, low, high, color=style.colour, alpha=0.14, linewidth=0)
+            axes.plot(at, middle, color=style.colour, linewidth=1.25, dashes=style.dashes or (None, None))
+        axes.set_yscale("log" if column in LOGARITHMIC else "linear")
+        axes.set_xlim(left=0)
+        axes.set_xlabel(name if column == rows[-1] else "")
+        axes.xaxis.set_major_formatter(_PLAIN if x == "seconds" else EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
+        axes.yaxis.set_major_formatter(_PLAIN)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.grid(axis="y", color=HAIR, linewidth=0.6)
+        if place == 0:
+            axes.set_title(RECORDS[column], loc="left", weight="bold")
     return figure
 
 
@@ -126,7 +175,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def save_all(out: Path, runs: Sequence[RunTrace]) -> list[Path]:
     """Write every panel and every figure below ``OUT/figures``, and return the paths.
 
-    A panel with the name of its figure is written as ``NAME-sheet``. Panels without a loss are omitted.
+    A panel with the name of its figure is written as ``NAME-sheet``, its records as ``NAME-records``. Panels without a
+    loss are omitted.
     """
     folder, stars = Path(out) / "figures", f_stars(runs)
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +188,8 @@ def save_all(out: Path, runs: Sequence[RunTrace]) -> list[Path]:
         for panel, group in drawn.items():
             drawing = draw_panel(group, stars[group[0].objective])
             written += save(drawing, folder, f"{panel}-sheet" if panel == name else panel)
+            if (records := draw_records(group)) is not None:
+                written += save(records, folder, f"{panel}-records")
         if drawn:
             written += save(draw_figure(name, drawn), folder, name)
     return written

@@ -60,11 +60,11 @@ function drawing({ panel: number, kind, method }) {
   const panel = data.panels[Number(number)];
   const curves = panel.charts[kind][x];
   if (kind === "mix") return mix(curves[method]);
-  const log = kind === "sigma" || (kind === "loss" && y === "log");
+  const [name, positive] = data.records[kind] ?? [];
+  const log = positive || (kind === "loss" && y === "log");
   const shown = Object.entries(curves).filter(([id]) => !off.includes(id));
   const traces = shown.flatMap((entry, rank) => line(entry, rank, kind === "loss" && !log ? panel.star : 0));
-  const title = { sigma: "σ", rho: "ρ, actual over predicted decrease",
-    loss: log ? `f − f*   (f* = ${Number(panel.star.toPrecision(5))})` : "training loss f" }[kind];
+  const title = name ?? (log ? `f − f*   (f* = ${Number(panel.star.toPrecision(5))})` : "training loss f");
   const eta = kind === "rho" ? panel.eta : [];
   return [traces, layout({
     annotations: [heading(shown.length ? title : "No selected method has this.")],

@@ -1,4 +1,4 @@
-"""Fit a data file of the user with L-BFGS and Adam, for comparison with the family."""
+"""Minimise finite sums with L-BFGS, SGD, AdamW and SVRG, for comparison with the family."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.optimize
 
 import sanc
+from sanc.errors import one_of
+
+FIRST_ORDER = ("sgd", "adamw", "svrg")
+"""The methods of `first_order`."""
 
 STEP_SIZES = (1e-3, 1e-2, 1e-1)
 """Step sizes of Adam, of which the best is shown: its default, 10 and 100 times that."""
@@ -82,13 +86,64 @@ def _lbfgs(problem: sanc.problems.FiniteSum, budget: int) -> tuple[Any, int]:
 
 def _adam(problem: sanc.problems.FiniteSum, budget: int, batch: int, step: float) -> tuple[Any, int]:
     """Return the point of Adam on random batches, and the gradients of rows that it took."""
-    rng, w = np.random.default_rng(0), np.ones(problem.dim, problem.dtype)
-    mean, square = np.zeros_like(w), np.zeros_like(w)
-    steps = max(1, budget // batch)
-    for k in range(1, steps + 1):
-        g = problem.subset(rng.choice(problem.n, batch, replace=False)).value_and_gradient(w)[1]
-        mean += (1 - _BETA1) * (g - mean)
-        square += (1 - _BETA2) * (g * g - square)
-        root = np.sqrt(square / (1 - _BETA2**k)) + _EPSILON
-        w = w - step * (mean / (1 - _BETA1**k)) / root
-    return w, steps * batch
+    return first_order("adamw", problem, step, budget=budget, batch=batch)
+
+
+def first_order(
+    method: str,
+    problem: sanc.problems.FiniteSum,
+    rate: float,
+    *,
+    budget: int,
+    batch: int,
+    seed: int = 0,
+    schedule: Literal["constant", "linear"] = "constant",
+    watch: Callable[[int, Any], None] | None = None,
+) -> tuple[Any, int]:
+    """Return the point of a first-order method on random batches from w = (1, …, 1), and the gradients of rows it took.
+
+    Parameters
+    ----------
+    method : {"sgd", "adamw", "svrg"}
+        "adamw" has no decoupled decay, since the penalty is part of f, and so is Adam. "svrg" evaluates the gradient on
+        all rows after every n/`batch` steps, each of which has two gradients of a batch (Johnson and Zhang 2013).
+    problem : FiniteSum
+        The objective.
+    rate : float
+        The step size; with the schedule "linear" it falls to zero over the budget.
+    budget : int
+        Gradients of rows to evaluate; at least one step is made.
+    batch : int
+        Rows of a batch.
+    seed : int
+        Seed of the batches.
+    schedule : {"constant", "linear"}
+        The step size over the budget.
+    watch : callable, optional
+        Called after every step with the gradients of rows so far, and the point.
+    """
+    one_of("method", method, FIRST_ORDER)
+    one_of("schedule", schedule, ("constant", "linear"))
+    rng, w = np.random.default_rng(seed), np.ones(problem.dim, problem.dtype)
+    mean, square, anchor, full = np.zeros_like(w), np.zeros_like(w), w, np.zeros_like(w)
+    spent, k, epoch = 0, 0, max(1, problem.n // batch)
+    while not k or spent + batch <= budget:
+        left = 1.0 - spent / budget if schedule == "linear" else 1.0
+        if method == "svrg" and k % epoch == 0:
+            anchor, full = w, problem.value_and_gradient(w)[1]
+            spent += problem.n
+        k += 1
+        sample = problem.subset(rng.choice(problem.n, batch, replace=False))
+        g = sample.value_and_gradient(w)[1]
+        spent += batch
+        if method == "adamw":
+            mean += (1 - _BETA1) * (g - mean)
+            square += (1 - _BETA2) * (g * g - square)
+            g = (mean / (1 - _BETA1**k)) / (np.sqrt(square / (1 - _BETA2**k)) + _EPSILON)
+        elif method == "svrg":
+            g = g - sample.value_and_gradient(anchor)[1] + full
+            spent += batch
+        w = w - rate * left * g
+        if watch is not None:
+            watch(spent, w)
+    return w, spent

@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from sanc.lab import curves, traces
 from sanc.lab.directory import write_atomically
-from sanc.lab.style import AXES, BRANCHES, DARK_BRANCHES, figure_name, style_of
+from sanc.lab.style import AXES, BRANCHES, DARK_BRANCHES, LOGARITHMIC, RECORDS, figure_name, style_of, styles_of
 from sanc.lab.traces import RunTrace
 
 _NOT_SETTINGS = ("figure", "panel", "title", "subtitle", "method", "seed", "options", "data_note")
@@ -47,12 +47,12 @@ def _compact(values: Iterable[float]) -> list[float | None]:
 
 def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
     """Return the curves of a panel by kind, axis and method. Losses are f − f*."""
-    charts: dict[str, Any] = {kind: {x: {} for x in AXES} for kind in ("loss", "sigma", "rho", "mix")}
+    charts: dict[str, Any] = {kind: {x: {} for x in AXES} for kind in ("loss", "mix", *RECORDS)}
     for method, group in traces.by_method(runs).items():
         for x in AXES:
             at, *losses = curves.mean_curve(group, x)
             found = {"loss": (at, *(loss - star for loss in losses))}
-            found |= {column: curves.quantiles(group, column, x) for column in ("sigma", "rho")}
+            found |= {column: curves.quantiles(group, column, x) for column in RECORDS}
             for kind, curve in found.items():
                 if len(curve[0]):
                     charts[kind][x][method] = [_compact(part) for part in curve]
@@ -119,7 +119,7 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
         "caption": curves.run_counts([runs]),
         "final_losses": ", ".join(f"{style_of(row.method).name} {_number(row.mean)}" for row in found),
         "drawn": drawn,
-        "traces": [kind for kind in ("sigma", "rho") if any(charts[kind].values())],
+        "traces": [kind for kind in RECORDS if any(charts[kind].values())],
         "results": found,
         "star": star,
         "best": min((row.mean for row in found if math.isfinite(row.mean)), default=None),
@@ -156,9 +156,10 @@ def write(
     environment: dict[str, set[str]] = {}
     for key, value in (item for run in runs for item in run.environment.items() if item[1] not in (None, "")):
         environment.setdefault(key, set()).add(str(value)[:10] if key == "started" else str(value))
-    methods = {method: style_of(method) for method in traces.by_method(runs)}
+    methods = styles_of(traces.by_method(runs))
     embedded = {
         "axes": AXES,
+        "records": {column: [title, column in LOGARITHMIC] for column, title in RECORDS.items()},
         "methods": {method: vars(style) for method, style in methods.items()},
         "branches": {branch: [colour, DARK_BRANCHES[branch]] for branch, colour in BRANCHES.items()},
         "panels": [panel.pop("data") for panel in all_panels],
@@ -174,6 +175,7 @@ def write(
         plotly=Markup(get_plotlyjs()),
         embedded=embedded,
         axes=AXES,
+        records=RECORDS,
         methods=methods,
         branches={branch: f"light-dark({colour}, {DARK_BRANCHES[branch]})" for branch, colour in BRANCHES.items()},
         claims=claims,

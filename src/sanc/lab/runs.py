@@ -32,6 +32,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     panel, variant = spec.panel, spec.variant
     sanc.errors.one_of("unit", panel.unit, ("paper_calls", "calls"))
     sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().sigma.sigma0)
+    hidden = sigma0 is None or "sigma0" in panel.varied
     kind = _SUM_NAMES.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
     config |= {key: getattr(panel, key) for key in ("penalty", "standardise", "label")}
@@ -39,7 +40,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     return config | {
         "panel": panel.name,
         "title": Path(panel.data).name,
-        "subtitle": f"{kind}{'' if sigma0 is None else f', σ0 = {sigma0:g}'} (n = {n:,}, d = {dim:,})",
+        "subtitle": f"{kind}{'' if hidden else f', σ0 = {sigma0:g}'} (n = {n:,}, d = {dim:,})",
         "activation": panel.activation if panel.network else None,
         "widths": panel.widths if panel.problem == "mlp" else None,
         "data_note": note,
@@ -106,7 +107,8 @@ def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int
         if variant.method in sanc.METHODS:
             variant.composed()
     if panel.figure == "own":
-        family = [method for method in panel.methods if method in sanc.METHODS]
+        kinds = [RunSpec(panel, method, 0, preset).variant.method for method in panel.methods]
+        family = [kind for kind in kinds if kind in sanc.METHODS]
         used = {name for method in family for name in settings_of(method, preset)}
         for name in panel.options.keys() - used:
             raise ArgumentError(

@@ -20,6 +20,7 @@ from sanc.lab import claims, cluster, datasets, experiments, own_files, peers, r
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import Panel
+from sanc.lab.style import style_of
 
 _PANEL_KEYS = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
                "held_out", "activation", "widths", "preset", "penalty", "standardise", "label")  # fmt: skip
@@ -225,7 +226,7 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
             final, spent = " ".join(filter(None, result.final)), result.ends
             cells = result.counted, final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
             shown = [accuracies.get(result.method, "–")] if accuracies else []
-            table.add_row(result.method.upper(), *cells, *shown)
+            table.add_row(style_of(result.method).name, *cells, *shown)
         console.print(table)
     written = {"Report": path, "Figures": out / "figures", "Tables": out / "summary.md"}
     console.print("   ".join(f"{name}: [bold]{escape(str(to))}[/]" for name, to in written.items()), soft_wrap=True)

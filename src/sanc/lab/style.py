@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sanc import Branch
@@ -31,6 +33,18 @@ AXES: dict[str, str] = {
     "seconds": "seconds",
 }
 """Horizontal axes: the column of the trace and its label."""
+
+RECORDS: dict[str, str] = {
+    "sigma": "σ",
+    "rho": "ρ, actual over predicted decrease",
+    "grad_norm": "gradient norm ‖g‖",
+    "ritz_value": "left-most Ritz value λ1",
+    "step_norm": "step norm of the steps that moved",
+}
+"""Columns of a record that are drawn over a run, with their titles."""
+
+LOGARITHMIC = ("sigma", "grad_norm", "step_norm")
+"""Columns of a record that are positive and drawn on a logarithmic axis."""
 
 BRANCHES: dict[str, str] = {
     Branch.VERY_SUCCESSFUL.value: "#1B4F8A",
@@ -72,16 +86,53 @@ METHOD_STYLES: dict[str, MethodStyle] = {
 """Styles of the methods, in the order of all tables and figures."""
 
 
+_SETTING = re.compile(r"-(?=[A-Za-z_]\w*=)")
+"""The place before a setting in the name of a method, such as ``sanc-eta1=0.2-sigma0=1e-05``."""
+
+_SEQUENCE = (
+    ("#FDB863", "#FDCB8C"), ("#E8743B", "#F59A6B"), ("#C0396B", "#E5739B"), ("#7B3294", "#B07CC6"),
+    ("#2C5AA0", "#6F9BDB"), ("#1A8A8A", "#5CC4C4"), ("#4D7C2B", "#8DBB6A"), ("#333333", "#C9C9C9"),
+)  # fmt: skip
+"""Colours of the values of a setting in their order, on a white and on a dark background."""
+
+
 def style_of(method: str) -> MethodStyle:
-    """Return the style of a method."""
+    """Return the style of a method. That of a method with settings has the colour of the method; see `styles_of`."""
+    base, *settings = _SETTING.split(method)
+    if settings and base in METHOD_STYLES:
+        shown = ", ".join(setting.replace("=", " = ", 1) for setting in settings)
+        return replace(METHOD_STYLES[base], name=f"{METHOD_STYLES[base].name}, {shown}")
     return METHOD_STYLES.get(method) or MethodStyle(method, "#5B4A9E", "#A99BF0", (3.0, 1.0, 1.0, 1.0))
 
 
-def rank(method: str) -> tuple[int, str]:
-    """Return the sort key of a method: the order of `METHOD_STYLES`, then the name."""
-    return (list(METHOD_STYLES).index(method) if method in METHOD_STYLES else len(METHOD_STYLES), method)
+def styles_of(methods: Iterable[str]) -> dict[str, MethodStyle]:
+    """Return the styles of the methods of a plot. Those with settings get colours of a sequence, and then dashes."""
+    styles = {method: style_of(method) for method in methods}
+    varied = sorted((method for method in styles if "=" in method), key=rank)
+    for place, method in enumerate(varied):
+        cycle, index = divmod(place, len(_SEQUENCE))
+        colour, dark = _SEQUENCE[index]
+        styles[method] = replace(styles[method], colour=colour, dark=dark, dashes=(2.0 + cycle, 1.2) if cycle else ())
+    return styles
+
+
+def rank(method: str) -> tuple[int, list[tuple[str, float, str]], str]:
+    """Return the sort key of a method: the order of `METHOD_STYLES`, the values of its settings, then the name."""
+    base, *settings = _SETTING.split(method)
+    place = list(METHOD_STYLES).index(base) if base in METHOD_STYLES else len(METHOD_STYLES)
+    return place, [_setting_rank(*setting.partition("=")) for setting in settings], method
+
+
+def _setting_rank(name: str, _: str, value: str) -> tuple[str, float, str]:
+    """Return the sort key of a setting: numbers in their order, before other values."""
+    try:
+        return name, float(value), value
+    except ValueError:
+        return name, float("inf"), value
 
 
 def figure_name(name: str) -> str:
-    """Return the name of a figure as in the paper: Figure 2a for ``fig2a``."""
-    return name.replace("fig", "Figure ", 1) if name.startswith("fig") else name
+    """Return the name of a figure as in the paper: Figure 2a for ``fig2a``, Figure 2a by eta1 for ``fig2a-by-eta1``."""
+    figure, by, settings = name.partition("-by-")
+    figure = figure.replace("fig", "Figure ", 1) if figure.startswith("fig") else figure
+    return f"{figure} by {settings.replace('-', ' and ')}" if by else figure

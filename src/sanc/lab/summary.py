@@ -9,6 +9,7 @@ from pathlib import Path
 from sanc.lab.claims import Claim
 from sanc.lab.curves import number, results
 from sanc.lab.directory import write_atomically
+from sanc.lab.style import style_of
 from sanc.lab.traces import RunTrace, by_panel, skipped
 
 _ACTIVE = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![^\W_])_|_(?![^\W_])|^[-+]")
@@ -58,6 +59,6 @@ def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
     for found in results(runs):
         final = " ".join(part for part in found.final if part)
         yield (
-            f"| {escaped(found.method.upper())} | {found.counted} | {number(found.start, 5)} | {final} "
+            f"| {escaped(style_of(found.method).name)} | {found.counted} | {number(found.start, 5)} | {final} "
             f"| {number(found.best, 5)} | {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
         )
