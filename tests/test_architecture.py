@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 import torch
 
 import sanc
+from sanc.core.box_model import BoundedModel, BoundedSubspace
 from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
+from sanc.core.ratio import Trial
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
 from sanc.minibatch.state import State as MinibatchState
@@ -26,18 +28,24 @@ PIECES = [
     sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(), sanc.StepScale(), sanc.Stay(),
 ]  # fmt: skip
 
+VALUES = [
+    BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
+    Trial,
+]  # fmt: skip
+
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
 LAYERS = [  # a package imports only from packages above it in this list, and from itself
     {"errors", "_version"},
     {"theory"},
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
-    {"graphs", "problems", "ranks"},
+    {"extend", "graphs", "problems", "ranks"},
     {"options"},
     {"presets"},
     {"optim", "minimisation"},
     {"many"},
     {"diagnosis", "implicit", "leastsquares"},
+    {"strengths"},
     {"__init__", "sklearn"},
     {"lab"},
     {"__main__"},
@@ -91,6 +99,16 @@ def test_no_import_goes_up(path):
         )
 
 
+def test_the_map_has_every_package_and_every_file_of_the_core():
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing, core = page.split("```")[1], page.split("**`core/`**")[1].split("\n\n**`")[0]
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert {name for name in packages if not re.search(rf"\b{name}\b", drawing)} == set()
+    files = {path.name for path in SOURCE.glob("core/*.py")} - {"__init__.py"}
+    assert {name for name in files if f"`{name}`" not in core} == set()
+    assert set(re.findall(r"^\|[^|]*`(\w+\.py)`", core, re.MULTILINE)) <= files
+
+
 def test_the_laboratory_uses_public_names_only():
     allowed = {"__init__", "_version", "errors", "problems", "theory", "lab"}
     for path in SOURCE.glob("lab/*.py"):
@@ -134,6 +152,22 @@ def written(node):
     return [part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)]
 
 
+def written_keys(node):
+    """Constant keys that a statement assigns, as `state["sigma"] = …` does, and those merged in by `|` and `update`."""
+    if isinstance(node, ast.BinOp):
+        mappings = [node.left, node.right]
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "update":
+        mappings = node.args
+    else:
+        mappings = []
+    if mappings:
+        keys = [key for mapping in mappings if isinstance(mapping, ast.Dict) for key in mapping.keys]
+        return [key.value for key in keys if isinstance(key, ast.Constant)]
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Constant):
+        return [node.slice.value]
+    return []
+
+
 def calls(path):
     """Names of what a file calls, without the modules they are called from."""
     found = set()
@@ -144,8 +178,8 @@ def calls(path):
     return found
 
 
-ROW_STATES = {*(SOURCE / "many").glob("*.py"), SOURCE / "leastsquares" / "rows.py"}
-"""Modules that write the state of many rows, which is one mutable object of tensors. Its rules are functions."""
+ROW_STATES = {SOURCE / "many" / "iteration.py", SOURCE / "leastsquares" / "rows.py"}
+"""Modules that write σ of many rows, whose state is one mutable object of tensors. Its rules are functions."""
 
 
 def test_sigma_is_a_value_that_no_piece_writes():
@@ -156,11 +190,30 @@ def test_sigma_is_a_value_that_no_piece_writes():
                 assert target.attr != "sigma", f"{path}:{target.lineno}"
 
 
+@pytest.mark.parametrize(
+    "statement",
+    ['state["sigma"] /= 8.0', 'a, state["sigma"] = b', 'numbers() | {"sigma": 1.0}', 'x.update({"sigma": 1})'],
+)
+def test_the_guard_on_states_sees_keys(statement):
+    assert "sigma" in [key for node in ast.walk(ast.parse(statement)) for key in written_keys(node)]
+
+
+def test_no_state_is_changed_by_the_keys_of_its_saved_form():
+    """`numbers` and `restore` are for saved states; a run changes numbers of a state by `replace_numbers`."""
+    names = {item.name for item in fields(State)} - {"seed", "iteration", "seconds", "memory"}
+    for path in modules():
+        for node in nodes(path):
+            assert not names.intersection(written_keys(node)), f"{path}:{node.lineno}"
+    restoring = [SOURCE / name for name in ("core/faces.py", "core/resume.py", "optim/checkpoints.py")]
+    assert [path for path in modules() if "iteration.restore(" in path.read_text()] == restoring
+
+
 def test_the_rules_for_rows_are_functions():
-    """`many/rules.py` and `many/cubic.py` return what they decide, and assign no attribute of what they are given."""
-    for name in ("rules.py", "cubic.py", "algebra.py"):
+    """They return what they decide, and assign no attribute of what they are given but of themselves."""
+    for name in ("rules.py", "cubic.py", "algebra.py", "spectra.py", "box.py"):
         for node in nodes(SOURCE / "many" / name):
-            assert not list(written(node)), f"{name}:{getattr(node, 'lineno', 0)}"
+            for target in written(node):
+                assert getattr(target.value, "id", "") == "self", f"{name}:{target.lineno}"
 
 
 def test_in_the_core_only_the_oracle_counts():
@@ -184,16 +237,16 @@ def test_only_the_iterations_write_records_and_states():
     assert {path for path in modules() if "Record" in calls(path)} == iterations
     assert {path for path in modules() if "State" in calls(path)} == iterations
     assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations
-    fields = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
+    names = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
     for path in set(modules()) - ROW_STATES:
         for node in nodes(path):
             for target in written(node):
-                assert target.attr not in fields, f"{path}:{target.lineno}"
+                assert target.attr not in names, f"{path}:{target.lineno}"
 
 
 @pytest.mark.parametrize(
     "kind",
-    [Decision, Record, State, MinibatchState, Point, SigmaRule, KrylovSubspace, Method, *(type(p) for p in PIECES)],
+    [*VALUES, *(type(p) for p in PIECES)],
 )
 def test_what_pieces_are_given_and_return_is_frozen(kind):
     assert kind.__dataclass_params__.frozen
@@ -231,6 +284,33 @@ def test_requirements_are_attributes_and_not_identities():
                 named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
                 assert not named & {type(piece).__name__ for piece in PIECES}, f"{path}:{node.lineno}"
                 assert not named & {"Iteration", "MinibatchIteration"}, f"{path}:{node.lineno}"
+
+
+def test_only_the_faces_ask_which_oracle_wraps_another():
+    """A run uses `full_oracle`, `unscaled_oracle`, `exponent` and `places`, which every oracle has."""
+    allowed = {SOURCE / "core" / name for name in ("faces.py", "box_model.py")}
+    for path in set(modules()) - allowed:
+        assert not re.search(r"isinstance\([^)]*(?:FaceOracle|ScaledOracle)", path.read_text()), path
+
+
+def names_in(path):
+    """Names that a file assigns, as variables, attributes, arguments, functions and classes, with their lines."""
+    for node in nodes(path):
+        if isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield getattr(node, "id", getattr(node, "attr", "")), node.lineno
+
+
+def test_names_are_those_of_the_field():
+    """`slope` had seven meanings, and `own` says nothing about what it is; so did the other words."""
+    vague = {"slope", "own", "lost", "young", "forget", "doubts", "turn", "turned", "gain", "promise"}
+    excluded = ROW_STATES | set(SOURCE.glob("lab/*.py")) | set(SOURCE.glob("leastsquares/row*.py"))
+    for path in set(modules()) - excluded:
+        found = {f"{name}, line {line}" for name, line in names_in(path) if name.strip("_").lower() in vague}
+        assert not found, path
 
 
 def test_no_constant_has_two_values():

@@ -299,9 +299,10 @@ def test_the_navigation_holds_every_page():
 def test_the_reference_has_every_public_name():
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: sanc\.([\w.]+)$", text, re.MULTILINE))
-    modules = {"__version__", "errors", "problems", "theory", "METHODS", "PRESETS"}
+    modules = {"__version__", "errors", "extend", "problems", "theory", "METHODS", "PRESETS"}
     assert set(sanc.__all__) - modules <= shown and "theory" in shown
-    assert {f"problems.{name}" for name in sanc.problems.__all__} <= shown
+    for module in (sanc.problems, sanc.extend):
+        assert {f"{module.__name__.removeprefix('sanc.')}.{name}" for name in module.__all__} <= shown
     for name in shown:
         thing = importlib.import_module("sanc")
         for part in name.split("."):
@@ -428,7 +429,10 @@ def test_the_changelog_names_the_version():
 def test_every_constant_of_the_method_is_listed_with_its_source():
     page = (ROOT / "docs" / "constants.md").read_text(encoding="utf-8")
     purposes = {"ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"}  # of random numbers
-    for path in [*(ROOT / "src/sanc/core").rglob("*.py"), *(ROOT / "src/sanc/minibatch").rglob("*.py")]:
+    purposes |= {"CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"}  # codes of rows
+    purposes |= {"UNSUCCESSFUL", "SUCCESSFUL", "VERY_SUCCESSFUL"}
+    packages = [ROOT / "src" / "sanc" / name for name in ("core", "minibatch", "leastsquares", "many")]
+    for path in sorted({path for package in packages for path in package.rglob("*.py")}):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Dict | ast.Call):
                 continue

@@ -21,10 +21,11 @@ import sanc
 from sanc.core import cubic, judge, ratio
 from sanc.core.box_model import BoxStep
 from sanc.core.method import _REQUIRED
-from sanc.core.pieces import Escape, Model, Subspace
+from sanc.core.pieces import Model, Subspace
 from sanc.core.record import Note
 from sanc.core.sigma import SigmaRule
 from sanc.core.units import measure_units
+from sanc.minimisation.objective import build_oracle
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -39,8 +40,8 @@ def pieces():
     return page
 
 
-def test_there_are_three_examples_of_at_most_forty_lines():
-    assert len(BLOCKS) == 3
+def test_there_are_four_examples_of_at_most_forty_lines():
+    assert len(BLOCKS) == 4
     for block in BLOCKS:
         classes = block[: re.search(r"\n\n\n(?!class |@dataclass)(?=\w+[ ,]|print)", block).start()]
         code = [line for line in classes.splitlines() if line.strip() and not line.startswith(("import", "from"))]
@@ -320,7 +321,7 @@ def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic
 
     class Watched(sanc.RatioTest):
         def __call__(self, here, subspace, step, trial, trials):
-            if isinstance(step, BoxStep):
+            if isinstance(step, BoxStep) and step.truncated:
                 actual = here.objective - here.evaluate(trial)
                 assert here.oracle.box.contains(torch.as_tensor(trial)) and step.decrease > 0.0
                 assert step.norm == pytest.approx(np.linalg.norm(trial - here.x))
@@ -390,6 +391,42 @@ def test_the_deprecated_judge_of_a_point_is_its_sigma_rule():
         assert sanc.SigmaUpdate(gamma=3.0).judge(1e-16) == sanc.SigmaUpdate(gamma=3.0).rule(1e-16)
 
 
+def test_a_class_of_rules_for_sigma_replaces_ours():
+    """A σ that doubles after every trial is 2ᵏ in the records, while the steps are accepted."""
+
+    @dataclass(frozen=True)
+    class Doubling(SigmaRule):
+        def after_trial(self, trial):
+            return 2.0 * trial.sigma
+
+    class DoublingSigma(sanc.SigmaUpdate):
+        rule_class = Doubling
+
+    found = sanc.minimize(rosen, [0.9, 0.9], jac=rosen_der, preset="paper", sigma=DoublingSigma(), max_iter=5)
+    assert [record.sigma for record in found.history] == [2.0**k for k in range(len(found.history))]
+
+
+def test_the_initial_rule_for_sigma_has_the_settings_of_the_method():
+    for method in (sanc.Method(), sanc.method_for()):
+        assert method.initial_sigma_rule == method.sigma.rule(0.0)
+    assert sanc.method_for().initial_sigma_rule.measures_sigma0 and sanc.method_for("cr").initial_sigma_rule.sigma0 == 5
+
+
+def test_the_numbers_of_a_trial_by_position_are_deprecated():
+    rule, numbers = SigmaRule(gamma=3.0), (2.0, ratio.Verdict.UNSUCCESSFUL, -1.0, 1.0, 0.5, 4.0)
+    with pytest.warns(DeprecationWarning, match=r"after_trial\(trial\) now takes a sanc\.extend\.Trial"):
+        assert rule.after_trial(*numbers) == 6.0  # γσ
+    assert rule.after_trial(ratio.Trial(*numbers)) == 6.0
+
+
+def test_a_rule_for_sigma_whose_trials_are_numbers_is_rejected():
+    with pytest.raises(sanc.ArgumentTypeError, match=r"Old\.after_trial.* cannot be used: change it to after_trial"):
+
+        class Old(SigmaRule):
+            def after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding=0.0):
+                return sigma
+
+
 @pytest.mark.parametrize("base", [object, sanc.SigmaUpdate])
 def test_a_rule_for_sigma_with_the_earlier_method_is_rejected(base):
     """A method `judge` would never be called: it is an error that names the new one."""
@@ -401,8 +438,8 @@ def test_a_rule_for_sigma_with_the_earlier_method_is_rejected(base):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("model", members(Model)),
-        ("escape", members(Escape)),
+        ("model", {"build", "propose", "charge", "proposes", "needs_products", "resolves"}),
+        ("escape", {"needs_products"}),
         ("sigma", {"rule"}),
         ("minibatch", {item.name for item in fields(sanc.Minibatch)}),
     ],
@@ -546,3 +583,46 @@ def test_a_decision_without_its_step_is_recorded_as_that_step():
     for ours, expected in zip(brief.history, plain.history, strict=True):
         assert (ours.trials, ours.branch, ours.value) == (expected.trials, expected.branch, expected.value)
         assert ours.model_decrease == pytest.approx(expected.model_decrease, nan_ok=True)
+
+
+# ---------------------------------------------------------------------- an objective
+
+
+def test_an_objective_of_the_caller_is_minimised_and_certified(pieces):
+    """The minimum of r⁴/4 − dr²/2 along the axis of the largest d is −d²/4, and the Hessian there has λ_min = 2."""
+    diagonal = np.array([1.0, 2.0, 4.0])
+    found = sanc.minimize(pieces.Quartic(diagonal), np.zeros(3))
+    assert found.success and found.fun == pytest.approx(-4.0, abs=1e-12)
+    assert np.abs(found.x) == pytest.approx([0.0, 0.0, 2.0], abs=1e-7) and found.nhev > 0
+    cert = sanc.certificate(pieces.Quartic(diagonal), found.x)
+    assert cert.second_order and cert.lambda_min == pytest.approx(2.0, abs=1e-6)
+    bounded = sanc.minimize(pieces.Quartic(diagonal), np.full((3, 1), 0.5), bounds=[(0, 1)] * 3)
+    assert bounded.x.shape == (3, 1) and bounded.success and (bounded.x >= 0).all() and (bounded.x <= 1).all()
+
+
+def test_an_oracle_of_torch_makes_the_steps_of_its_function():
+    f, x0 = lambda x: (x**4 - x**2 + 0.1 * x).sum(), torch.linspace(-1, 1, 5, dtype=torch.float64)
+    oracle, _, _ = build_oracle(f, x0, jac=None, hess=None, hessp=None, args=())
+    expected, found = sanc.minimize(f, x0), sanc.minimize(oracle, x0.numpy())
+    assert np.array_equal(found.x, expected.x.numpy()) and found.nfev == expected.nfev
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"x0": np.zeros(2)}, "x0 has 2 entries and the problem 3 variables"),
+        ({"jac": np.zeros_like}, "jac is given although Quartic computes it: leave it out"),
+        ({"args": (1,)}, r"args = \(1,\) cannot be used with Quartic"),
+        ({"exact": False}, "draws samples: set exact = True"),
+    ],
+)
+def test_mistakes_beside_an_oracle_are_named(pieces, change, match):
+    oracle = pieces.Quartic(np.ones(3))
+    oracle.exact = change.pop("exact", True)
+    with pytest.raises(sanc.ArgumentError, match=match):
+        sanc.minimize(oracle, **({"x0": np.zeros(3)} | change))
+
+
+def test_the_names_for_extensions_are_those_of_the_core():
+    assert sanc.extend.Model is Model and sanc.extend.Trial is ratio.Trial and sanc.extend.SigmaRule is SigmaRule
+    assert all(getattr(sanc.extend, name).__doc__ for name in sanc.extend.__all__)

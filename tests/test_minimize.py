@@ -955,12 +955,34 @@ def test_a_gradient_of_zeros_that_is_inconsistent_with_f_is_no_minimum(at):
         assert sanc.minimize(fun, np.zeros(2), jac=np.zeros_like).status is not Status.INCONSISTENT
 
 
+def test_sampling_without_samples_is_an_error(problem):
+    with pytest.raises(sanc.ArgumentError, match="sampling = 'buffered' has no effect without samples: pass"):
+        sanc.minimize(problem, np.ones(6), sampling="buffered")
+    sanc.minimize(problem, np.ones(6), sampling="buffered", batch_size=20, max_iter=1)
+
+
 @pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)])
 def test_true_of_numpy_or_torch_from_a_callback_ends_the_run(true):
     res = sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: true)
     assert res.status is Status.CALLBACK and res.nit == 1
     for other in (np.False_, torch.tensor(False), 1.0, np.ones(2), "yes"):
         assert sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x, other=other: other).success
+
+
+@pytest.mark.parametrize("answer", [True, np.True_, torch.tensor(True), StopIteration])
+def test_the_callbacks_of_all_minimisers_ask_to_stop_alike(answer):
+    def callback(report):
+        if answer is StopIteration:
+            raise StopIteration
+        return answer
+
+    fit = sanc.least_squares(lambda x: np.array([x[1] - x[0] ** 2, 1.0 - x[0]]), [-1.2, 1.0], callback=callback)
+    assert fit.status is Status.CALLBACK and fit.nit == 1
+    start = torch.full((2, 3), 2.0, dtype=torch.float64)
+    rows = sanc.minimize_many(lambda x: (x**4).sum(), start, callback=callback)
+    assert rows.status.tolist() == [Status.CALLBACK] * 2 and rows.rounds == 1
+    rows = sanc.minimize_many(lambda x: (x**4).sum(), start, callback=lambda report: 1)  # 1 is not True
+    assert rows.success.all()
 
 
 @pytest.mark.parametrize("start", [[0.0, 0.0], [1e-10, 0.0]])

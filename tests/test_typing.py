@@ -55,7 +55,7 @@ def test_every_setting_of_every_piece_has_the_type_of_its_field():
     assert {name: hints[name] for name in settings if name not in PIECES} == {
         name: kind for name, kind in settings.items() if name not in PIECES
     }
-    assert hints.keys() - typing.get_type_hints(OptimizerOptions).keys() == {"lr", *scipy}
+    assert hints.keys() - typing.get_type_hints(OptimizerOptions).keys() == {"lr", "epsilon_s", "sampling", *scipy}
 
 
 def test_typed_options_are_accepted_by_some_method():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sanc._version import __version__
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name at its first use
-    from sanc import errors, problems, theory
+    from sanc import errors, extend, problems, theory
     from sanc.autograd.batches import Batch, ThreeSamples
     from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
     from sanc.core.escape import CheckedEscape, GradientStep, PaperEscape, Stay
@@ -105,6 +105,7 @@ __all__ = [
     "curve_fit",
     "diagnose",
     "errors",
+    "extend",
     "least_squares",
     "load_checkpoint",
     "method_for",
@@ -169,7 +170,7 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
 
         Importing torch takes a second, and ``sanc --help`` does not need it.
         """
-        if name in ("errors", "problems", "theory"):
+        if name in ("errors", "extend", "problems", "theory"):
             return import_module(f"sanc.{name}")
         for home, names in _HOMES.items():
             if name in names:

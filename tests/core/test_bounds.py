@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ import scipy.optimize
 import torch
 
 from sanc.core.bounds import Box, FaceOracle
-from sanc.core.box_model import _BoxModel, _Quadratic
+from sanc.core.box_model import SHORTER_STEP, BoundedModel, _BoxModel, _Quadratic
+from sanc.core.point import Point, State
+from sanc.core.scaled import ScaledOracle
 from sanc.functions.oracle import CallableOracle
+from sanc.presets import PRESETS
 
 
 def box_of(lower, upper):
@@ -78,7 +82,12 @@ def test_a_face_has_the_rows_and_columns_of_its_free_variables(rng):
     assert face.space.dim == 3 and value == pytest.approx(0.5 * (full - shift) @ hessian @ (full - shift))
     assert np.allclose(g, (hessian @ (full - shift))[[0, 2, 3]])
     assert np.allclose(face.hessian(x)(v), hessian[np.ix_([0, 2, 3], [0, 2, 3])] @ v)
-    assert face.full(x) is face.full(x)
+    assert face.full_point(x) is face.full_point(x) and face.full_point(x).tolist() == full.tolist()
+    assert face.full_vector(v).tolist() == [v[0], 0.0, v[1], v[2], 0.0] and face.full_oracle is face.inner
+    plain, scaled = face.inner, ScaledOracle(face.inner, -3)
+    assert scaled.unscaled_oracle is plain and scaled.full_oracle is scaled and scaled.exponent == -3
+    assert plain.unscaled_oracle is plain.full_oracle is plain and plain.exponent == 0 and plain.places is None
+    assert plain.full_point(full) is full and plain.full_vector(full) is full
     assert face.move(x, np.array([5.0, 0.0, -5.0])).tolist() == [1.0, 0.2, -1.0]
 
 
@@ -119,3 +128,24 @@ def test_the_model_in_the_box_is_minimised_as_scipy_does(kind, sigma, rng):
         if kind == "convex":
             known = scipy.optimize.minimize(m, np.zeros(n), jac=True, bounds=list(zip(lower, upper, strict=True)))
             assert -decrease == pytest.approx(known.fun, rel=1e-4)
+
+
+def test_a_step_in_the_box_depends_on_its_arguments_alone(rng):
+    """The same σ gives the same step whatever was proposed before; after a rejection σ grows until it is shorter."""
+    hessian, shift = np.diag([1.0, 2.0, 3.0]), np.array([4.0, -5.0, 0.1])
+    face = FaceOracle(quadratic_oracle(hessian, shift), box_of([-1.0] * 3, [1.0] * 3), np.zeros(3), None)
+    x, method = np.zeros(3), PRESETS["robust"]
+    (value, g), rule = face.gradient(x), method.sigma.rule(face.space.eps, exact=True)
+    here = Point(x, g, value, face.norm(g), face, rule, State(seed=0), State(seed=0).units)
+    model = BoundedModel(inner=method.model)
+    subspace = model.build(here)
+    first, larger = (model.propose(here, subspace, sigma) for sigma in (1e-3, 2e-3))
+    assert first.truncated and larger.norm == pytest.approx(first.norm, rel=1e-4)  # the bounds limit both
+    assert np.array_equal(model.propose(here, subspace, 1e-3).point, first.point)
+    shorter = model.propose(replace(here, rejected=first), subspace, 2e-3)
+    assert shorter.norm <= SHORTER_STEP * first.norm and shorter.sigma > 2e-3
+    inside = model.propose(here, subspace, 1e3)
+    assert not inside.truncated and np.array_equal(subspace.trial_point(x, inside), inside.point)
+    assert inside.norm == pytest.approx(np.linalg.norm(inside.point)) and first.point[:2].tolist() == [1.0, -1.0]
+    with pytest.raises(FrozenInstanceError):
+        subspace.inner = None

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.sparse
+import torch
 
 import sanc
-from sanc.core.dense import DenseModel, NewtonLine
+from sanc.core.dense import DenseModel, EigenSpace, NewtonLine, eigenpairs
 from sanc.core.iteration import Iteration
+from sanc.core.krylov import StepBasis
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.space import NumpySpace
+from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.presets import PRESETS
 
 MODEL = DenseModel.of(PRESETS["robust"].model)
@@ -135,3 +138,23 @@ def test_a_singular_hessian_makes_no_step_along_its_null_space(rng):
     problem = sanc.problems.Logistic(X, (X[:, 0] + rng.standard_normal(200) > 0).astype(int), penalty="none")
     found = sanc.minimize(problem, np.zeros(5), model=MODEL, tol=1e-9, certify=False)
     assert found.success and found.x[0] == pytest.approx(found.x[4], abs=1e-9)
+
+
+def test_bases_of_eigenvectors_have_the_members_of_a_step_basis(rng):
+    """`EigenSpace` and `GramSpace` against the matrix itself: QBQᵀ = T, Qᵀu, and no vector follows."""
+    A = rng.standard_normal((7, 4))
+    B, g = A.T @ A, rng.standard_normal(4)
+    values, rows = eigenpairs(B)
+    gram = JacobianMatrix(torch.from_numpy(A)).decompose(np.ones(4), None, None, 1.0)
+    gram.set_gradient(gram.coordinates(g), True)
+    for space in (EigenSpace(values, rows, rows @ g, True), gram):
+        assert {name for name in vars(StepBasis) if not name.startswith("_")} <= set(dir(space))
+        diagonal, off_diagonal = space.tridiagonal()
+        assert np.allclose(space.basis @ B @ space.basis.T, np.diag(diagonal)) and off_diagonal.tolist() == [0.0] * 3
+        u = rng.standard_normal(4)
+        assert np.allclose(space.combine(u)[0], u @ space.basis)
+        assert np.allclose(space.combine(space.projected_gradient)[0], g)
+        assert (space.dim, space.starts_at_gradient, space.last_beta, space.residual_of(u)) == (4, True, 0.0, 0.0)
+        assert space.schur_complement == 0.0
+        with pytest.raises(ValueError, match="invariant"):
+            space.next_vector  # noqa: B018

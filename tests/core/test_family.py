@@ -101,6 +101,20 @@ def test_an_option_sets_every_piece_that_has_it():
     assert method.model.epsilon == method.escape.epsilon == 1e-3
 
 
+def test_an_option_without_effect_is_an_error():
+    """ε is used by the stopping rule "paper" of Lanczos and by `PaperEscape`; the default has neither."""
+    for given in ({"epsilon": 1e3}, {"epsilon_g": 1e3}):
+        with pytest.raises(sanc.ArgumentError, match=r"epsilon.* = 1000.0 has no effect.*krylov_stop="):
+            sanc.method_for(**given)
+        sanc.method_for(krylov_stop="paper", **given)
+        sanc.method_for(escape=sanc.PaperEscape(), **given)
+    small, large = (
+        sanc.minimize(lambda x: x[0] ** 2 + 9 * x[1] ** 4, torch.ones(2).double(), krylov_stop="paper", **given)
+        for given in ({"epsilon": 1e-6, "max_iter": 9}, {"epsilon": 1e3, "max_iter": 9})
+    )
+    assert small.nhev != large.nhev
+
+
 def test_an_option_may_be_a_piece_and_its_settings_apply_to_it():
     method = sanc.method_for(sigma_ceiling=5.0, sigma=sanc.SigmaUpdate(sigma0=2.0), metric=sanc.Diagonal(), memory=0.5)
     assert method.sigma == sanc.SigmaUpdate(sigma0=2.0, sigma_ceiling=5.0)
@@ -141,7 +155,7 @@ def test_settings_of_the_iteration_on_samples():
         ("robust", {"renew": 5}, ["renew = 5", "refresh"]),
         ("robust", {"estimate_constants": True}, ["escape", "CheckedEscape"]),
         ("paper", {"refresh": 7}, ["refresh = 7", "averaged phase", "leave it out", "minibatch=sanc.Minibatch()"]),
-        ("paper", {"metric": "diagonal"}, ["metric = Diagonal(", "averaged phase", "minibatch=sanc.Minibatch()"]),
+        ("paper", {"metric": "diagonal"}, ["metric = 'diagonal'", "averaged phase", "minibatch=sanc.Minibatch()"]),
         ("robust", {"minibatch": None, "scale": 1.0}, ["scale = 1.0", "averaged phase"]),
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),

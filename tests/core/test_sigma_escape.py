@@ -10,7 +10,7 @@ import pytest
 
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
-from sanc.core.ratio import Verdict, classify, ratio
+from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.lab.authors import AUTHORS, AuthorsEscape
@@ -23,7 +23,7 @@ ROBUST = PRESETS["robust"].sigma.rule(EPS)
 def after(rule, sigma, actual, predicted, norm, grad_norm=1.0, rounding=0.0, eta1=0.1, eta2=0.75):
     """Class of a step, and σ after it."""
     verdict = classify(actual, predicted, eta1, eta2, rounding)
-    return verdict, rule.after_trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding)
+    return verdict, rule.after_trial(Trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 import sanc
 import zoo
 from sanc.core.space import Space
-from sanc.core.units import Units, measure_units
+from sanc.core.units import Units, default_tolerance, measure_units
+from sanc.many.minimizing import TOLERANCES
 
 SCALES = [(2.0**-100, 1.0), (2.0**100, 1.0), (1.0, 2.0**-27), (1.0, 2.0**27), (2.0**-99, 2.0**26), (2.0**99, 2.0**-26)]
 
@@ -157,3 +158,12 @@ def test_the_norm_of_tensors_whose_squares_underflow():
         v = torch.tensor([3.0, 0.0, -4.0], dtype=dtype) * 2.0**exponent
         assert space.norm(v) == pytest.approx(math.ldexp(5.0, exponent), rel=1e-6)
         assert space.norm(torch.zeros(3, dtype=dtype)) == 0.0
+
+
+def test_all_minimisers_have_the_same_default_tolerance():
+    """About the square root of the machine precision, in either type; SciPy's least_squares has gtol = 1e-8."""
+    for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+        assert default_tolerance(torch.finfo(dtype).eps) == tol == TOLERANCES[dtype]
+        x0 = torch.tensor([-1.2, 1.0], dtype=dtype)
+        found = sanc.minimize(lambda x: (x**2).sum(), x0)
+        assert found.certificate.eps_gradient == pytest.approx(tol)

@@ -208,14 +208,14 @@ class StepRandomness:
             self._tests[g].draws = g in drawn
         watched = {g: unseeded[g] for g in drawn}
         others = _drawn_by_others(watched, time.monotonic() - started) if drawn else set()
-        own = [g for g in drawn if g not in others]  # only the function can have changed these
-        for g in own:
+        by_function = [g for g in drawn if g not in others]  # only the function can have changed these
+        for g in by_function:
             self._seed_from_now_on(g, earlier.get(g, unseeded[g]))
             g.restore(after[g])
         if not others:
             return result
         evaluation.undo()
-        _restore(states_of_seeded | {g: seeded[g] for g in own})
+        _restore(states_of_seeded | {g: seeded[g] for g in by_function})
         return self._test_twice(evaluation, [g for g in drawn if g in others], result, earlier)
 
     def _test_twice(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sanc.core.cubic import CubicStep
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
-from sanc.core.ratio import Verdict, classify, ratio
+from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
@@ -65,9 +65,8 @@ class RatioTest(Piece):
     ) -> tuple[Verdict, Decision]:
         """Return the class of a step, and the decision with ρ and the next σ, but without a next point."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, rounding)
-        sigma = here.sigma_rule.after_trial(
-            step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding
-        )
+        tested = Trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding)
+        sigma = here.sigma_rule.after_trial(tested)
         rho = ratio(actual, step.decrease, rounding)
         return verdict, Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step)
 
@@ -134,7 +133,8 @@ def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict)
     assert decision.point is not None
     _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
-        sigma = rule.after_trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
+        failed = Trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
+        sigma = rule.after_trial(failed)
         return replace(
             decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.GRADIENT_NOT_FINITE
         )

@@ -142,8 +142,14 @@ class FaceOracle(WrappedOracle):
             return full
         return self.space.vector(self.inner.space.tensor(full)[self.places])
 
-    def full(self, x: Vector) -> Vector:
-        """Return the point of the whole space, the same object for the same x."""
+    @property
+    def full_oracle(self) -> Oracle:
+        return self.inner
+
+    def full_vector(self, v: Vector) -> Vector:
+        return v if self.places is None else self.extend(v, self.point)
+
+    def full_point(self, x: Vector) -> Vector:
         if self.places is None:
             return x
         if self._current is not None and self._current[0] is x:
@@ -179,33 +185,33 @@ class FaceOracle(WrappedOracle):
         return is_inside
 
     def value(self, x: Vector) -> float:
-        return self.inner.value(self.full(x)) if self.is_inside(x) else math.nan
+        return self.inner.value(self.full_point(x)) if self.is_inside(x) else math.nan
 
     def gradient_sample_value(self, x: Vector) -> float:
-        return self.inner.gradient_sample_value(self.full(x)) if self.is_inside(x) else math.nan
+        return self.inner.gradient_sample_value(self.full_point(x)) if self.is_inside(x) else math.nan
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         if not self.is_inside(x):
             return math.nan, x * math.nan
-        value, g = self.inner.gradient(self.full(x))
+        value, g = self.inner.gradient(self.full_point(x))
         return value, g if self.places is None else self._gradients.get(x, lambda _: self.compress(g))
 
     def gradient_error(self, x: Vector) -> float:
-        return self.inner.gradient_error(self.full(x))
+        return self.inner.gradient_error(self.full_point(x))
 
     def norm(self, v: Vector) -> float:
         return self.inner.norm(v) if self.places is None else self.space.norm(v)
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
-        return self.inner.is_cached(self.full(x))
+        return self.inner.is_cached(self.full_point(x))
 
     def hessian(self, x: Vector) -> Operator:
-        operator = self.inner.hessian(self.full(x))
+        operator = self.inner.hessian(self.full_point(x))
         return operator if self.places is None else _FaceOperator(self, operator)
 
     def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
         assert places is None, "a face of a face"
-        return self.inner.eigenbasis(self.full(x), None if self.places is None else self.places.cpu().numpy())
+        return self.inner.eigenbasis(self.full_point(x), None if self.places is None else self.places.cpu().numpy())
 
 
 class _FaceOperator(Operator):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,18 @@ SHORTER_STEP = 0.7
 
 @dataclass(frozen=True, slots=True)
 class BoxStep(CubicStep):
-    """A truncated step: norm and decrease are its own, and `point` is its trial point in the box."""
+    """A step in the box, with its trial point.
+
+    Attributes
+    ----------
+    point : vector
+        The trial point.
+    truncated : bool
+        Whether bounds changed the step of the model; norm and decrease are then those of the truncated step.
+    """
 
     point: Any = None
+    truncated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,7 @@ class BoundedModel:
     def build(self, here: Point) -> Subspace | None:
         """Return the subspace of the inner model, with steps in the box."""
         subspace = self.inner.build(here)
-        return None if subspace is None else BoundedSubspace(self.inner, subspace)
+        return None if subspace is None else BoundedSubspace(self.inner, subspace, here)
 
     def propose(self, here: Point, subspace: BoundedSubspace, sigma: float) -> CubicStep | None:
         """Return the step of `sigma` in the box."""
@@ -92,6 +102,7 @@ class BoundedModel:
         return int(self.inner.charge(here, dim))
 
 
+@dataclass(frozen=True)
 class BoundedSubspace:
     """The subspace of a model, and the steps in it that the box truncates.
 
@@ -101,13 +112,20 @@ class BoundedSubspace:
         The model without bounds, which built the subspace.
     inner : Subspace
         The subspace of that model.
+    here : Point
+        The point at which it was built.
     """
 
-    def __init__(self, model: Model, inner: Any) -> None:
-        self.model, self.inner = model, inner
-        self._last: BoxStep | None = None
-        self._quadratic: _Quadratic | None = None
-        self._inside: tuple[CubicStep, Vector] | None = None  # the last step that ends in the box, and its trial point
+    model: Model
+    inner: Any
+    here: Point
+
+    @cached_property
+    def _quadratic(self) -> _Quadratic | _Products:
+        """The quadratic model: that of the Krylov space, or products of the Hessian if no basis is known."""
+        if not isinstance(self.inner, KrylovSubspace) or self.inner.spectrum is None:
+            return _Products(self.here)
+        return _Quadratic.from_krylov(self.here, self.inner)
 
     @property
     def sigma(self) -> float:
@@ -152,7 +170,7 @@ class BoundedSubspace:
 
     def failed(self, problem: str) -> BoundedSubspace:
         """Return the subspace after a product that was not finite."""
-        return BoundedSubspace(self.model, self.inner.failed(problem))
+        return BoundedSubspace(self.model, self.inner.failed(problem), self.here)
 
     def release(self) -> None:
         """Release the memory of the products."""
@@ -164,8 +182,6 @@ class BoundedSubspace:
             self.release()
             point: Vector = step.point
             return point
-        if self._inside is not None and self._inside[0] is step:
-            return self._inside[1]
         trial: Vector = self.inner.trial_point(x, step)
         return trial
 
@@ -179,33 +195,29 @@ class BoundedSubspace:
         If bounds and not σ determine a rejected step, a larger σ may leave it as it is. σ is then raised until the step
         is shorter, since f is known there.
         """
-        last = self._last
+        rejected = here.rejected if isinstance(here.rejected, BoxStep) and here.rejected.truncated else None
         while True:
             step: CubicStep | None = self.model.propose(here, self.inner, sigma)
             if step is None or not step.decrease > 0.0:
                 return step
             fitted = self._fit(here, step)
-            is_repeated = last is not None and sigma > last.sigma and fitted.norm > SHORTER_STEP * last.norm
+            raised = rejected is not None and sigma > rejected.sigma
+            is_repeated = rejected is not None and raised and fitted.norm > SHORTER_STEP * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
-                self._last = fitted if isinstance(fitted, BoxStep) else None
                 return fitted
             sigma = here.sigma_rule.bounded(4.0 * sigma)
 
-    def _fit(self, here: Point, step: CubicStep) -> CubicStep:
+    def _fit(self, here: Point, step: CubicStep) -> BoxStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
         oracle, space, subspace = here.oracle, here.space, self.inner
         assert isinstance(oracle, FaceOracle)
         trial = subspace.trial_point(here.x, step)
         if oracle.is_inside(trial):
-            self._inside = step, trial
-            return step
+            return BoxStep(**_fields_of(step), point=trial)
         x = space.tensor(here.x)
         box = oracle.box
         projected = space.tensor(trial).clamp(box.lower, box.upper)
-        if not isinstance(subspace, KrylovSubspace) or subspace.spectrum is None:
-            quadratic: _Products | _Quadratic = _Products(here)
-        else:
-            quadratic = self._quadratic = self._quadratic or _Quadratic.from_krylov(here, subspace)
+        quadratic = self._quadratic
         lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
         model = _BoxModel(quadratic, step.sigma, lower, upper)
         start = _host(projected - x)
@@ -213,13 +225,14 @@ class BoundedSubspace:
         # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
         point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
         point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
-        return _as_box_step(step, space.vector(point), float(np.linalg.norm(s)), decrease)
+        norm = float(np.linalg.norm(s))
+        changes = {"norm": norm, "decrease": decrease, "multiplier": step.sigma * norm}
+        return BoxStep(**_fields_of(step) | changes, point=space.vector(point), truncated=True)
 
 
-def _as_box_step(step: CubicStep, point: Vector, norm: float, decrease: float) -> BoxStep:
-    """Return the truncated step with its norm, predicted decrease and trial point."""
-    known = {item.name: getattr(step, item.name) for item in fields(CubicStep)}
-    return BoxStep(**known | {"norm": norm, "decrease": decrease, "multiplier": step.sigma * norm}, point=point)
+def _fields_of(step: CubicStep) -> dict[str, Any]:
+    """Return the fields that every cubic step has."""
+    return {item.name: getattr(step, item.name) for item in fields(CubicStep)}
 
 
 def _host(array: Any) -> Floats:

@@ -207,9 +207,10 @@ def _best_second_difference(
     """
     candidates = []
     for step in steps:
-        (full, full_rounding), (half, half_rounding) = second_difference(step), second_difference(0.5 * step)
+        full, full_rounding = second_difference(step)
         if agrees(full, full_rounding):
             return None
+        half, half_rounding = second_difference(0.5 * step)
         if math.isfinite(full - half):
             candidates.append((abs(full - half) + full_rounding + half_rounding, half))
     return min(candidates, default=(math.inf, math.nan))

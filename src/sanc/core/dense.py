@@ -12,7 +12,7 @@ import torch
 from scipy.linalg.lapack import dpotrf, dpotrs
 
 from sanc.core import cubic
-from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.krylov import DiagonalBasis, NonFiniteProductError
 from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, with_units
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
@@ -28,38 +28,24 @@ Along its null space the gradient is roundoff, and Newton's step would be that d
 """
 
 
-class EigenSpace(Krylov):
-    """A space with an orthonormal basis (`rows`) in which T is diagonal: that of all eigenvectors of B, or one line."""
+class EigenSpace(DiagonalBasis):
+    """The space of all eigenvectors of B, or a line that is treated as an eigenvector."""
 
-    def __init__(self, values: Floats, rows: Any, projections: Floats, start_norm: float, at_gradient: bool) -> None:
-        self.start_norm = start_norm
-        self.alpha = values.tolist()
-        self.beta = [0.0] * len(values)
-        self._rows, self._projections, self._at_gradient = rows, projections, at_gradient
-        self._pivot = float(values[0])
+    def __init__(self, values: Floats, eigenvector_rows: Any, projections: Floats, at_gradient: bool) -> None:
+        super().__init__(values, projections, at_gradient)
+        self._eigenvector_rows = eigenvector_rows
 
     @property
     def dim(self) -> int:
-        return int(self._rows.shape[1])
-
-    @property
-    def starts_at_gradient(self) -> bool:
-        return self._at_gradient
-
-    @property
-    def projected_gradient(self) -> Floats:
-        return self._projections
+        """Dimension of the whole space: the matrix is worth so many products."""
+        return int(self._eigenvector_rows.shape[1])
 
     @property
     def basis(self) -> Any:
-        return self._rows
-
-    @property
-    def is_complete(self) -> bool:
-        return True
+        return self._eigenvector_rows
 
     def combine(self, *coefficients: Floats) -> Any:
-        rows = self._rows
+        rows = self._eigenvector_rows
         if not isinstance(rows, np.ndarray):
             return [torch.as_tensor(c, dtype=rows.dtype, device=rows.device) @ rows for c in coefficients]
         return [(c @ rows).astype(rows.dtype, copy=False) for c in coefficients]
@@ -117,11 +103,12 @@ class DenseModel(CubicModel):
         line = self._newton_line(here, operator, matrix)
         if line is not None:
             return line
-        values, rows = eigenpairs(matrix)
+        values, eigenvector_rows = eigenpairs(matrix)
         largest = float(np.abs(values).max())
         if values[0] > -_SINGULAR * largest and np.abs(values).min() <= _SINGULAR * largest:
             return super().build_in(here, operator)  # of a null space, a Krylov space has the part in the gradient only
-        return self.whole_space(here, operator, values, rows, rows @ _array(here.space, here.g))
+        projections = eigenvector_rows @ _array(here.space, here.g)
+        return self.whole_space(here, operator, values, eigenvector_rows, projections)
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
         """Return the line of Newton's step, if that minimises the cubic model well enough; None otherwise."""
@@ -133,32 +120,31 @@ class DenseModel(CubicModel):
         if info != 0 or not pivots.min() ** 2 > _SINGULAR * pivots.max() ** 2:
             return None
         step, product = dpotrs(factor, -g, lower=1)[0], matrix @ g
-        length, norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm
-        if not (0.0 < length < math.inf and math.isfinite(norm)):
+        step_norm, hessian_norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm
+        if not (0.0 < step_norm < math.inf and math.isfinite(hessian_norm)):
             return None
-        line = step / length
+        line = step / step_norm
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
-        krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, here.grad_norm, True)
+        krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, True)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        subspace: KrylovSubspace = NewtonLine(
-            self, krylov, operator, spectrum, here.state.sigma, here.units, sigma_untested=True, hessian_norm=norm
-        )
-        subspace = with_units(self, here, subspace, norm)
-        is_limited = length > subspace.max_step_norm and here.state.last_step_norm > 0.0
-        if is_limited or not subspace.sigma * length * length <= forcing_tolerance(here):
+        space = (self, krylov, operator, spectrum, here.state.sigma, here.units)
+        subspace: KrylovSubspace = NewtonLine(*space, sigma_untested=True, hessian_norm=hessian_norm)
+        subspace = with_units(self, here, subspace, hessian_norm)
+        is_limited = step_norm > subspace.max_step_norm and here.state.last_step_norm > 0.0
+        if is_limited or not subspace.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None
         return self.with_step(here, subspace)
 
     def whole_space(
-        self, here: Point, operator: Operator, values: Floats, rows: Floats, projections: Floats
+        self, here: Point, operator: Operator, values: Floats, eigenvector_rows: Floats, projections: Floats
     ) -> KrylovSubspace:
-        """Return the subspace of all eigenvectors (`rows`), given the gradient in their basis, with its cubic step."""
+        """Return the subspace of all eigenvectors, given the gradient in their basis, with its cubic step."""
         at_gradient = here.start is None and here.grad_norm > 0.0
-        krylov = EigenSpace(values, _block(here.space, rows), projections, here.grad_norm, at_gradient)
-        product_norm = 0.0 if here.units.length else _product_norm(values, projections, at_gradient)
+        krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections, at_gradient)
+        unit_product_norm = 0.0 if here.units.length else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
         subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
-        return self.with_step(here, with_units(self, here, subspace, product_norm))
+        return self.with_step(here, with_units(self, here, subspace, unit_product_norm))
 
 
 @cache
@@ -169,8 +155,8 @@ def _identity(dim: int) -> Floats:
     return matrix
 
 
-def _product_norm(values: Floats, projections: Floats, at_gradient: bool) -> float:
-    """Return ‖Bq‖ along the gradient, or the norm of B."""
+def product_norm(values: Floats, projections: Floats, at_gradient: bool) -> float:
+    """Return ‖Bq‖ with the unit vector q of the gradient, from both in the eigenbasis; otherwise the norm of B."""
     if at_gradient:
         return float(np.linalg.norm(values * projections) / np.linalg.norm(projections))
     return float(np.abs(values).max())

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -245,7 +245,7 @@ def bound_curvature(
     if is_full:
         error, limited_by_roundoff = rounding, True
     else:
-        error, limited_by_roundoff = _bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence, sharp)
+        error, limited_by_roundoff = bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence, sharp)
     if spectrum.leftmost - rounding < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
@@ -268,8 +268,22 @@ def _start_component(dim: int, confidence: float) -> float:
     return (1.0 - confidence) * math.sqrt(math.pi / (2 * dim))
 
 
-def _bound_missed_eigenvalues(
-    spectrum: cubic.Spectrum, krylov: Krylov, dim: int, rounding: float, confidence: float, sharp: bool
+class OffDiagonal(Protocol):
+    """The β of a Lanczos process."""
+
+    @property
+    def beta(self) -> Sequence[float]:
+        """All β."""
+        ...
+
+    @property
+    def last_beta(self) -> float:
+        """The last one."""
+        ...
+
+
+def bound_missed_eigenvalues(
+    spectrum: cubic.Spectrum, krylov: OffDiagonal, dim: int, rounding: float, confidence: float, sharp: bool
 ) -> tuple[float, bool]:
     """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
     if rounding == math.inf:

@@ -32,7 +32,7 @@ _MEMORY_PREFIX = "memory."
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _Unfinished:
     """An iteration in progress: its last decision, and what the next rule and the record need.
 
     Attributes
@@ -102,7 +102,7 @@ class Iteration:
         self, method: Method, seed: int, tol: float = 0.0, *, one_sample: bool = False, ahead: bool = False
     ) -> None:
         self.method = method
-        self.state = State(seed=seed, sigma=method.sigma.rule(0.0).sigma0)
+        self.state = State(seed=seed, sigma=method.initial_sigma_rule.sigma0)
         self.at_rest = False
         self.rates: Sequence[float] = ()
         self.tol, self._one_sample, self._ahead = tol, one_sample, ahead
@@ -162,9 +162,9 @@ class Iteration:
         )
         return x if decision.point is None else decision.point, self._record(progress, seconds)
 
-    def _advance(self, here: Point) -> _Progress:
+    def _advance(self, here: Point) -> _Unfinished:
         """Return the iteration after 2.2 to 2.6 at a point."""
-        progress, model, subspace = _Progress(Decision(here.state.sigma), here), self.method.model, None
+        progress, model, subspace = _Unfinished(Decision(here.state.sigma), here), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
                 return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
@@ -173,7 +173,7 @@ class Iteration:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
                 here = here if subspace.units is here.units else replace(here, units=subspace.units)
-                progress = _Progress(Decision(subspace.sigma), here, subspace=subspace)
+                progress = _Unfinished(Decision(subspace.sigma), here, subspace=subspace)
                 progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
             if progress.decision.point is not None or progress.skips_escape:
                 return progress
@@ -190,21 +190,23 @@ class Iteration:
             if subspace is not None:
                 subspace.release()
 
-    def _try_cubic_steps(self, progress: _Progress, subspace: Subspace) -> _Progress:
+    def _try_cubic_steps(self, progress: _Unfinished, subspace: Subspace) -> _Unfinished:
         """Return the iteration after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
         if subspace.problem:  # without a cubic step, the gradient step of 2.6 follows
             return self._stay_with_larger_sigma(progress, subspace.problem)
+        here = progress.here
         for _ in range(1 + model.resolves if model.proposes else 0):
-            step = model.propose(progress.here, subspace, progress.decision.sigma)  # 2.3  u minimises m, globally
+            step = model.propose(here, subspace, progress.decision.sigma)  # 2.3  u minimises m, globally
             if step is None:
                 break
             progress, is_rejected = self._try_step(progress, subspace, step)
             if not is_rejected:
                 break
+            here = replace(progress.here, rejected=progress.decision.step)
         return progress
 
-    def _try_step(self, progress: _Progress, subspace: Subspace, step: CubicStep) -> tuple[_Progress, bool]:
+    def _try_step(self, progress: _Unfinished, subspace: Subspace, step: CubicStep) -> tuple[_Unfinished, bool]:
         """Return the iteration after one cubic step, and whether the step was rejected, so that another σ may be tried.
 
         A step that could not be tried is not a rejected one.
@@ -212,7 +214,7 @@ class Iteration:
         here, sigma = progress.here, progress.decision.sigma
         trials = 0 if progress.last_trial is None else progress.last_trial.trials
 
-        def untried() -> _Progress:
+        def untried() -> _Unfinished:
             return replace(progress, last_trial=replace(progress.last_trial or Decision(sigma), step=step))
 
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
@@ -237,7 +239,7 @@ class Iteration:
         progress = replace(progress, decision=decision, last_trial=last_trial, note=decision.note or progress.note)
         return progress, decision.point is None
 
-    def _stay_with_larger_sigma(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
+    def _stay_with_larger_sigma(self, progress: _Unfinished, note: str, value: float = math.nan) -> _Unfinished:
         """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
 
         In the first iteration an error is raised instead.
@@ -251,14 +253,14 @@ class Iteration:
         sigma = here.sigma_rule.after_failure(progress.decision.sigma)
         return replace(progress, decision=Decision(sigma), note=note, value=value)
 
-    def _stopping_test(self, progress: _Progress) -> bool:
+    def _stopping_test(self, progress: _Unfinished) -> bool:
         """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
         here, last_trial = progress.here, progress.last_trial
         norm = 0.0 if last_trial is None or last_trial.step is None else last_trial.step.norm
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
         return progress.decision.at_rest and is_conclusive and norm <= self.method.epsilon_s
 
-    def _record(self, progress: _Progress, seconds: float) -> Record:
+    def _record(self, progress: _Unfinished, seconds: float) -> Record:
         """Return the record of the iteration."""
         here, decision, subspace = progress.here, progress.decision, progress.subspace
         last_trial = progress.last_trial or Decision(decision.sigma)
@@ -330,6 +332,14 @@ class Iteration:
         fields = {name: number for name, number in numbers.items() if name != "memory"}
         memory = {name.removeprefix(_MEMORY_PREFIX): vector for name, vector in vectors.items()}
         self.state = State(**fields, memory={**_parse_memory("numbers", numbers), **memory})
+
+    def set_tolerance(self, tol: float) -> None:
+        """Set the tolerance on ‖g‖, up to which models are minimised."""
+        self.tol = tol
+
+    def replace_numbers(self, **changes: Any) -> None:
+        """Replace numbers of the state, such as σ and the units, by those of a run that resets or scales them."""
+        self.state = replace(self.state, **changes)
 
     def snapshot(self) -> Any:
         """Return the state. `at_rest` is not part of it: every iteration sets it."""

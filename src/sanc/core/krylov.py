@@ -8,6 +8,7 @@ CUDA graph. The Krylov space on the host (`Krylov`) reads T column by column and
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -169,6 +170,100 @@ class Lanczos:
             for combination, c in zip(combinations, coefficients, strict=True):
                 self.space.subtract(combination, -float(c[j + 1]), q)
         return combinations
+
+
+class StepBasis(Protocol):
+    """An orthonormal basis Q of the space in which a model minimises, with T = QᵀBQ; `Krylov` is one.
+
+    Attributes
+    ----------
+    dim : int
+        Hessian products that it took.
+    starts_at_gradient : bool
+        Whether the gradient is in the space.
+    projected_gradient : ndarray
+        Qᵀg.
+    basis : array or Tensor
+        Q as a block of rows.
+    last_beta, next_vector
+        β and q for which BQ = QT + βqeᵀ; β = 0 if B maps the space into itself.
+    schur_complement : float
+        The least curvature of q that keeps T semidefinite; 0 if T is not positive definite.
+    """
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def starts_at_gradient(self) -> bool: ...
+    @property
+    def projected_gradient(self) -> Floats: ...
+    @property
+    def basis(self) -> Any: ...
+    @property
+    def last_beta(self) -> float: ...
+    @property
+    def next_vector(self) -> Any: ...
+    @property
+    def schur_complement(self) -> float: ...
+
+    def tridiagonal(self) -> tuple[Floats, Floats]:
+        """Return the diagonal and the off-diagonal of T."""
+        ...
+
+    def residual_of(self, u: Floats) -> float:
+        """Return ‖∇m‖ if u minimises the cubic model, and the residual of a Ritz pair if Qu is its vector."""
+        ...
+
+    def combine(self, *coefficients: Floats) -> list[Vector]:
+        """Return Q u for each coefficient vector u, as new vectors."""
+        ...
+
+
+class DiagonalBasis(ABC):
+    """A basis of eigenvectors of B: T is diagonal, and B maps the space into itself.
+
+    Attributes
+    ----------
+    values : ndarray
+        The eigenvalues, in the order of the vectors.
+    projected_gradient : ndarray
+        The gradient in this basis.
+    starts_at_gradient : bool
+        Whether the gradient is the linear term of the model.
+    """
+
+    last_beta = 0.0
+    schur_complement = 0.0
+
+    def __init__(self, values: Floats, projected_gradient: Floats, starts_at_gradient: bool) -> None:
+        self.values, self.projected_gradient, self.starts_at_gradient = values, projected_gradient, starts_at_gradient
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+        return len(self.values)
+
+    @property
+    @abstractmethod
+    def basis(self) -> Any:
+        """The eigenvectors, as a block of rows."""
+
+    @property
+    def next_vector(self) -> Any:
+        """There is none."""
+        raise ValueError("the space is invariant, so that no vector follows")
+
+    def tridiagonal(self) -> tuple[Floats, Floats]:
+        """Return the diagonal and the off-diagonal of T."""
+        return np.array(self.values, np.float64), np.zeros(len(self.values) - 1)
+
+    def residual_of(self, u: Floats) -> float:
+        """Return 0: the space is invariant."""
+        return 0.0
+
+    @abstractmethod
+    def combine(self, *coefficients: Floats) -> list[Vector]:
+        """Return combinations of the eigenvectors, as new vectors."""
 
 
 class Krylov:

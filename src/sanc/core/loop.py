@@ -14,7 +14,7 @@ from sanc.core.saddle import leave_saddle
 from sanc.core.scaled import scaling_exponent
 from sanc.core.space import Vector
 from sanc.core.status import CONTINUE, Ending, Status
-from sanc.core.step_checks import Step
+from sanc.core.step_checks import MadeStep
 from sanc.errors import NonFiniteStartError
 
 
@@ -23,7 +23,7 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
     if run.limits.max_time < math.inf:
         deadline = clock() + run.limits.max_time
         run.time_is_up = lambda: clock() >= deadline
-    if run.oracle.exact and not run.iterations and run.iteration.method.sigma.rule(0.0).measures_sigma0:
+    if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
         run.scale_objective(scaling_exponent(run.oracle, run.x))
     while True:
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
@@ -47,7 +47,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome)
-    return run.steps.ending_after(run.oracle, Step(before, run.x, g, outcome), run.length, run.needs_products)
+    return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length, run.needs_products)
 
 
 def _leave_weak_bounds(run: Run) -> bool:

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.model import CubicModel
-from sanc.core.pieces import Acceptance, Escape, Model
+from sanc.core.pieces import Acceptance, Escape, Model, required_members
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
-from sanc.core.sigma import SigmaUpdate
+from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.errors import ArgumentTypeError, shown
 
 _REQUIRED = {
-    "model": (("build", "propose", "charge", "proposes", "needs_products", "resolves"), "sanc.CubicModel()"),
-    "acceptance": (("__call__",), "sanc.RatioTest()"),
-    "escape": (("__call__", "needs_products"), "sanc.CheckedEscape() or sanc.PaperEscape()"),
+    "model": (required_members(Model), "sanc.CubicModel()"),
+    "acceptance": (required_members(Acceptance), "sanc.RatioTest()"),
+    "escape": (required_members(Escape), "sanc.CheckedEscape() or sanc.PaperEscape()"),
     "sigma": (("rule",), "sanc.SigmaUpdate(), or set the option sigma0"),
     "minibatch": (("metric", "step", "average", "curvature", "noise"), "sanc.Minibatch(), or None"),
 }
@@ -82,6 +82,11 @@ class Method(Piece):
     def needs_products(self) -> bool:
         """Whether an iteration needs Hessian products."""
         return self.model.needs_products and (self.model.proposes or self.escape.needs_products)
+
+    @property
+    def initial_sigma_rule(self) -> SigmaRule:
+        """The rule for σ before the precision of vectors is known: only its settings are used, not its lower bound."""
+        return self.sigma.rule(0.0)
 
     @property
     def on_samples(self) -> bool:

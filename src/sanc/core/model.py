@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from sanc.core import cubic
-from sanc.core.krylov import Krylov, NonFiniteProductError
+from sanc.core.krylov import Krylov, NonFiniteProductError, StepBasis
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
@@ -16,13 +17,13 @@ from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units, measure_units
 
-_MAX_FORCING_TERM = 0.2
+MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
 SAMPLED_KRYLOV_DIM = 5
 """J with samples if `krylov_dim` is None, as in the paper: a sampled Hessian is not exact."""
 _NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
-_TOLERANCE_SHARE = 0.5
+TOLERANCE_SHARE = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
 
@@ -34,7 +35,7 @@ class KrylovSubspace:
     ----------
     model : KrylovModel
         The model that built it.
-    krylov : Krylov
+    krylov : StepBasis
         Q and T.
     operator : Operator
         The Hessian on S_B.
@@ -56,7 +57,7 @@ class KrylovSubspace:
     """
 
     model: KrylovModel
-    krylov: Krylov
+    krylov: StepBasis
     operator: Operator
     spectrum: cubic.Spectrum | None
     sigma: float
@@ -137,6 +138,11 @@ class KrylovModel(Piece):
     resolves = 0
     first_sigma = FIRST_SIGMA
     tries_longer_steps = True
+
+    def without_effect(self) -> Mapping[str, str]:
+        """Return ε and ε_g if the stopping rule of Lanczos does not use them."""
+        remedy = 'leave it out, or pass krylov_stop="paper" or escape=sanc.PaperEscape(), which use it'
+        return dict.fromkeys(("epsilon", "epsilon_g"), remedy) if self.forcing else {}
 
     @property
     def reorthogonalise(self) -> bool:
@@ -234,7 +240,7 @@ class CubicModel(KrylovModel):
             return subspace.step
         return self._solve(here, subspace.krylov, subspace.spectrum, sigma)
 
-    def _solve(self, here: Point, krylov: Krylov, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
+    def _solve(self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, sigma: float) -> cubic.CubicStep:
         """Return the global minimiser of the model with this σ; in the hard case its sign is random."""
         linear = krylov.projected_gradient
         step = cubic.solve(spectrum, linear, sigma)
@@ -368,7 +374,7 @@ def forcing_tolerance(here: Point) -> float:
     """Return the tolerance on ‖∇m‖ of an inexact Newton step."""
     norm, last_norm = here.grad_norm, here.state.last_grad_norm
     reduction = norm / last_norm if last_norm > 0.0 else 1.0
-    return max(min(_MAX_FORCING_TERM, reduction) * norm, _TOLERANCE_SHARE * here.tol)
+    return max(min(MAX_FORCING_TERM, reduction) * norm, TOLERANCE_SHARE * here.tol)
 
 
 def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tolerance: float) -> bool:
@@ -383,7 +389,7 @@ def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tole
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
         return here.grad_norm > 0.0 and subspace.dim >= _NEGLIGIBLE_STEP_DIM
     forcing_bound = step_norm / length_scale(here, subspace.units) * here.grad_norm
-    return residual <= max(forcing_bound, _TOLERANCE_SHARE * here.tol)
+    return residual <= max(forcing_bound, TOLERANCE_SHARE * here.tol)
 
 
 def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, product_norm: float) -> KrylovSubspace:

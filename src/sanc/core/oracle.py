@@ -18,7 +18,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Meter:
-    """Counts component evaluations by kind, the calls of the paper's figures, and evaluations (nfev, njev, nhev)."""
+    """Counts the evaluations of an oracle.
+
+    Attributes
+    ----------
+    value, gradient, product : int
+        Components in the values, gradients and Hessian products evaluated.
+    paper_calls : int
+        Calls as the paper's figures count them.
+    nfev, njev, nhev : int
+        Values, gradients and Hessian products, each counted once whatever its components.
+    """
 
     value: int = 0
     gradient: int = 0
@@ -114,6 +124,10 @@ class Oracle(ABC):
         Whether its Hessian is a matrix in every iteration.
     box : Box or None
         Bounds (`sanc.core.bounds`) that no evaluation may leave, also none of a difference; None: there are none.
+    places : Tensor or None
+        Indices of its variables among all variables, if it is that of the free variables of a face; None: all.
+    exponent : int
+        It evaluates 2^exponent · f.
     """
 
     space: Space
@@ -126,6 +140,8 @@ class Oracle(ABC):
     convex: bool = False
     has_matrix: bool = False
     box: Any = None
+    places: Any = None
+    exponent: int = 0
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -136,6 +152,24 @@ class Oracle(ABC):
     def shapes(self) -> Sequence[tuple[int, ...]]:
         """The shapes of the tensors that a vector is made of, in their order."""
         return [(self.space.dim,)]
+
+    @property
+    def full_oracle(self) -> Oracle:
+        """The oracle of all variables; another one if this is that of the free variables of a face."""
+        return self
+
+    @property
+    def unscaled_oracle(self) -> Oracle:
+        """The oracle of f itself; another one if this is that of 2^exponent · f."""
+        return self
+
+    def full_point(self, x: Vector) -> Vector:
+        """Return the point with all variables, the same object for the same x."""
+        return x
+
+    def full_vector(self, v: Vector) -> Vector:
+        """Return a vector of the state with all variables; those held have the values of the point."""
+        return v
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
         """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""

@@ -65,6 +65,11 @@ class Decision:
     memory: Mapping[str, Any] | None = None
 
 
+def required_members(protocol: Any) -> tuple[str, ...]:
+    """Return the names of the members of a protocol that an object must have."""
+    return tuple(name for name in vars(protocol) if name == "__call__" or not name.startswith("_"))
+
+
 class Subspace(Protocol):
     """A subspace in which a model minimises, and the Hessian in it; `sanc.core.model.KrylovSubspace` is one.
 
@@ -145,7 +150,10 @@ class Model(Protocol):
         """Return the subspace at a point; None: no step is proposed there."""
 
     def propose(self, here: Point, subspace: Any, sigma: float) -> CubicStep | None:
-        """Return the cubic step of `sigma` in a subspace that `build` returned; None if there is none."""
+        """Return the cubic step of `sigma` in a subspace that `build` returned; None if there is none.
+
+        After a rejection `here.rejected` is the rejected step.
+        """
 
     def charge(self, here: Point, dim: int) -> int:
         """Return the products to count in `paper_calls` for a subspace that took `dim` products (D4)."""

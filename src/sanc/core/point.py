@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sanc.core.cubic import CubicStep
 from sanc.core.oracle import Oracle
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Space, Vector
@@ -99,6 +100,8 @@ class Point:
         Whether the gradient at the next point may be evaluated now, since the next iteration starts with it.
     start : vector or None
         Start vector of Lanczos; None: the gradient.
+    rejected : CubicStep or None
+        The step of this iteration that was rejected last, if the model is asked for another one.
     """
 
     x: Vector
@@ -113,6 +116,7 @@ class Point:
     one_sample: bool = False
     ahead: bool = False
     start: Vector | None = None
+    rejected: CubicStep | None = None
 
     @property
     def judge(self) -> SigmaRule:

@@ -180,14 +180,13 @@ class PreconditionedRun(Run):
 
     def _limit_accuracy(self) -> None:
         """Set the tolerance up to which models are minimised: ‖∇f(x)‖ is at most the gradient norm over σ_min(L)."""
-        iteration: Any = self.iteration
-        iteration.tol = self.limits.tol * self.change.factor.smallest
+        self.iteration.set_tolerance(self.limits.tol * self.change.factor.smallest)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
-        original, scaled = self.objective, self.full_oracle
-        if isinstance(scaled, ScaledOracle):
-            original = ScaledOracle(original, scaled.exponent)
+        original, exponent = self.objective, self.full_oracle.exponent
+        if exponent:
+            original = ScaledOracle(original, exponent)
         certificate, v = self._probe(original, self.point, max_products, seed)
         direction: Any = self.change.solve(v)
         norm = self.oracle.space.norm(direction)

@@ -15,11 +15,12 @@ from sanc.core.units import Units
 class IterationProtocol(Protocol):
     """The members of an iteration that runs and optimisers use. `Iteration` and `MinibatchIteration` have them.
 
-    `numbers`, `vectors` and `tensors` are its saved state, which `check` validates and `restore` reads. `snapshot` and
-    `roll_back` undo an iteration that raised. `rearrange` adapts vectors of the state after parameters have joined or
-    left; `reset` deletes them. `read_record` returns the complete record of the last iteration if `iterate` returned
-    before the results of its step were known; otherwise None. `average` and `gradient_point` convert between the two
-    points of the averaged phase.
+    `numbers`, `vectors` and `tensors` are its saved state, which `check` validates and `restore` reads.
+    `replace_numbers` replaces numbers of the state of second-order steps, such as σ and the units, and `set_tolerance`
+    the tolerance up to which they minimise the model. `snapshot` and `roll_back` undo an iteration that raised.
+    `rearrange` adapts vectors of the state after parameters have joined or left; `reset` deletes them. `read_record`
+    returns the complete record of the last iteration if `iterate` returned before the results of its step were known;
+    otherwise None. `average` and `gradient_point` convert between the two points of the averaged phase.
 
     Attributes
     ----------
@@ -61,6 +62,8 @@ class IterationProtocol(Protocol):
         self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()
     ) -> None: ...
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None: ...
+    def set_tolerance(self, tol: float) -> None: ...
+    def replace_numbers(self, **changes: Any) -> None: ...
     def snapshot(self) -> Any: ...
     def roll_back(self, snapshot: Any) -> None: ...
     def rearrange(self, places: Sequence[int | None], fitted: Any, x: Any, shapes: Any) -> None: ...

@@ -6,6 +6,7 @@ Decreases are compared without a division, and a step whose decrease is not fini
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -22,10 +23,46 @@ class Verdict(Enum):
         return self is not Verdict.UNSUCCESSFUL
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of a trial step, from which a `SigmaRule` determines the next σ.
+
+    Attributes
+    ----------
+    sigma : float
+        The σ of the step.
+    verdict : Verdict
+        Its class.
+    actual, predicted : float
+        Its actual and predicted decrease; `actual` is not finite if f or its gradient is not finite at its end.
+    step_norm : float
+        Its norm.
+    grad_norm : float
+        ‖g‖ at its start.
+    rounding : float
+        The rounding error of f.
+    """
+
+    sigma: float
+    verdict: Verdict
+    actual: float
+    predicted: float
+    step_norm: float
+    grad_norm: float
+    rounding: float = 0.0
+
+
 def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding: float = 0.0) -> Verdict:
     """Return the class of a step: very successful if actual > η2·predicted, successful if actual ≥ η1·predicted.
 
-    The rounding error of f, `rounding`, is added to both decreases.
+    Parameters
+    ----------
+    actual, predicted : float
+        The actual and the predicted decrease.
+    eta1, eta2 : float
+        The thresholds η1 and η2 on their ratio.
+    rounding : float
+        The rounding error of f, which is added to both decreases.
     """
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
         return Verdict.UNSUCCESSFUL
@@ -38,7 +75,13 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding
 
 
 def ratio(actual: float, predicted: float, rounding: float = 0.0) -> float:
-    """Return ρ for the record; NaN if it is not defined."""
+    """Return ρ for the record; NaN if it is not defined.
+
+    Parameters
+    ----------
+    actual, predicted, rounding : float
+        The actual and the predicted decrease, and the rounding error of f, which is added to both.
+    """
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + rounding <= 0.0:
         return math.nan
     return (actual + rounding) / (predicted + rounding)

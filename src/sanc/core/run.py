@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc.core.bounds import Box, FaceOracle
+from sanc.core.bounds import Box
 from sanc.core.curvature import Certificate, probe
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
@@ -169,33 +169,28 @@ class Run:
     @property
     def full_oracle(self) -> Oracle:
         """The oracle of all variables, possibly scaled."""
-        return self.oracle.inner if isinstance(self.oracle, FaceOracle) else self.oracle
+        return self.oracle.full_oracle
 
     @property
     def point(self) -> Vector:
         """The current point with all its variables."""
-        return self.oracle.full(self.x) if isinstance(self.oracle, FaceOracle) else self.x
+        return self.oracle.full_point(self.x)
 
     def full_vectors(self) -> dict[str, Any]:
         """Return the vectors in the state of the iteration with all variables; those held have the values of x."""
-        vectors, oracle = self.iteration.vectors(), self.oracle
-        if not isinstance(oracle, FaceOracle) or oracle.places is None:
-            return vectors
-        return {name: oracle.extend(vector, oracle.point) for name, vector in vectors.items()}
+        return {name: self.oracle.full_vector(vector) for name, vector in self.iteration.vectors().items()}
 
     # A run on f times a power of two.
 
     @property
     def objective(self) -> Oracle:
         """The oracle of f; the run may use one of f times a power of two, and of the free variables alone."""
-        oracle = self.full_oracle
-        return oracle.inner if isinstance(oracle, ScaledOracle) else oracle
+        return self.full_oracle.unscaled_oracle
 
     @property
     def factor(self) -> float:
         """The power of two by which f is scaled."""
-        oracle = self.full_oracle
-        return oracle.factor if isinstance(oracle, ScaledOracle) else 1.0
+        return math.ldexp(1.0, self.full_oracle.exponent)
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f and tolerances scaled alike, unless the one on the gradient would overflow."""
@@ -203,8 +198,7 @@ class Run:
         if not exponent or self.limits.tol * factor == math.inf:
             return
         self.oracle, self.limits = ScaledOracle(self.oracle, exponent), self.limits.scaled(factor)
-        iteration: Any = self.iteration  # that of the core: objectives on samples are not scaled
-        iteration.tol = self.limits.tol
+        self.iteration.set_tolerance(self.limits.tol)
 
     def unscaled_record(self, record: Record) -> Record:
         """Return the record in the units of f."""
@@ -226,7 +220,7 @@ class Run:
     @property
     def message(self) -> str:
         """The cause of the ending, with a remark if f was scaled."""
-        oracle = self.full_oracle
-        if not self.cause or not isinstance(oracle, ScaledOracle):
+        exponent = self.full_oracle.exponent
+        if not self.cause or not exponent:
             return self.cause
-        return f"{self.cause} Numbers in this message are of f times 2^{oracle.exponent}."
+        return f"{self.cause} Numbers in this message are of f times 2^{exponent}."

@@ -22,15 +22,8 @@ def leave_saddle(run: Run) -> bool:
     if lower_point is None:
         return False
     run.x, run.certificate, run.stall = lower_point, None, StallMonitor()
-    iteration = run.iteration
-    initial = {
-        "sigma": iteration.method.sigma.rule(0.0).sigma0,
-        "last_step_norm": 0.0,
-        "last_grad_norm": 0.0,
-        "unit_length": 0.0,
-        "unit_cubic": 0.0,
-    }
-    iteration.restore(iteration.numbers() | initial, iteration.vectors(), iteration.tensors())
+    sigma0 = run.iteration.method.initial_sigma_rule.sigma0
+    run.iteration.replace_numbers(sigma=sigma0, last_step_norm=0.0, last_grad_norm=0.0, unit_length=0.0, unit_cubic=0.0)
     return True
 
 

@@ -33,6 +33,10 @@ class ScaledOracle(WrappedOracle):
     def shapes(self) -> Sequence[tuple[int, ...]]:
         return self.inner.shapes
 
+    @property
+    def unscaled_oracle(self) -> Oracle:
+        return self.inner
+
     def numbers(self) -> dict[str, Any]:
         return self.inner.numbers() | {"exponent": self.exponent}
 

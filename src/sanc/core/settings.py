@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
@@ -24,6 +24,7 @@ NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "pass a finite number ≥ 0")
 FRACTION = Range(lambda v: 0 < v < 1, "pass a number between 0 and 1")
 BELOW_ONE = Range(lambda v: 0 <= v < 1, "pass a number in [0, 1)")
 ABOVE_ONE = Range(lambda v: 1 < v < math.inf, "pass a finite number above 1")
+BELOW_INFINITY = Range(lambda v: v < math.inf, "pass a number below infinity")
 COUNT = Range(lambda v: v >= 0, "pass an integer ≥ 0")
 AT_LEAST_ONE = Range(lambda v: v >= 1, "pass an integer ≥ 1")
 
@@ -42,6 +43,10 @@ class Piece:
         hints = _type_hints(cls)
         for item in fields(self):
             _check(item.name, getattr(self, item.name), hints[item.name], item.metadata.get("range"))
+
+    def without_effect(self) -> Mapping[str, str]:
+        """Return the settings that have no effect beside the others of this piece, each with the remedy."""
+        return {}
 
 
 @cache

@@ -6,16 +6,17 @@ the next one.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, Protocol, TypeVar
+from functools import cache, wraps
+from typing import Any, Literal, Protocol, TypeVar
 
-from sanc.core.ratio import Verdict
+from sanc.core.ratio import Trial, Verdict
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
-from sanc.errors import require
+from sanc.errors import ArgumentTypeError, require
 
 MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
 """Bounds on the ratio of the next step norm to this one: the lower and the upper bound after a rejection, and the upper
@@ -74,15 +75,15 @@ class Ray:
         return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 
-def interpolated_sigma(ray: Ray, verdict: Verdict, actual: float, predicted: float, rounding: float) -> float:
+def interpolated_sigma(ray: Ray, trial: Trial) -> float:
     """Return the next σ: κ of f(x+s) = q(s) + (κ/3)‖s‖³, clipped so that the next step norm is within its bounds.
 
     After a step that was successful, but not very successful, σ is unchanged.
     """
-    sigma = ray.sigma
-    if not math.isfinite(actual):
+    sigma, verdict, predicted = ray.sigma, trial.verdict, trial.predicted
+    if not math.isfinite(trial.actual):
         return ray.sigma_for(MIN_SHRINK_FACTOR)
-    kappa = sigma if predicted <= rounding else sigma + 3.0 * (predicted - actual) / ray.norm_cubed
+    kappa = sigma if predicted <= trial.rounding else sigma + 3.0 * (predicted - trial.actual) / ray.norm_cubed
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:
@@ -99,7 +100,21 @@ class _HasNorm(Protocol):
     def norm(self) -> float: ...
 
 
-Step = TypeVar("Step", bound=_HasNorm)
+AnyStep = TypeVar("AnyStep", bound=_HasNorm)
+
+
+def _accepts_numbers(after_trial: Callable[[Any, Trial], float]) -> Callable[[Any, Trial], float]:
+    """Return `after_trial` that also accepts the fields of a `Trial` by position, its deprecated form."""
+
+    @wraps(after_trial)
+    def with_trial(self: Any, trial: Any, *numbers: Any) -> float:
+        if not numbers:
+            return after_trial(self, trial)
+        new = "SigmaRule.after_trial(trial) now takes a sanc.extend.Trial of these numbers"
+        warnings.warn(new, DeprecationWarning, stacklevel=2)
+        return after_trial(self, Trial(trial, *numbers))
+
+    return with_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +150,29 @@ class SigmaRule:
         """The smallest factor on σ after one step."""
         return MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
+    def __init_subclass__(cls) -> None:
+        defined = cls.__dict__.get("after_trial")
+        if defined is not None and len(inspect.signature(defined).parameters) != 2:
+            raise ArgumentTypeError(
+                f"{cls.__name__}.after_trial{inspect.signature(defined)} cannot be used: change it to "
+                "after_trial(self, trial), which receives a sanc.extend.Trial."
+            )
+
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""
         return max(self.floor, min(sigma, self.ceiling))
 
-    def after_trial(
-        self,
-        sigma: float,
-        verdict: Verdict,
-        actual: float,
-        predicted: float,
-        step_norm: float,
-        grad_norm: float,
-        rounding: float = 0.0,
-    ) -> float:
-        """Return σ after a trial step of the class `verdict`, given its actual and predicted decrease (2.6)."""
+    @_accepts_numbers
+    def after_trial(self, trial: Trial) -> float:
+        """Return σ after a trial step (2.6)."""
+        sigma, verdict = trial.sigma, trial.verdict
         if self.interpolates:
-            ray = Ray.from_step(sigma, predicted, step_norm, self._min_factor)
+            ray = Ray.from_step(sigma, trial.predicted, trial.step_norm, self._min_factor)
             if ray is not None:
-                return self.bounded(interpolated_sigma(ray, verdict, actual, predicted, rounding))
+                return self.bounded(interpolated_sigma(ray, trial))
             return sigma if verdict.accepted else self.after_failure(sigma)
         if verdict is Verdict.VERY_SUCCESSFUL:
-            return max(min(sigma, grad_norm), self.floor)
+            return max(min(sigma, trial.grad_norm), self.floor)
         return self.after_failure(sigma) if verdict is Verdict.UNSUCCESSFUL else sigma
 
     def after_derivative(
@@ -192,8 +208,8 @@ class SigmaRule:
         return max(self.sigma0, sigma / self.gamma)
 
     def limit_step(
-        self, step: Step, sigma: float, solve: Callable[[float], Step], max_norm: float, sigma_lower_bound: float
-    ) -> Step:
+        self, step: AnyStep, sigma: float, solve: Callable[[float], AnyStep], max_norm: float, sigma_lower_bound: float
+    ) -> AnyStep:
         """Return the step of the smallest 2ᵏσ whose norm is at most `max_norm`, or that of the largest σ allowed.
 
         No σ below `sigma_lower_bound` has such a step. The step of cσ has at least 1/c times the norm, so several
@@ -217,7 +233,7 @@ class SigmaRule:
 
 @dataclass(frozen=True, kw_only=True)
 class SigmaUpdate(Piece):
-    """The initial σ, and the rule by which it changes.
+    """The initial σ, and the rule by which it changes; a subclass may have another class of rules as `rule_class`.
 
     Attributes
     ----------
@@ -242,7 +258,7 @@ class SigmaUpdate(Piece):
     gamma: float = setting(2.0, ABOVE_ONE)
     sigma_rule: Literal["paper", "interpolate"] = "paper"
 
-    rules = SigmaRule
+    rule_class = SigmaRule
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,7 +267,7 @@ class SigmaUpdate(Piece):
 
     def rule(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return the rule for vectors of precision `eps`."""
-        return _rule(self, self.rules, eps, exact)
+        return _rule(self, self.rule_class, eps, exact)
 
     def judge(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return what `rule` does; this is its deprecated name."""

@@ -51,6 +51,8 @@ class Space:
     ----------
     dim : int
         Dimension of the vectors.
+    dtype, device
+        Their type and device.
     eps : float
         Machine epsilon of their type.
     sum_over_ranks : callable or None
@@ -160,7 +162,15 @@ class Space:
 
 
 class NumpySpace(Space):
-    """NumPy vectors, on which the same operations are faster for small dimensions."""
+    """NumPy vectors, on which the same operations are faster for small dimensions.
+
+    Attributes
+    ----------
+    dim : int
+        Dimension of the vectors.
+    dtype : numpy.dtype
+        Their type.
+    """
 
     def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:
         self.dim = dim

@@ -28,7 +28,7 @@ _SYMMETRY_ITERATION = 50
 
 
 @dataclass(frozen=True)
-class Step:
+class MadeStep:
     """An iteration that was made: the points before and after it, the gradient before it, and its record."""
 
     before: Vector
@@ -65,7 +65,7 @@ class StepMonitor:
     gradient_verified: bool = False
     noise_checked: bool = False
 
-    def ending_after(self, oracle: Oracle, step: Step, length: float, needs_products: bool) -> Ending:
+    def ending_after(self, oracle: Oracle, step: MadeStep, length: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes; `length` is the unit of length."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE
@@ -80,7 +80,7 @@ class StepMonitor:
             cause = consistency.check_noise(oracle, step.after, length, consistency.ENDING_NOISE)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
-    def _gradient_cause(self, oracle: Oracle, step: Step, length: float) -> str:
+    def _gradient_cause(self, oracle: Oracle, step: MadeStep, length: float) -> str:
         """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
             return ""
@@ -94,7 +94,7 @@ class StepMonitor:
         return cause
 
 
-def _is_mismatch(oracle: Oracle, step: Step) -> bool:
+def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
     """Whether the change of f differs from the mean of its directional derivatives at both ends of the step."""
     if step.after is step.before:
         return False

@@ -16,6 +16,15 @@ FIRST_SIGMA = 1e-4
 """The initial σ, in its unit: with 1e-4 the first step is Newton's unless that exceeds about 100 Cauchy steps."""
 
 
+DOUBLE_PRECISION_TOL, SINGLE_PRECISION_TOL = 1e-8, 1e-4
+"""Default tolerances: about the square root of the machine precision, 1.5e-8 in float64 and 3.5e-4 in float32."""
+
+
+def default_tolerance(eps: float) -> float:
+    """Return the default tolerance of minimisers, given the machine precision of x."""
+    return DOUBLE_PRECISION_TOL if eps < 1e-10 else SINGLE_PRECISION_TOL
+
+
 @dataclass(frozen=True, slots=True)
 class Units:
     """A unit of length, and one of σ, which is f/x³; 0 until they are measured."""

@@ -111,7 +111,7 @@ class CallableOracle(Oracle):
         return self.as_vector(self.jac(self.as_argument(x), *self.args), "jac")
 
     def hessian(self, x: Vector) -> Operator:
-        return _CallableOperator(self, x)
+        return CallableOperator(self, x)
 
     def smallest_scale(self, x: Vector) -> float:
         """Return the smallest scale of x that difference steps follow; 1 if x was zero at all points.
@@ -132,7 +132,7 @@ class CallableOracle(Oracle):
         self._scale = size
 
 
-class _CallableOperator(Operator):
+class CallableOperator(Operator):
     """The Hessian at x: a matrix or product of the caller, or central differences of gradients."""
 
     def __init__(self, oracle: CallableOracle, x: Vector) -> None:
@@ -145,7 +145,7 @@ class _CallableOperator(Operator):
             return o.as_vector(o.hessp(o.as_argument(self.x), o.as_argument(v), *o.args), "hessp")
         if o.hess is not None:
             return o.as_vector(self._multiply(v), "hess")
-        return self._difference(v, 1.0)
+        return self.difference(v, 1.0)
 
     @cached_property
     def _multiply(self) -> Callable[[Any], Any]:
@@ -163,13 +163,13 @@ class _CallableOperator(Operator):
             return lambda v: matrix @ v.cpu().numpy()
         return lambda v: matrix @ v
 
-    def _difference(self, v: Vector, factor: float) -> Vector:
+    def difference(self, v: Vector, factor: float) -> Vector:
         """Return the central difference of gradients along `v`, with `factor` times the usual step."""
         o = self.oracle
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        h = factor * self._step() / norm
+        h = factor * self.step() / norm
         if o.box is not None:
             return self._difference_in_box(v, h)
         return (o.evaluate_gradient(self.x + h * v) - o.evaluate_gradient(self.x - h * v)) * (0.5 / h)
@@ -183,16 +183,21 @@ class _CallableOperator(Operator):
             total = total + g * (weight / h)
         return total
 
-    def _step(self) -> float:
+    def step(self) -> float:
+        """Return the step length of differences."""
         return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)
 
     def error(self, v: Vector, product: Vector) -> float:
         if self.oracle.hessp is not None or self.oracle.hess is not None:
             return 0.0
+        return self.estimated_error(v, self.difference(v, 2.0), product)
+
+    def estimated_error(self, v: Vector, doubled: Vector, product: Vector) -> float:
+        """Estimate the error of a product from that with twice the step."""
         # The truncation error is O(h²), so the differences of h and 2h differ by three times that of h. Differences
         # below working precision compare as equal, so their roundoff error is added.
-        roundoff = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self._step()
-        return self.oracle.space.norm(self._difference(v, 2.0) - product) + roundoff
+        roundoff = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self.step()
+        return self.oracle.space.norm(doubled - product) + roundoff
 
     def gradient(self) -> Vector:
         return self.oracle.gradient(self.x)[1] * 1.0

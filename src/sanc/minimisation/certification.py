@@ -33,7 +33,7 @@ def certificate(
     Parameters
     ----------
     fun, jac, hess, hessp, args
-        The objective, as in `minimize`: a torch function, NumPy callables, or a `FiniteSum`.
+        The objective, as in `minimize`: a torch function, NumPy callables, a `FiniteSum` or an `Oracle`.
     x : array, Tensor or pytree of these
         The point.
     eps : float

@@ -23,7 +23,8 @@ from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch
 from sanc.core.resume import resume_run, save_run
 from sanc.core.run import Limits, Run
-from sanc.core.status import Status
+from sanc.core.status import Status, asks_to_stop
+from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -61,8 +62,6 @@ _IGNORED_OPTIONS = {
 }  # fmt: skip
 """Entries of `options` for SciPy's other methods. As in SciPy they give a warning, so that `method` can be changed."""
 
-_TOLERANCES = {"float64": 1e-8, "float32": 1e-4}
-"""Default tolerances: about the square root of the machine precision, 1.5e-8 and 3.5e-4."""
 _DIFFERENCE_TOLERANCES = {"2-point": 1e-5, "3-point": 1e-6}
 """Default tolerances for gradients by differences, with errors of about √eps = 1.5e-8 and eps^(2/3) = 4e-11."""
 
@@ -107,7 +106,7 @@ def minimize(
     ----------
     fun : callable or FiniteSum
         A torch function ``fun(x, *args)`` of a tensor that returns a scalar tensor; or, with `jac`, any function that
-        returns a number; or a finite sum from `sanc.problems`.
+        returns a number; or a finite sum from `sanc.problems`; or an `Oracle` of `sanc.extend`.
     x0 : array, Tensor or pytree of these
         The starting point, of any shape. It may be a nested dict, list or tuple of tensors. The functions are then
         called with the same structure, and ``res.x`` has it too.
@@ -219,6 +218,9 @@ def minimize(
     _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
     fun, ranks = _objective_on_ranks(fun, process_group)
     sizes = _sample_sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
+    if "sampling" in settings and not any(sizes):
+        sampling = shown(settings["sampling"])
+        raise ArgumentError(f"sampling = {sampling} has no effect without samples: pass batch_size, or leave it out.")
     on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
     _reject_objective_sample(objective_batch_size if on_samples else None)
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
@@ -305,8 +307,7 @@ def _objective_on_ranks(fun: Any, process_group: Any) -> tuple[Any, Ranks | None
 
 def _default_tol(oracle: Oracle, jac: Any) -> float:
     """Return the default tolerance on the gradient norm, for the precision of the vectors and the scheme of `jac`."""
-    tol = _TOLERANCES["float64" if oracle.space.eps < 1e-10 else "float32"]
-    return max(tol, _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
+    return max(default_tolerance(oracle.space.eps), _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
 
 
 def _checked_limits(
@@ -430,28 +431,19 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
             )
         if callback is None:
             return False
-        try:
-            if by_name or with_state:
-                value = record.trial_value if record.branch is not Branch.STAYED else record.value
-                if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
-                    value = math.nan  # the objective sample was not evaluated
-                result = Result(
-                    x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run)
-                )
-                with callers_precision():
-                    return _is_true(callback(result.x, result) if with_state else callback(intermediate_result=result))
+        if not (by_name or with_state):
             with callers_precision():
-                return _is_true(callback(unflatten(run.point)))
-        except StopIteration:
-            return True
+                return asks_to_stop(callback, unflatten(run.point))
+        value = record.trial_value if record.branch is not Branch.STAYED else record.value
+        if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
+            value = math.nan  # the objective sample was not evaluated
+        result = Result(x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run))
+        with callers_precision():
+            if with_state:
+                return asks_to_stop(callback, result.x, result)
+            return asks_to_stop(callback, intermediate_result=result)
 
     return report
-
-
-def _is_true(returned: Any) -> bool:
-    """Return whether a callback returned True, of Python, NumPy or torch; other values do not count."""
-    kind, size = str(getattr(returned, "dtype", type(returned).__name__)), math.prod(getattr(returned, "shape", ()))
-    return kind in ("bool", "torch.bool") and size == 1 and bool(returned)
 
 
 def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result:

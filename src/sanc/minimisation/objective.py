@@ -17,7 +17,7 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
 from sanc.core.oracle import Oracle
-from sanc.core.space import Vector
+from sanc.core.space import NumpySpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
@@ -51,14 +51,14 @@ def build_oracle(
 ) -> tuple[Oracle, Vector, Unflatten]:
     """Return the oracle of `fun`, the flat starting point, and the function that restores the caller's form.
 
-    A `FiniteSum` is sampled. A function with `jac` is called with its derivatives. A function without `jac` is
-    differentiated by torch. A tree is flattened, and the functions are called with trees.
+    A `FiniteSum` is sampled. An `Oracle` is used as it is. A function with `jac` is called with its derivatives. A
+    function without `jac` is differentiated by torch. A tree is flattened, and the functions are called with trees.
     """
     if not isinstance(args, tuple):
         args = (args,)
     if callable(fun) and (jac, hess, hessp) == (None, None, None) and holds_jax_arrays(x0):
         jac, hessp = jax_derivatives(fun)
-    if is_tree(x0) and not isinstance(fun, FiniteSum):
+    if is_tree(x0) and not isinstance(fun, FiniteSum | Oracle):
         tree = Tree(x0, name)
         value, gradient, matrix, product = _flat_functions(tree, fun, jac, hess, hessp)
         oracle, flat, unflatten_vector = build_oracle(
@@ -69,6 +69,12 @@ def build_oracle(
         raise ArgumentTypeError(f"x0 = {shown(x0)} is a function: pass the function first, then the starting point.")
     start = checked_point(x0, name)
     unflatten = _unflattener(start)
+    if isinstance(fun, Oracle):
+        _check_oracle(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
+        tensor = start.detach() if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
+        if isinstance(fun.space, NumpySpace):
+            return fun, np.array(tensor.cpu().numpy(), fun.space.dtype).reshape(-1), unflatten
+        return fun, tensor.to(fun.space.device, fun.space.dtype, copy=True).reshape(-1), unflatten
     if isinstance(fun, FiniteSum):
         _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
         array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
@@ -110,16 +116,31 @@ def _check_sum_arguments(
 ) -> None:
     """Raise an error for arguments that do not fit a finite sum; `name` is that of the starting point."""
     require_sum(fun)
+    _check_fit(fun, fun.dim, start, name, args, derivatives)
+
+
+def _check_oracle(fun: Oracle, start: Any, name: str, args: tuple[Any, ...], derivatives: Mapping[str, Any]) -> None:
+    """Raise an error for arguments that do not fit an oracle of the caller."""
+    if not fun.exact:
+        raise ArgumentError(
+            f"fun = {shown(fun)} draws samples: set exact = True if it evaluates the whole objective, or pass a "
+            "sanc.problems.FiniteSum."
+        )
+    _check_fit(fun, fun.space.dim, start, name, args, derivatives)
+
+
+def _check_fit(
+    fun: Any, dim: int, start: Any, name: str, args: tuple[Any, ...], derivatives: Mapping[str, Any]
+) -> None:
+    """Raise an error for derivatives and arguments beside an objective that has its own, or for another dimension."""
     for label, derivative in derivatives.items():
         if derivative is not None:
             raise ArgumentError(f"{label} is given although {type(fun).__name__} computes it: leave it out.")
     if args:
         raise ArgumentError(f"args = {shown(args)} cannot be used with {type(fun).__name__}: leave it out.")
     size = math.prod(start.shape)
-    if size != fun.dim:
-        raise ArgumentError(
-            f"{name} has {size} entries and the problem {fun.dim} variables: pass one entry per variable."
-        )
+    if size != dim:
+        raise ArgumentError(f"{name} has {size} entries and the problem {dim} variables: pass one entry per variable.")
 
 
 def _check_derivatives(jac: Any, hess: Any, hessp: Any) -> None:
