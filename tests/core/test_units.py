@@ -120,7 +120,14 @@ def made(kind, s):
     ("exponent", "dtype"), [(-880, torch.float64), (1000, torch.float64), (-100, torch.float32), (100, torch.float32)]
 )
 def test_f_near_the_limits_of_its_type_has_the_steps_of_f(kind, exponent, dtype):
-    """With a power of two the points are equal bit for bit, and results are in the units of f."""
+    """With a power of two the points are equal bit for bit, and results are in the units of f.
+
+    A value of f may be zero because it is below the smallest number of the type.
+    """
+
+    def rounded(value):
+        return float(torch.tensor(value, dtype=dtype))
+
     tol, s = 1e-3 if dtype == torch.float32 else 1e-6, 2.0**exponent
     results = []
     for factor in (1.0, s):
@@ -129,9 +136,10 @@ def test_f_near_the_limits_of_its_type_has_the_steps_of_f(kind, exponent, dtype)
         results.append(sanc.minimize(f, x0, **how))
     plain, scaled = results
     assert plain.success and scaled.success and torch.equal(plain.x, scaled.x) and plain.nit == scaled.nit > 0
-    assert float(scaled.fun) == s * float(plain.fun) and torch.equal(scaled.jac, s * plain.jac)
+    assert float(scaled.fun) == rounded(s * float(plain.fun)) and torch.equal(scaled.jac, s * plain.jac)
     for ours, theirs in zip(scaled.history, plain.history, strict=True):
-        assert (ours.value, ours.grad_norm, ours.sigma) == (s * theirs.value, s * theirs.grad_norm, s * theirs.sigma)
+        assert ours.value == rounded(s * theirs.value)
+        assert (ours.grad_norm, ours.sigma) == (s * theirs.grad_norm, s * theirs.sigma)
     ours, theirs = scaled.certificate, plain.certificate
     assert ours.eps_gradient == s * tol and ours.eps_curvature == s * 1e-2 and ours.second_order
     assert ours.lambda_min == pytest.approx(s * theirs.lambda_min, rel=1e-6)

@@ -112,8 +112,8 @@ class ShardedPreconditioner(Preconditioner):
         self._on_owned = metric.create([shapes[index] for index in self._owned], like) if self._owned else None
         entries = sum(math.prod(shapes[index]) for index in self._sharded)
         self._on_shards = metric.create(sharded_shapes, like, self._reduce(entries)) if self._sharded else None
-        # Names and shapes of the saved tensors, also of parameters that other ranks own; "meta" needs no memory.
-        self._layout = metric.create(assigned_shapes, torch.empty(0, device="meta")).save() if self._assigned else []
+        # Parts, and names and shapes of the saved tensors, also of parameters of other ranks; "meta" needs no memory.
+        self._whole = metric.create(shapes, torch.empty(0, device="meta"))
 
     def _reduce(self, entries: int) -> RankReduction:
         """Return the sums and maxima over the ranks that hold these entries together."""
@@ -148,12 +148,22 @@ class ShardedPreconditioner(Preconditioner):
 
     @property
     def parts(self) -> int:
-        return max((inner.parts for inner in self._inner()), default=1)
+        return self._whole.parts
+
+    def part_of(self, index: int) -> int:
+        return self._whole.part_of(index)
 
     def refresh(self, part: int = 0) -> None:
-        for inner in self._inner():
-            if part < inner.parts:
-                inner.refresh(part)
+        """Refresh what a single process would refresh, so that the steps do not depend on the number of ranks."""
+        for inner, indices in ((self._on_shards, self._sharded), (self._on_owned, self._owned)):
+            if inner is None:
+                continue
+            first: dict[int, int] = {}  # by part of `inner`: the part of the whole in which it is refreshed
+            for number, index in enumerate(indices):
+                first.setdefault(inner.part_of(number), self.part_of(index))
+            for inner_part, whole_part in first.items():
+                if whole_part == part:
+                    inner.refresh(inner_part)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for inner in self._inner() for tensor in inner.tensors()]
@@ -164,8 +174,9 @@ class ShardedPreconditioner(Preconditioner):
     def _saved_layout(self) -> tuple[list[tuple[int, str]], list[tuple[int, ...]], OwnerExchange]:
         """Return parameter index and name of each saved tensor, the shapes, and the exchange for these tensors."""
         names, shapes, owners = [], [], []
-        for index, owner, layout in zip(self._assigned, self._owners, self._layout, strict=True):
-            for name, tensor in layout.items():
+        layout = self._whole.save()
+        for index, owner in zip(self._assigned, self._owners, strict=True):
+            for name, tensor in layout[index].items():
                 names.append((index, name))
                 shapes.append(tuple(tensor.shape))
                 owners.append(owner)

@@ -61,6 +61,10 @@ class Preconditioner(ABC):
         """Number of parts that are refreshed at different steps, so that no step takes much longer than others."""
         return 1
 
+    def part_of(self, index: int) -> int:
+        """Return the part that contains the state of a parameter."""
+        return 0
+
     @abstractmethod
     def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
         """Update M with a gradient, which has this weight in the running means, and return M⁻¹g."""

@@ -96,6 +96,9 @@ class _Kronecker(Preconditioner):
     def parts(self) -> int:
         return max(len(self._stacks), 1)
 
+    def part_of(self, index: int) -> int:
+        return next((part for part, stack in enumerate(self._stacks) if index in stack.indices), 0)
+
     def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
         return self._preconditioned(g, weight)
 
@@ -192,12 +195,17 @@ class _Stack:
     """Matrices of one shape, with their factors, eigenbases and second moments stacked.
 
     Matrices are padded with zeros to whole blocks.
+
+    Attributes
+    ----------
+    indices : list of int
+        The parameters that the matrices belong to.
     """
 
     def __init__(
         self, sides: tuple[int, int], indices: Sequence[int], sizes: Sequence[int], like: Tensor, largest_side: int
     ) -> None:
-        self._sides, self._indices = sides, list(indices)
+        self._sides, self.indices = sides, list(indices)
         self._counts = [size // math.prod(sides) for size in sizes]  # matrices of each parameter
         count = sum(self._counts)
         # A long side has blocks no longer than the other side, so that factors and bases have a bounded number of
@@ -210,7 +218,7 @@ class _Stack:
 
     def gather(self, gradients: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
         """Return the matrices among the gradients of all parameters, one after another, padded to whole blocks."""
-        matrices = [gradients[index].view(-1, *self._sides) for index in self._indices]
+        matrices = [gradients[index].view(-1, *self._sides) for index in self.indices]
         stacked = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
         (rows, columns), (padded_rows, padded_columns) = self._sides, self._padded
         if self._padded == self._sides:
@@ -233,7 +241,7 @@ class _Stack:
         h = torch.bmm(self._rows.basis, self._by_rows(h)).view(matrices.shape)
         h = self._from_columns(torch.bmm(self._by_columns(h), self._columns.basis.mT))
         h = h[:, : self._sides[0], : self._sides[1]]
-        return dict(zip(self._indices, (part.reshape(-1) for part in torch.split(h, self._counts)), strict=True))
+        return dict(zip(self.indices, (part.reshape(-1) for part in torch.split(h, self._counts)), strict=True))
 
     def _by_rows(self, matrices: Tensor) -> Tensor:
         """Return the blocks of rows of all matrices, one after another."""
@@ -293,16 +301,16 @@ class _Stack:
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
         """Restore what `save` returned."""
-        moments = {index: saved[index]["second_moment"].reshape(-1) for index in self._indices}
+        moments = {index: saved[index]["second_moment"].reshape(-1) for index in self.indices}
         self._second_moment.copy_(self.gather(moments))
-        self._epsilon.copy_(torch.cat([saved[index]["epsilon"] for index in self._indices]).view(-1, 1, 1))
+        self._epsilon.copy_(torch.cat([saved[index]["epsilon"] for index in self.indices]).view(-1, 1, 1))
         for name, tensor in self._side_tensors().items():
-            tensor.copy_(torch.cat([saved[index][name] for index in self._indices]).view(tensor.shape))
+            tensor.copy_(torch.cat([saved[index][name] for index in self.indices]).view(tensor.shape))
 
     def _ranges(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield each parameter with the range of its matrices in the stack."""
         begin = 0
-        for index, count in zip(self._indices, self._counts, strict=True):
+        for index, count in zip(self.indices, self._counts, strict=True):
             yield index, (begin, begin + count)
             begin += count
 
