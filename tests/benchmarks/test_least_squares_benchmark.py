@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ from benchmarks import least_squares
 from benchmarks.least_squares_problems import problems
 from benchmarks.long_fits import ALL_FITS
 
-PROBLEMS = {problem.name: problem for problem in problems()}
+
+@cache
+def by_name():
+    return {problem.name: problem for problem in problems()}
+
 
 # Sums of squares at the solutions, from the tables of Moré, Garbow and Hillstrom (1981).
 SOLUTIONS = {
@@ -34,21 +39,21 @@ SOLUTIONS = {
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_residuals_vanish_at_published_solutions(name):
     x, squares = SOLUTIONS[name]
-    r = PROBLEMS[name].fun(np.array(x))
+    r = by_name()[name].fun(np.array(x))
     assert np.isclose(r @ r, squares, rtol=1e-5, atol=1e-7)
 
 
 def test_there_are_three_starts_and_bounds_that_cut():
-    assert len(PROBLEMS) == 2 * len(ALL_FITS) + 84
-    problem = PROBLEMS["Wood-10"]
-    assert np.array_equal(problem.start, 10 * PROBLEMS["Wood-1"].start)
+    assert len(by_name()) == 2 * len(ALL_FITS) + 84
+    problem = by_name()["Wood-10"]
+    assert np.array_equal(problem.start, 10 * by_name()["Wood-1"].start)
     cut = problem.with_cut(np.ones(4))
     assert cut.is_bounded and not problem.is_bounded
     assert cut.upper.tolist() == [0.9, np.inf, np.inf, 0.9] and np.all(cut.start <= cut.upper)
 
 
 def test_the_check_tells_solutions_from_saddles_and_other_points():
-    problem = PROBLEMS["Rosenbrock-1"]
+    problem = by_name()["Rosenbrock-1"]
     assert least_squares.is_second_order(problem, np.ones(2))
     assert not least_squares.is_second_order(problem, problem.start)
     cut = problem.with_cut(np.ones(2))

@@ -234,10 +234,13 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("problem", ["logistic", "mlp"])
-@pytest.mark.parametrize(
-    ("method", "preset"), [("sanc", "paper"), ("crm", "paper"), ("sgd", "paper"), ("sanc", "robust"), ("scr", "robust")]
-)
+RESUMED = [("sanc", "paper"), ("crm", "paper"), ("sgd", "paper"), ("sanc", "robust"), ("scr", "robust")]
+
+
+@pytest.mark.parametrize(("problem", "method", "preset"), [
+    *(("logistic", *run) for run in RESUMED), ("mlp", "sanc", "robust"),
+    *(pytest.param("mlp", *run, marks=pytest.mark.slow) for run in RESUMED if run != ("sanc", "robust")),
+])  # fmt: skip
 def test_a_run_resumes_after_any_iteration(tmp_path, problem, method, preset):
     """A run is stopped after random iterations, with checkpoints at other times; its trace is that of a whole run."""
     calls = 3000 if preset == "robust" or method == "sgd" else 7000  # about sixty iterations
