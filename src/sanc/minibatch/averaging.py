@@ -58,7 +58,7 @@ class StepScalars(NamedTuple):
     eta: float  # η
     average_weight: float  # c where the iterate has its full weight
     distance_weight: float  # λ
-    lower_bound: float  # b, a lower bound of f; −∞ if none is known
+    lower_bound: float  # b, a lower bound of f; −∞ if none is known, as without losses
 
 
 class StepResults(NamedTuple):
@@ -119,6 +119,8 @@ class AveragedStep:
         β.
     sum_over_ranks : callable, optional
         Sums over ranks that hold the other entries.
+    has_values : bool
+        Whether f is known, so that a step can be limited by its lower bound.
     """
 
     def __init__(
@@ -126,8 +128,10 @@ class AveragedStep:
         preconditioner: Preconditioner,
         averaging: float,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        *,
+        has_values: bool = True,
     ) -> None:
-        self.preconditioner, self.averaging = preconditioner, averaging
+        self.preconditioner, self.averaging, self.has_values = preconditioner, averaging, has_values
         self._sum_over_ranks = sum_over_ranks
 
     def tensors(self) -> list[Tensor]:
@@ -169,13 +173,16 @@ class AveragedStep:
         direction = self.preconditioner.update(g, gradient_weight)
         direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
         dual_norm_square = torch.dot(g, direction)
-        derivative = (dual_norm_square if rates is None else torch.dot(g, direction * rates)).double()
-        derivative = derivative if self._sum_over_ranks is None else self._sum_over_ranks(derivative.clone())
-        step_factor = self._limited(value.double() - lower_bound, eta.double() * derivative / clipping)
-        step_factor = torch.where(is_finite, step_factor, 1.0)
-        read.append(step_factor)
-        direction = direction * step_factor.to(g.dtype)
         step = direction if rates is None else direction * rates
+        step_factor = torch.ones_like(norm)
+        if self.has_values:
+            derivative = (dual_norm_square if rates is None else torch.dot(g, step)).double()
+            derivative = derivative if self._sum_over_ranks is None else self._sum_over_ranks(derivative.clone())
+            limited = self._limited(value.double() - lower_bound, eta.double() * derivative / clipping)
+            step_factor = torch.where(is_finite, limited, 1.0)
+        read.append(step_factor)
+        factor = step_factor.to(g.dtype)
+        eta, distance_weight = eta * factor, distance_weight * factor
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset
         if average_weights is not None:
@@ -190,8 +197,8 @@ class AveragedStep:
         if averaging_start is not None and direction_sum is not None:
             new_sum = torch.addcmul(DISTANCE_MEMORY * direction_sum, direction, distance_weight)
             made.append(new_sum)
-            numbers += [step.abs().sum(), new_offset.abs().sum(), torch.dot(direction, averaging_start - x - offset)]
-            numbers.append(new_sum.abs().sum())
+            inner_product = torch.dot(direction, averaging_start - x - offset)
+            numbers += [factor * step.abs().sum(), new_offset.abs().sum(), factor * inner_product, new_sum.abs().sum()]
         sums = torch.stack(numbers).double()
         sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)
         return [torch.cat([torch.stack(read), sums]), *made]

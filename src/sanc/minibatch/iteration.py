@@ -29,7 +29,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
-from sanc.core.space import Space, Vector
+from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.minibatch import joining, saving, scale, updates, watch
 from sanc.minibatch.averaging import AveragedStep, HostCopy, StepInputs, StepResults, StepScalars, advance, on_device
@@ -329,7 +329,7 @@ class MinibatchIteration:
             caller_change=caller_change,
             average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
         )
-        numbers, new_x, new_offset, *new_sum = advance(oracle, self._step_for(space), inputs)
+        numbers, new_x, new_offset, *new_sum = advance(oracle, self._step_for(oracle), inputs)
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
             vectors["direction_sum"] = space.vector(new_sum[0])
@@ -417,13 +417,14 @@ class MinibatchIteration:
         note = "the first gradient was an outlier: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
 
-    def _step_for(self, space: Space) -> AveragedStep:
+    def _step_for(self, oracle: Oracle) -> AveragedStep:
         """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
         is_projected = self.state.projection_countdown > 0
         if is_projected not in self._cached_steps:
             assert self._preconditioner is not None
-            work = AveragedStep(self._preconditioner, self._averaging, space.sum_over_ranks)
-            self._cached_steps[is_projected] = work
+            self._cached_steps[is_projected] = AveragedStep(
+                self._preconditioner, self._averaging, oracle.space.sum_over_ranks, has_values=oracle.has_values
+            )
         return self._cached_steps[is_projected]
 
     @property
