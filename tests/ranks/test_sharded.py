@@ -236,4 +236,5 @@ def test_ranks_with_parameters_of_low_precision_make_the_steps_of_one_process(tm
         for parameters, masters in ends:
             assert parameters.dtype == torch.bfloat16 and torch.equal(parameters, masters.bfloat16())
             assert torch.equal(masters, ends[0][1])  # resumed bit for bit
-            torch.testing.assert_close(masters, alone[1], rtol=1e-3, atol=1e-4)
+            # Roundoff decides to which of two neighbours a parameter is rounded: below 1 they differ by 4e-3 at most.
+            torch.testing.assert_close(masters, alone[1], rtol=0.0, atol=4e-3)
