@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import sanc
@@ -23,6 +24,24 @@ STYLES = ("loss", "backward", "gradients")
 
 def clean(k, a, b):
     return a, b
+
+
+def make_step(opt, style, loss):
+    """Make a step in one of the three styles; AdamW's is that without closures."""
+
+    def conventional():
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    if style == "loss":
+        opt.step(loss)
+    elif style == "backward":
+        opt.step(conventional)
+    else:
+        conventional()
+        opt.step()
 
 
 def trained(
@@ -48,19 +67,7 @@ def trained(
         def loss(a=a, b=b, factor=factor):
             return factor * (model(a) - b).square().mean()
 
-        def conventional(loss=loss):
-            opt.zero_grad()
-            value = loss()
-            value.backward()
-            return value
-
-        if style == "loss":
-            opt.step(loss)
-        elif style == "backward":
-            opt.step(conventional)
-        else:
-            conventional()
-            opt.step()
+        make_step(opt, style, loss)
         assert adamw or all(bool(torch.isfinite(p).all()) for p in model.parameters())
         change(k, model)
     if style == "gradients":
@@ -89,6 +96,73 @@ def test_loss_scales_that_change(tally):
                         cases += 1
                         failures += [] if end < 1.05 * limit else [(factor, steps, at, noise, seed, style, end, limit)]
     tally("loss scales that change", cases, failures)
+
+
+def digits_network(normalised):
+    """Return a classifier of 64 pixels, with batch normalisation if so wanted."""
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    return (
+        nn.Sequential(*layers[:1], nn.BatchNorm1d(64), *layers[1:3], nn.BatchNorm1d(64), *layers[3:])
+        if normalised
+        else nn.Sequential(*layers)
+    )
+
+
+def trained_on_digits(style, seed, *, normalised, batch, passes, by_class=False, outliers=0):
+    """Train on the digits, sorted by class in each pass or with outliers; return the loss in training mode.
+
+    One batch of so many as `outliers` has inputs a million times too large.
+    """
+    X, y = load_digits(return_X_y=True)
+    X, y = torch.tensor(X / 16.0, dtype=torch.float32), torch.tensor(y)
+    torch.manual_seed(seed)
+    model, rng = digits_network(normalised), torch.Generator().manual_seed(seed)
+    adamw = style == "adamw"
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3) if adamw else sanc.SANC(model.parameters(), seed=seed)
+    steps = 0
+    for _ in range(passes):
+        order = torch.randperm(len(X), generator=rng)
+        order = order[torch.argsort(y[order], stable=True)] if by_class else order
+        for rows in order.split(batch):
+            factor = 1e6 if outliers and steps % outliers == outliers // 2 else 1.0
+            steps += 1
+
+            def loss(rows=rows, factor=factor):
+                return nn.functional.cross_entropy(model(factor * X[rows]), y[rows])
+
+            make_step(opt, style, loss)
+    if style == "gradients":
+        opt.eval()
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(X), y))
+
+
+def test_streams_that_are_sorted_by_class(tally):
+    """After five passes the loss on all classes is no worse than with AdamW; with batch normalisation after ten."""
+    cases, failures = 0, []
+    for normalised, batch, passes in ((False, 16, 5), (False, 64, 5), (False, 64, 10), (True, 64, 10)):
+        for seed in (0, 1):
+            how = {"normalised": normalised, "batch": batch, "passes": passes, "by_class": True}
+            limit = trained_on_digits("adamw", seed, **how)
+            for style in STYLES:
+                end = trained_on_digits(style, seed, **how)
+                cases += 1
+                failures += [] if end < 1.03 * limit else [(normalised, batch, passes, seed, style, end, limit)]
+    tally("streams that are sorted by class", cases, failures)
+
+
+def test_inputs_of_a_batch_that_are_too_large_for_batch_normalisation(tally):
+    """Inputs of one batch of fifty are a million times too large."""
+    cases, failures = 0, []
+    for normalised in (False, True):
+        for seed in (0, 1):
+            how = {"normalised": normalised, "batch": 64, "passes": 10, "outliers": 50}
+            limit = trained_on_digits("adamw", seed, **how)
+            for style in STYLES:
+                end = trained_on_digits(style, seed, **how)
+                cases += 1
+                failures += [] if end < 1.03 * limit else [(normalised, seed, style, end, limit)]
+    tally("inputs that are too large", cases, failures)
 
 
 def test_outliers_in_the_first_steps(tally):
