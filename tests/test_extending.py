@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 import sys
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +76,35 @@ def test_the_memory_of_an_acceptance_rule_is_saved_and_restored(pieces):
     for state in states[:10]:
         assert "mean" in state["numbers"]["memory"] or state is states[0]
         assert np.array_equal(sanc.minimize(rosen, [-1.2, 1.0, 0.7], resume=state, **given).x, whole.x)
+
+
+@dataclass(frozen=True)
+class Remembers(sanc.RatioTest):
+    """The ratio test, with one entry in the memory."""
+
+    entry: object = 0.0
+
+    def __call__(self, here, subspace, step, trial, trials):
+        assert all(type(entry) is float and entry == self.entry for entry in here.state.memory.values())
+        return replace(super().__call__(here, subspace, step, trial, trials), memory={"entry": self.entry})
+
+
+@pytest.mark.parametrize("entry", [3, True, np.float32(0.1), np.int64(2), Fraction(1, 2)], ids=repr)
+@pytest.mark.parametrize("bounds", [None, [(-2.0, 0.5)] * 2])
+def test_every_real_number_in_the_memory_is_saved_and_restored(entry, bounds):
+    states = []
+    keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
+    given = {"jac": rosen_der, "hessp": rosen_hess_prod, "bounds": bounds, "acceptance": Remembers(entry=entry)}
+    whole = sanc.minimize(rosen, [-1.2, 0.4], callback=keep, max_iter=8, **given)
+    resumed = sanc.minimize(rosen, [-1.2, 0.4], resume=states[2], max_iter=8, **given)
+    assert json.loads(states[2]["numbers"]["memory"]) == {"entry": float(entry)}
+    assert np.array_equal(resumed.x, whole.x)
+
+
+@pytest.mark.parametrize("entry", ["text", [1.0, 2.0], np.array(1.0), np.zeros(3), None])
+def test_a_memory_that_cannot_be_saved_is_an_error(entry):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"memory\['entry'\] = .* of Remembers\(.*: pass a number, or a"):
+        sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, acceptance=Remembers(entry=entry))
 
 
 def test_an_acceptance_rule_trains_and_resumes(pieces, tmp_path):

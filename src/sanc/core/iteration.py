@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from sanc.core.cubic import CubicStep
@@ -25,7 +26,7 @@ from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error
 from sanc.core.space import Vector
 from sanc.core.units import Units
-from sanc.errors import ArgumentError, NonFiniteStartError
+from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
 
 _MEMORY_PREFIX = "memory."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
@@ -158,7 +159,7 @@ class Iteration:
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
             unit_length=progress.here.units.length,
             unit_cubic=progress.here.units.cubic,
-            memory=state.memory if decision.memory is None else decision.memory,
+            memory=state.memory if decision.memory is None else self._checked_memory(here, decision.memory),
         )
         return x if decision.point is None else decision.point, self._record(progress, seconds)
 
@@ -252,6 +253,19 @@ class Iteration:
             )
         sigma = here.sigma_rule.after_failure(progress.decision.sigma)
         return replace(progress, decision=Decision(sigma), note=note, value=value)
+
+    def _checked_memory(self, here: Point, memory: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the memory of the acceptance rule, with its numbers as floats."""
+        checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in memory.items()}
+        shape = here.space.tensor(here.x).shape
+        for name, entry in checked.items():
+            is_vector = isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == shape
+            if not (is_vector or isinstance(entry, float)):
+                raise ArgumentTypeError(
+                    f"memory[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: pass a "
+                    f"number, or a vector like x, which is {type(here.x).__name__} of shape {tuple(shape)}."
+                )
+        return checked
 
     def _stopping_test(self, progress: _Unfinished) -> bool:
         """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
