@@ -569,6 +569,17 @@ def test_what_is_no_metric_is_refused(metric):
         sanc.SANC([torch.zeros(2, requires_grad=True)], metric=metric)
 
 
+@pytest.mark.parametrize("name", ["step", "average"])
+@pytest.mark.parametrize("value", [0.1, "big", None, sanc.StepScale, sanc.Momentum()], ids=repr)
+def test_an_object_of_another_type_in_place_of_settings_is_rejected(name, value):
+    remedy = {"step": r"pass sanc\.StepScale\(…\), whose settings are scale,", "average": r"pass sanc\.Average\(…\)"}[
+        name
+    ]
+    for build in (sanc.method_for, sanc.Minibatch, lambda **options: sanc.SANC([torch.ones(2)], **options)):
+        with pytest.raises(sanc.ArgumentTypeError, match=f"{name} = .* cannot be used: {remedy}"):
+            build(**{name: value})
+
+
 # ---------------------------------------------------------------------- a loss of a margin
 
 

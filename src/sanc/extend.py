@@ -2,7 +2,7 @@
 
 from sanc.core.cubic import CubicStep
 from sanc.core.oracle import Meter, Operator, Oracle
-from sanc.core.pieces import Acceptance, Escape, Model, Subspace
+from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import NumpySpace, Space
@@ -17,6 +17,7 @@ __all__ = [
     "Operator",
     "Oracle",
     "SigmaRule",
+    "SigmaSettings",
     "Space",
     "Subspace",
     "Trial",

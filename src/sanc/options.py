@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from sanc.core.pieces import Acceptance, Escape, Model
-from sanc.core.sigma import SigmaUpdate
+from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.settings import Average, Minibatch, StepScale
 
@@ -23,7 +22,7 @@ class OptimizerOptions(TypedDict, total=False):
     model: Model
     acceptance: Acceptance
     escape: Escape
-    sigma: SigmaUpdate
+    sigma: SigmaSettings
     minibatch: Minibatch | None
     metric: Metric | Literal["kronecker", "diagonal", "none"]
     step: StepScale

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.model import CubicModel
-from sanc.core.pieces import Acceptance, Escape, Model, required_members
+from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, required_members
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.errors import ArgumentTypeError, shown
@@ -18,7 +18,7 @@ _REQUIRED = {
     "model": (required_members(Model), "sanc.CubicModel()"),
     "acceptance": (required_members(Acceptance), "sanc.RatioTest()"),
     "escape": (required_members(Escape), "sanc.CheckedEscape() or sanc.PaperEscape()"),
-    "sigma": (("rule",), "sanc.SigmaUpdate(), or set the option sigma0"),
+    "sigma": (required_members(SigmaSettings), "sanc.SigmaUpdate(), or set the option sigma0"),
     "minibatch": (("metric", "step", "average", "curvature", "noise"), "sanc.Minibatch(), or None"),
 }
 """The members that each piece must have, and an example for the message."""
@@ -38,7 +38,7 @@ class Method(Piece):
         Accepts or rejects a trial point.
     escape : Escape
         Ends an iteration whose cubic steps were rejected.
-    sigma : SigmaUpdate
+    sigma : SigmaSettings
         The initial σ, and the rule by which it changes.
     minibatch : Minibatch or None
         How steps on samples are made once batches disagree. None: every sample is treated as the objective, and every
@@ -57,7 +57,7 @@ class Method(Piece):
     model: Model = field(default_factory=CubicModel)
     acceptance: Acceptance = field(default_factory=RatioTest)
     escape: Escape = field(default_factory=PaperEscape)
-    sigma: SigmaUpdate = field(default_factory=SigmaUpdate)
+    sigma: SigmaSettings = field(default_factory=SigmaUpdate)
     minibatch: Any = None
     exact: bool = False
     epsilon_s: float = setting(1e-8, NOT_NEGATIVE)

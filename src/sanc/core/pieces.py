@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from sanc.core.cubic import CubicStep
 from sanc.core.point import Point
 from sanc.core.record import Branch
+from sanc.core.sigma import SigmaRule
 from sanc.core.space import Vector
 from sanc.core.units import Units
 
@@ -183,3 +184,13 @@ class Escape(Protocol):
     @property
     def needs_products(self) -> bool: ...
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision: ...
+
+
+class SigmaSettings(Protocol):
+    """2.6: the initial σ, and the rule by which it changes; `sanc.SigmaUpdate` is one."""
+
+    def rule(self, eps: float, *, exact: bool = False) -> SigmaRule:
+        """Return the rule for vectors of precision `eps`; `exact`: f is the objective itself and not a sample of it.
+
+        Every iteration calls it, so that it should return the same object for the same arguments.
+        """

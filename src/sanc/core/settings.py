@@ -9,7 +9,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from sanc.errors import is_number, one_of, require
+from sanc.errors import ArgumentTypeError, is_number, one_of, require, shown
 
 
 class Range(NamedTuple):
@@ -62,6 +62,11 @@ def _check(name: str, value: Any, hint: Any, allowed: Range | None) -> None:
     choices = [choice for choice in alternatives if isinstance(choice, str)]
     if choices:
         one_of(name, value, choices)
+    elif isinstance(hint, type) and issubclass(hint, Piece):
+        if not isinstance(value, hint):
+            names = ", ".join(item.name for item in fields(hint))
+            remedy = f"pass sanc.{hint.__name__}(…), whose settings are {names}"
+            raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: {remedy}.")
     elif hint is bool:
         require(isinstance(value, bool), name, value, "pass True or False")
     elif allowed is not None and not (optional and value is None):

@@ -31,7 +31,7 @@ def configuration(spec: RunSpec, n: int, dim: int, note: str) -> dict[str, Any]:
     """Return the full configuration of a run."""
     panel, variant = spec.panel, spec.variant
     sanc.errors.one_of("unit", panel.unit, ("paper_calls", "calls"))
-    sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().sigma.sigma0)
+    sigma0 = panel.options.get("sigma0", Variant("sanc", spec.preset).composed().options()["sigma0"])
     hidden = sigma0 is None or "sigma0" in panel.varied
     kind = _SUM_NAMES.get(panel.problem, f"{panel.problem.upper()}, {panel.activation}")
     config = {key: getattr(panel, key) for key in ("figure", "problem", "data", "strength", "unit", "held_out")}
