@@ -611,20 +611,49 @@ def test_a_loss_of_a_margin_is_minimised_and_sampled(pieces):
     assert sampled.x == pytest.approx(w, abs=0.2)
 
 
-class Brief(sanc.RatioTest):
-    """A rule whose decision does not name the step."""
+@dataclass(frozen=True)
+class Brief:
+    """A rule whose decisions have σ and the point alone."""
 
-    def __call__(self, here, subspace, step, trial, trials):
-        return replace(super().__call__(here, subspace, step, trial, trials), step=None)
+    rule: object
+    needs_products = True
+
+    def __call__(self, *args, **options):
+        decision = self.rule(*args, **options)
+        return sanc.Decision(decision.sigma, decision.point)
 
 
-def test_a_decision_without_its_step_is_recorded_as_that_step():
-    start = np.array([-1.2, 1.0])
-    plain = sanc.minimize(rosen, start, jac=rosen_der, preset="paper", max_iter=30)
-    brief = sanc.minimize(rosen, start, jac=rosen_der, preset="paper", max_iter=30, acceptance=Brief())
+@pytest.mark.parametrize(
+    ("method", "name", "rule", "branch"),
+    [
+        ("scr", "acceptance", sanc.RatioTest(), sanc.Branch.SUCCESSFUL),
+        ("ncd", "escape", sanc.CheckedEscape(), sanc.Branch.GRADIENT),
+    ],
+)
+def test_a_decision_of_sigma_and_point_is_recorded_as_a_step(method, name, rule, branch):
+    start, given = np.array([-1.2, 1.0]), {"jac": rosen_der, "preset": "paper", "max_iter": 12, "method": method}
+    brief, plain = (sanc.minimize(rosen, start, **given, **{name: piece}) for piece in (Brief(rule), rule))
+    assert np.array_equal(brief.x, plain.x) and any(record.step_norm for record in plain.history)
     for ours, expected in zip(brief.history, plain.history, strict=True):
-        assert (ours.trials, ours.branch, ours.value) == (expected.trials, expected.branch, expected.value)
+        assert (ours.value, ours.grad_norm) == (expected.value, expected.grad_norm)
+        assert ours.branch is (branch if expected.step_norm else sanc.Branch.STAYED)
+        assert ours.step_norm == pytest.approx(expected.step_norm, rel=1e-9)
         assert ours.model_decrease == pytest.approx(expected.model_decrease, nan_ok=True)
+
+
+@pytest.mark.parametrize("returned", [None, True, (1.0, None)])
+@pytest.mark.parametrize("name", ["acceptance", "escape"])
+def test_a_rule_that_returns_no_decision_is_named(name, returned):
+    rule = type("Wrong", (), {"needs_products": False, "__call__": lambda self, *args, **options: returned})()
+    with pytest.raises(sanc.ArgumentTypeError, match=rf"{name} = .*Wrong.* returned .*: return a sanc\.Decision"):
+        sanc.minimize(
+            rosen, [-1.2, 1.0], jac=rosen_der, method="sanc" if name == "acceptance" else "sgd", **{name: rule}
+        )
+
+
+def test_the_fields_of_a_decision_after_the_point_have_names():
+    with pytest.raises(TypeError, match="positional"):
+        sanc.Decision(1.0, None, sanc.Branch.STAYED)
 
 
 # ---------------------------------------------------------------------- an objective

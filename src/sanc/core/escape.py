@@ -176,7 +176,8 @@ def accept_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, wi
         return Decision(
             _next_sigma(here, sigma, without_model, accepted=False), trials=1, note=f"the {branch} step is not finite"
         )
-    return Decision(_next_sigma(here, sigma, without_model, accepted=True), trial, branch, math.nan, norm, value, 1)
+    next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
+    return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=1)
 
 
 def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_model: bool) -> Decision:
@@ -194,7 +195,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
         if -math.inf < value < value_at_x:
             if not here.ahead or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
                 next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
-                return Decision(next_sigma, trial, branch, math.nan, norm, value, trials)
+                return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trials)
             note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
         if norm <= here.space.eps * max(here.norm, 1e-300):

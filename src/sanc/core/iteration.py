@@ -180,6 +180,7 @@ class Iteration:
                 return progress
             sigma = progress.decision.sigma
             escaped = self.method.escape(here, progress.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
+            escaped = _completed(here, "escape", self.method.escape, escaped, Branch.GRADIENT)
             keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else escaped.note or progress.note
             return replace(progress, decision=escaped, note=note)
@@ -234,6 +235,7 @@ class Iteration:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
             return replace(self._stay_with_larger_sigma(untried(), str(error), error.value), skips_escape=True), False
+        decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
         last_trial = replace(decision, trials=trials + decision.trials) if trials else decision
@@ -370,6 +372,24 @@ class Iteration:
     def reset(self) -> None:
         """Delete the vectors of the state, because the dimension of x has changed."""
         self.state = replace(self.state, memory=self._memory_numbers())
+
+
+def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
+    """Return the decision of an acceptance or escape rule; if it moves, with the kind and the norm of the step.
+
+    `branch` is the kind of a step for which the rule has none.
+    """
+    if not isinstance(decision, Decision):
+        raise ArgumentTypeError(
+            f"{name} = {shown(rule)} cannot be used, since it returned {shown(decision)}: return a sanc.Decision."
+        )
+    if decision.point is None or (decision.branch is not Branch.STAYED and decision.step_norm > 0.0):
+        return decision
+    return replace(
+        decision,
+        branch=branch if decision.branch is Branch.STAYED else decision.branch,
+        step_norm=decision.step_norm or here.space.norm(decision.point - here.x),
+    )
 
 
 def _parse_memory(where: str, numbers: Any) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from sanc.core.cubic import CubicStep
@@ -31,17 +31,20 @@ class Decision:
     point : vector or None
         The next point; None if the step is rejected or the run stays.
     branch : Branch
-        The kind of step made.
+        The kind of step made. If a rule returns a point and leaves it out, an accepted step is SUCCESSFUL, and an
+        escape step GRADIENT.
     rho : float
         Actual over predicted decrease; NaN if no ratio was formed.
     step_norm : float
-        Norm of the step made; 0 if the step is rejected or the run stays.
+        Norm of the step made; 0 if the step is rejected or the run stays. If a rule returns a point and leaves it out,
+        it is the distance of that point from x.
     trial_value : float
         f at the last trial point.
     trials : int
         Points at which the rule evaluated f.
     step : CubicStep or None
-        The cubic step that was tried; None for an escape step.
+        The cubic step that was tried; None for an escape step. If an acceptance rule leaves it out, it is the step that
+        the rule received.
     note : str
         The reason for the decision, if the branch alone does not show it.
     at_rest : bool
@@ -54,6 +57,7 @@ class Decision:
 
     sigma: float
     point: Vector | None = None
+    _: KW_ONLY
     branch: Branch = Branch.STAYED
     rho: float = math.nan
     step_norm: float = 0.0
