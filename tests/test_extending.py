@@ -172,7 +172,7 @@ class DenseSubspace:
 
     dim = property(lambda self: len(self.vectors))
     ritz_value = property(lambda self: self.spectrum.leftmost)
-    curvature = property(lambda self: self.spectrum.norm)
+    hessian_norm = property(lambda self: self.spectrum.norm)
 
     def ritz_vector(self):
         return self.vectors[:, 0]

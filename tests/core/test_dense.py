@@ -121,7 +121,7 @@ def test_bounds_use_the_whole_space(rng):
 
 def test_the_hessian_norm_of_a_line_is_that_of_a_product():
     line = NewtonLine(MODEL, None, None, None, 1.0, None, hessian_norm=3.0)
-    assert line.curvature == 3.0 and line.longer_step(None, 1.0, 1) is None
+    assert line.hessian_norm == 3.0 and line.longer_step(None, 1.0, 1) is None
 
 
 def test_a_convex_sum_needs_no_probe_for_negative_curvature(rng):

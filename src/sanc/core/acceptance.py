@@ -83,7 +83,7 @@ class RatioTest(Piece):
         """
         eps, value_at_x, note = here.space.eps, here.known_value, ""
         length = max(here.units.length, here.norm)
-        quadratic_terms = subspace.curvature * length * length
+        quadratic_terms = subspace.hessian_norm * length * length
         f_scale = max(abs(value_at_x), min(quadratic_terms, here.units.value))
         within_cancellation = (
             abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and step.decrease <= math.sqrt(eps) * f_scale

@@ -149,9 +149,9 @@ class BoundedSubspace:
         return float(self.inner.ritz_value)
 
     @property
-    def curvature(self) -> float:
+    def hessian_norm(self) -> float:
         """An estimate of ‖B‖."""
-        return float(self.inner.curvature)
+        return float(self.inner.hessian_norm)
 
     @property
     def dim(self) -> int:

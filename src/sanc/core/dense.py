@@ -58,14 +58,10 @@ class NewtonLine(KrylovSubspace):
     Attributes
     ----------
     hessian_norm : float
-        An estimate of ‖B‖.
+        ‖Bg‖/‖g‖, an estimate of ‖B‖.
     """
 
     hessian_norm: float = 0.0
-
-    @property
-    def curvature(self) -> float:
-        return self.hessian_norm
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
         """Return twice the last step; None if the model allows no more than `trials` trial points.

@@ -143,7 +143,7 @@ class CheckedEscape(Piece):
         """Step downhill along v or −g, or stay."""
         L1, L2, ritz_value = FALLBACK_LIPSCHITZ, FALLBACK_LIPSCHITZ, math.nan
         if subspace is not None and not math.isnan(subspace.ritz_value):
-            L1, L2, ritz_value = subspace.curvature or L1, 2.0 * sigma, subspace.ritz_value
+            L1, L2, ritz_value = subspace.hessian_norm or L1, 2.0 * sigma, subspace.ritz_value
         branch, step_size = choose_branch(ritz_value, here.grad_norm, L1, L2)
         if branch is Branch.CURVATURE:
             assert subspace is not None

@@ -406,5 +406,5 @@ def _parse_memory(where: str, numbers: Any) -> dict[str, float]:
 
 def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:
     """Return the ratio of the step norm to √eps·‖x‖ if σ limits the norm of the first trial step; otherwise 1."""
-    limited = trials == 0 and step.multiplier > subspace.curvature
+    limited = trials == 0 and step.multiplier > subspace.hessian_norm
     return step.norm / (math.sqrt(here.space.eps) * here.norm) if limited else 1.0

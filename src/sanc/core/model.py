@@ -78,7 +78,7 @@ class KrylovSubspace:
         return math.nan if self.spectrum is None else self.spectrum.leftmost
 
     @property
-    def curvature(self) -> float:
+    def hessian_norm(self) -> float:
         """The largest absolute Ritz value, an estimate of ‖B‖; 0 if a product was not finite."""
         return 0.0 if self.spectrum is None else self.spectrum.norm
 

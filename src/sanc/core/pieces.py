@@ -91,7 +91,7 @@ class Subspace(Protocol):
         Units of the first point.
     ritz_value : float
         The left-most Ritz value λ1; NaN if no Ritz pair is known.
-    curvature : float
+    hessian_norm : float
         An estimate of ‖B‖; 0 if it is not known.
     dim : int
         Hessian products computed.
@@ -108,7 +108,7 @@ class Subspace(Protocol):
     @property
     def ritz_value(self) -> float: ...
     @property
-    def curvature(self) -> float: ...
+    def hessian_norm(self) -> float: ...
     @property
     def dim(self) -> int: ...
     @property
