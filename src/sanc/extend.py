@@ -1,11 +1,14 @@
 """Protocols, values and base classes for pieces and objectives of a user; docs/extending.md has examples."""
 
-from sanc.core.cubic import CubicStep
+from sanc.core.cubic import CubicStep, Spectrum
+from sanc.core.cubic import solve as solve_cubic
+from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import NumpySpace, Space
+from sanc.core.units import Units
 
 __all__ = [
     "Acceptance",
@@ -13,15 +16,19 @@ __all__ = [
     "Escape",
     "Meter",
     "Model",
+    "NonFiniteProductError",
     "NumpySpace",
     "Operator",
     "Oracle",
     "SigmaRule",
     "SigmaSettings",
     "Space",
+    "Spectrum",
     "Subspace",
     "Trial",
+    "Units",
     "Verdict",
     "classify",
     "ratio",
+    "solve_cubic",
 ]

@@ -34,7 +34,15 @@ _LAPACK_DIM = 24
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """All eigenpairs of a small symmetric tridiagonal matrix, ascending; column ``i`` belongs to ``values[i]``."""
+    """All eigenpairs of a symmetric matrix, such as the tridiagonal T.
+
+    Attributes
+    ----------
+    values : ndarray
+        The eigenvalues, ascending.
+    vectors : ndarray
+        The unit eigenvectors: column i belongs to ``values[i]``.
+    """
 
     values: Floats
     vectors: Floats

@@ -173,8 +173,8 @@ class Iteration:
             if self.method.needs_products or model.proposes:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
-                here = here if subspace.units is here.units else replace(here, units=subspace.units)
-                progress = _Unfinished(Decision(subspace.sigma), here, subspace=subspace)
+                here, sigma = _with_units(here, subspace)
+                progress = _Unfinished(Decision(sigma), here, subspace=subspace)
                 progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
             if progress.decision.point is not None or progress.skips_escape:
                 return progress
@@ -372,6 +372,15 @@ class Iteration:
     def reset(self) -> None:
         """Delete the vectors of the state, because the dimension of x has changed."""
         self.state = replace(self.state, memory=self._memory_numbers())
+
+
+def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
+    """Return the point with its units, and σ. If the model has not measured them at the first point, they are here."""
+    units, sigma = subspace.units, subspace.sigma
+    if not (units.length or subspace.problem):
+        units = here.measure_units(subspace.hessian_norm)
+        sigma = here.sigma_rule.first_sigma(sigma, units)
+    return here if units is here.units else replace(here, units=units), sigma
 
 
 def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:

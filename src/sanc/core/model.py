@@ -15,7 +15,7 @@ from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
-from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units, measure_units
+from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units
 
 MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
@@ -397,19 +397,15 @@ def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, produc
 
     `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start.
     """
-    krylov, first_units = subspace.krylov, subspace.units
+    first_units = subspace.units
     if first_units.length:
         return replace(subspace, max_step_norm=model.max_step_norm(here, first_units))
-    grad_norm, x_norm = here.grad_norm, here.norm
-    if not krylov.starts_at_gradient or grad_norm <= here.space.eps * product_norm * x_norm:
-        grad_norm = 0.0  # at a stationary point the gradient gives no unit of length
-    first_units = measure_units(here.value, grad_norm, product_norm, x_norm)
-    measures_sigma0 = here.sigma_rule.measures_sigma0
+    first_units = here.measure_units(product_norm)
     max_step_norm = model.max_step_norm(here, first_units)
     return replace(
         subspace,
         units=first_units,
-        sigma=here.sigma_rule.bounded(model.first_sigma * first_units.cubic) if measures_sigma0 else subspace.sigma,
+        sigma=here.sigma_rule.first_sigma(subspace.sigma, first_units, model.first_sigma),
         max_step_norm=max_step_norm,
         sigma_untested=model.tries_longer_steps and max_step_norm < math.inf,
     )

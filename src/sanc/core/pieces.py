@@ -81,14 +81,16 @@ class Subspace(Protocol):
     Attributes
     ----------
     sigma : float
-        σ of the first step in it. The model may replace that of the state: measure it at the first point, or raise it
-        to limit the step norm.
+        σ of the first step in it: that of the state, `here.state.sigma`, unless the model raises it to limit the step
+        norm, or measures it with the units.
     sigma_untested : bool
         Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
         longer steps at once. A `CubicModel` with `first_radius` sets it if σ is the initial one, or was raised to limit
         the step norm.
     units : Units
-        Units of the first point.
+        Units of the first point. A model may pass on `here.units`: at the first point these are zero, and the iteration
+        measures them with `hessian_norm`, and the initial σ if the rule for σ asks for it. Or the model has
+        `here.measure_units(‖Bq‖)` as its units there, and `here.sigma_rule.first_sigma(σ, units)` as its σ.
     ritz_value : float
         The left-most Ritz value λ1; NaN if no Ritz pair is known.
     hessian_norm : float

@@ -15,7 +15,7 @@ from sanc.core.cubic import CubicStep
 from sanc.core.oracle import Oracle
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Space, Vector
-from sanc.core.units import Units
+from sanc.core.units import Units, measure_units
 
 ESCAPE_SIGN, LANCZOS_START, HARD_CASE_SIGN = 1, 2, 3
 """Purposes of random numbers: the sign of an escape step, the start of Lanczos if g = 0, the sign in the hard case."""
@@ -161,6 +161,16 @@ class Point:
         value_at_x, unit = self.known_value, self.units.value
         is_untrusted = unit > 0.0 and value_at_x - value > (abs(value_at_x) + unit) / self.space.eps**2
         return -math.inf if is_untrusted else value
+
+    def measure_units(self, product_norm: float) -> Units:
+        """Return the units of this point if it is the first one.
+
+        `product_norm` is ‖Bq‖ with the unit vector q of the start of Lanczos, or an estimate of ‖B‖.
+        """
+        is_stationary = self.grad_norm <= self.space.eps * product_norm * self.norm
+        # At a stationary point, and with another start than the gradient, that gives no unit of length.
+        grad_norm = 0.0 if self.start is not None or is_stationary else self.grad_norm
+        return measure_units(self.value, grad_norm, product_norm, self.norm)
 
     def below_precision(self, step_norm: float) -> bool:
         """Whether x + s equals x in working precision, given ‖s‖."""

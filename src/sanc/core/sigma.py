@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from sanc.core.ratio import Trial, Verdict
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.units import FIRST_SIGMA, Units
 from sanc.errors import ArgumentTypeError, require
 
 MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
@@ -161,6 +162,10 @@ class SigmaRule:
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""
         return max(self.floor, min(sigma, self.ceiling))
+
+    def first_sigma(self, sigma: float, units: Units, factor: float = FIRST_SIGMA) -> float:
+        """Return the initial σ: `factor` in its unit if it is measured, otherwise the `sigma` of the state."""
+        return self.bounded(factor * units.cubic) if self.measures_sigma0 else sigma
 
     @_accepts_numbers
     def after_trial(self, trial: Trial) -> float:

@@ -27,7 +27,15 @@ def default_tolerance(eps: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A unit of length, and one of σ, which is f/x³; 0 until they are measured."""
+    """The units of the first point; 0 until they are measured.
+
+    Attributes
+    ----------
+    length : float
+        The unit of length.
+    cubic : float
+        The unit of σ, which is f/x³.
+    """
 
     length: float = 0.0
     cubic: float = 0.0

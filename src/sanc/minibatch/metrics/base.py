@@ -2,7 +2,8 @@
 
 A new metric is one file: a frozen dataclass with `memory`, `refresh`, `couples` and `create`, and a `Preconditioner`. A
 user passes it as ``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from
-the protocol.
+the protocol. M has a block for each parameter: it may couple the entries of one parameter, but not those of different
+ones, because ranks share the parameters out.
 """
 
 from __future__ import annotations
