@@ -20,13 +20,13 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
-from sanc.core import cubic, judge, ratio
+from sanc.core import judge, ratio
 from sanc.core.box_model import BoxStep
 from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Model, Subspace
 from sanc.core.record import Note
 from sanc.core.sigma import SigmaRule
-from sanc.core.units import measure_units
+from sanc.extend import Spectrum, solve_cubic
 from sanc.minimisation.objective import build_oracle
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -42,12 +42,13 @@ def pieces():
     return page
 
 
-def test_there_are_four_examples_of_at_most_forty_lines():
-    assert len(BLOCKS) == 4
+def test_there_are_seven_examples_of_at_most_forty_lines():
+    assert len(BLOCKS) == 7
     for block in BLOCKS:
         classes = block[: re.search(r"\n\n\n(?!class |@dataclass)(?=\w+[ ,]|print)", block).start()]
         code = [line for line in classes.splitlines() if line.strip() and not line.startswith(("import", "from"))]
         assert len(code) <= 40, block
+        assert "sanc.core" not in block  # public names only
 
 
 # ---------------------------------------------------------------------- an acceptance rule
@@ -135,6 +136,28 @@ def test_an_acceptance_rule_trains_and_resumes(pieces, tmp_path):
 # ---------------------------------------------------------------------- an escape rule, and a model
 
 
+def test_an_escape_rule_moves_to_the_lower_side(pieces):
+    """f = x² − y² + y⁴ + ay has its lower minimum at y < 0 if a > 0: there the first step along y leads."""
+    for a in (0.5, -0.5):
+        f = lambda x, a=a: x[0] ** 2 - x[1] ** 2 + x[1] ** 4 + a * x[1] ** 3
+        found = sanc.minimize(f, torch.zeros(2, dtype=torch.float64), method="ncd", escape=pieces.BothSides())
+        expected = scipy.optimize.minimize_scalar(lambda y, a=a: -(y**2) + y**4 + a * y**3, bracket=(0, -a, -4 * a))
+        assert found.success and found.fun == pytest.approx(expected.fun, abs=1e-9)
+        first = found.history[0]
+        assert first.branch is sanc.Branch.CURVATURE and first.trials % 2 == 0 and first.curvature_share == 1.0
+
+
+def test_an_escape_rule_follows_the_gradient_and_stays_at_a_minimum(pieces):
+    f = lambda x: (x**2).sum()
+    found = sanc.minimize(f, torch.ones(2, dtype=torch.float64), method="ncd", escape=pieces.BothSides(), max_iter=1)
+    assert found.history[0].branch is sanc.Branch.GRADIENT and float(found.x.norm()) < 1e-15
+    rough = lambda x: (x * x).sum() + (x != 1.0).any() * 10.0  # lower at the start than on either side
+    stayed = sanc.minimize(
+        rough, torch.ones(2, dtype=torch.float64), method="ncd", escape=pieces.BothSides(), max_iter=1
+    )
+    assert (stayed.history[0].note, stayed.history[0].trials) == ("f is lower on neither side", 40)
+
+
 @dataclass(frozen=True)
 class NewtonOrNothing:
     """Stays, and counts how often it was asked."""
@@ -158,71 +181,40 @@ def test_an_escape_rule_decides_what_follows_a_rejection():
     assert followed and all(b.sigma == 4 * a.sigma for a, b in followed)  # γ by the ratio test, γ by the rule
 
 
-@dataclass(frozen=True)
-class DenseSubspace:
-    """All of Rⁿ: the eigenpairs of the dense Hessian."""
-
-    vectors: np.ndarray
-    spectrum: cubic.Spectrum
-    linear: np.ndarray
-    sigma: float
-    units: object
-    problem: str = ""
-    sigma_untested = False
-
-    dim = property(lambda self: len(self.vectors))
-    ritz_value = property(lambda self: self.spectrum.leftmost)
-    hessian_norm = property(lambda self: self.spectrum.norm)
-
-    def ritz_vector(self):
-        return self.vectors[:, 0]
-
-    def trial_point(self, x, step):
-        return x + self.vectors @ step.u
-
-    def longer_step(self, here, sigma, trials):
-        return None
-
-    def failed(self, problem):
-        return replace(self, problem=problem)
-
-    def release(self):
-        pass
-
-
-@dataclass(frozen=True)
-class DenseModel:
-    """Minimises the cubic model in all of Rⁿ."""
-
-    proposes = needs_products = True
-    resolves = 5
-
-    def build(self, here):
-        operator = here.oracle.hessian(here.x)
-        hessian = np.column_stack([operator(e) for e in np.eye(len(here.x))])
-        values, vectors = np.linalg.eigh(hessian)
-        spectrum = cubic.Spectrum(values, np.eye(len(values)))
-        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, spectrum.norm, here.norm)
-        return DenseSubspace(vectors, spectrum, vectors.T @ here.g, here.state.sigma, units)
-
-    def propose(self, here, subspace, sigma):
-        return cubic.solve(subspace.spectrum, subspace.linear, sigma)
-
-    def charge(self, here, dim):
-        return dim
-
-
 @pytest.mark.parametrize("n", [2, 5])
-def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_space(n):
+def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_space(pieces, n):
     x0 = np.linspace(-1.2, 1.3, n)
     given = {"jac": rosen_der, "hess": rosen_hess, "certify": False, "max_iter": 12}
-    dense = sanc.Method(name="dense", model=DenseModel(), escape=sanc.CheckedEscape())
+    dense = sanc.Method(name="dense", model=pieces.DenseModel(), escape=sanc.CheckedEscape())
     krylov = sanc.Method(name="full", model=sanc.CubicModel(krylov_dim=n, epsilon=1e-14, resolves=5),
                          escape=sanc.CheckedEscape())  # fmt: skip
     found, expected = (sanc.minimize(rosen, x0, method=method, **given) for method in (dense, krylov))
     assert found.x == pytest.approx(expected.x, abs=1e-6)
     assert [r.branch for r in found.history] == [r.branch for r in expected.history]
     assert found.nhev == n * found.nit
+
+
+def test_sigma_of_a_model_starts_in_the_units_of_f(pieces):
+    """The iterates for f and 2^40 f are the same bit for bit, and the first σ is 1e-4 ‖g‖/ℓ²."""
+    x0, f = np.array([-1.2, 1.0, 0.3]), 2.0**40
+    given = {"model": pieces.DenseModel(), "max_iter": 15, "certify": False}
+    plain = sanc.minimize(rosen, x0, jac=rosen_der, hess=rosen_hess, **given)
+    scaled = sanc.minimize(
+        lambda x: f * rosen(x), x0, jac=lambda x: f * rosen_der(x), hess=lambda x: f * rosen_hess(x), **given
+    )
+    assert np.array_equal(scaled.x, plain.x)
+    assert [record.sigma for record in scaled.history] == [f * record.sigma for record in plain.history]
+    g, norm = np.linalg.norm(rosen_der(x0)), np.linalg.norm(rosen_hess(x0), 2)
+    length = min(g / norm, max(0.1 * np.linalg.norm(x0), rosen(x0) / g))
+    assert plain.history[0].sigma == pytest.approx(1e-4 * g / length**2)
+    given["sigma0"] = 3.0
+    assert sanc.minimize(rosen, x0, jac=rosen_der, hess=rosen_hess, **given).history[0].sigma == 3.0
+
+
+def test_a_model_reports_a_hessian_that_is_not_finite(pieces):
+    hess = lambda x: rosen_hess(x) if x[0] < -0.8 else np.full((2, 2), np.nan)
+    found = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hess=hess, model=pieces.DenseModel(), max_iter=8)
+    assert [record.note for record in found.history[-3:]] == ["the Hessian is not finite"] * 3
 
 
 def members(protocol):
@@ -316,26 +308,26 @@ def test_acceptance_and_escape_rules_use_members_of_the_protocol_only(name, pres
 class SecantModel:
     """Minimises the cubic model along −g with B = c·I: steps without Hessian products."""
 
+    page: ModuleType
     curvature: float = 10.0
 
     proposes, needs_products, resolves = True, False, 10
 
     def build(self, here):
-        spectrum = cubic.Spectrum(np.array([self.curvature]), np.eye(1))
-        units = here.units if here.units.length else measure_units(here.value, here.grad_norm, 1.0, here.norm)
-        basis = here.g[:, None] / here.grad_norm
-        return DenseSubspace(basis, spectrum, np.array([here.grad_norm]), here.state.sigma, units)
+        spectrum, basis = Spectrum(np.array([self.curvature]), np.eye(1)), here.g[:, None] / here.grad_norm
+        gradient = np.array([here.grad_norm])
+        return self.page.AllDirections(here.state.sigma, here.units, basis, spectrum, gradient)
 
     def propose(self, here, subspace, sigma):
-        return cubic.solve(subspace.spectrum, subspace.linear, sigma)
+        return solve_cubic(subspace.spectrum, subspace.gradient, sigma)
 
     def charge(self, here, dim):
         return 0
 
 
-def test_a_model_may_propose_steps_without_hessian_products():
+def test_a_model_may_propose_steps_without_hessian_products(pieces):
     A = np.diag([1.0, 3.0, 8.0])
-    method = sanc.Method(name="secant", model=SecantModel(), escape=sanc.Stay())
+    method = sanc.Method(name="secant", model=SecantModel(pieces), escape=sanc.Stay())
     x0 = np.array([3.0, -2.0, 1.0])
     res = sanc.minimize(lambda x: 0.5 * x @ A @ x, x0, jac=lambda x: A @ x, method=method, certify=False, tol=1e-6)
     assert res.nhev == 0 and np.linalg.norm(A @ res.x) <= 1e-6
@@ -344,8 +336,8 @@ def test_a_model_may_propose_steps_without_hessian_products():
     assert first.step_norm == pytest.approx((math.sqrt(c * c + 4 * sigma * norm) - c) / (2 * sigma))  # c t + σ t² = ‖g‖
 
 
-@pytest.mark.parametrize("model", [DenseModel(), SecantModel()], ids=["dense", "secant"])
-def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic(model):
+@pytest.mark.parametrize("build", [lambda page: page.DenseModel(), SecantModel], ids=["dense", "secant"])
+def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic(pieces, build):
     """f is quadratic, so that f(x) − f(x + s) − predicted decrease is (σ/3)‖s‖³ for every step that bounds truncate."""
     A, b = np.array([[4.0, 1.5, 0.0], [1.5, 3.0, -1.0], [0.0, -1.0, 5.0]]), np.array([6.0, -9.0, 1.0])
     seen = []
@@ -360,7 +352,7 @@ def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic
                 seen.append(step)
             return super().__call__(here, subspace, step, trial, trials)
 
-    method = sanc.Method(name="own", model=model, acceptance=Watched(), escape=sanc.CheckedEscape())
+    method = sanc.Method(name="own", model=build(pieces), acceptance=Watched(), escape=sanc.CheckedEscape())
     bounds = scipy.optimize.Bounds([-1.0, -0.5, -0.1], [0.7, 1.0, 0.05])
     given = {"jac": lambda x: A @ x - b, "hess": lambda x: A, "bounds": bounds}
     res = sanc.minimize(lambda x: 0.5 * x @ A @ x - b @ x, np.zeros(3), method=method, **given)
@@ -422,19 +414,13 @@ def test_the_deprecated_judge_of_a_point_is_its_sigma_rule():
         assert sanc.SigmaUpdate(gamma=3.0).judge(1e-16) == sanc.SigmaUpdate(gamma=3.0).rule(1e-16)
 
 
-def test_a_class_of_rules_for_sigma_replaces_ours():
-    """A σ that doubles after every trial is 2ᵏ in the records, while the steps are accepted."""
-
-    @dataclass(frozen=True)
-    class Doubling(SigmaRule):
-        def after_trial(self, trial):
-            return 2.0 * trial.sigma
-
-    class DoublingSigma(sanc.SigmaUpdate):
-        rule_class = Doubling
-
-    found = sanc.minimize(rosen, [0.9, 0.9], jac=rosen_der, preset="paper", sigma=DoublingSigma(), max_iter=5)
-    assert [record.sigma for record in found.history] == [2.0**k for k in range(len(found.history))]
+def test_a_class_of_rules_for_sigma_replaces_ours(pieces):
+    """σ is half the last one after an accepted step, and twice it after each rejected trial."""
+    given = {"jac": rosen_der, "preset": "paper", "max_iter": 12, "escape": sanc.Stay()}
+    found = sanc.minimize(rosen, [-1.2, 1.0], sigma=pieces.DoublingSigma(), **given)
+    ratios = [b.sigma / a.sigma for a, b in pairwise(found.history)]
+    assert ratios == [2.0 if a.branch is sanc.Branch.STAYED else 0.5 for a, _ in pairwise(found.history)]
+    assert found.history[0].sigma == 1.0 and {0.5, 2.0} == set(ratios)
 
 
 def test_the_initial_rule_for_sigma_has_the_settings_of_the_method():
@@ -494,21 +480,47 @@ def test_a_piece_without_one_of_its_members_is_rejected(name):
 # ---------------------------------------------------------------------- a metric
 
 
-def test_the_metric_is_a_diagonal_plus_a_matrix_of_low_rank(pieces):
-    """M = D^½ (I + Q(√(I + C) − I)Qᵀ) D^½ as a dense matrix."""
-    rng = np.random.default_rng(0)
-    metric = pieces.LowRank(rank=2).create([(3, 2), (4,)], torch.zeros(1, dtype=torch.float64))
-    gs = rng.standard_normal((30, 10)) + np.outer(rng.standard_normal(30), np.arange(10.0))
+SIZES = [(3, 2), (4,), (1,)]
+
+
+def learnt(pieces, shapes, gs):
+    """The metric after these gradients, and its last direction."""
+    metric = pieces.LowRank(rank=2).create(shapes, torch.zeros(1, dtype=torch.float64))
     for k, g in enumerate(gs):
         direction = metric.update(torch.from_numpy(g), max(0.05, 1 / (k + 1)))
         if k % 5 == 0:
             metric.refresh()
-    half = metric.scale().numpy()
-    Q, C = metric.basis.numpy(), np.diag((metric.basis * metric.image).sum(0).clamp(min=0).numpy())
-    assert Q.T @ Q == pytest.approx(np.eye(2), abs=1e-6) and C[0, 0] > 2.0
-    M = half[:, None] * (np.eye(10) + Q @ (np.sqrt(np.eye(2) + C) - np.eye(2)) @ Q.T) * half
-    assert M @ direction.numpy() == pytest.approx(gs[-1], rel=1e-6, abs=1e-6)
-    assert np.linalg.eigvalsh(M).min() > 0
+    return metric, direction.numpy()
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((30, 11)) + np.outer(rng.standard_normal(30), np.arange(11.0))
+
+
+def test_each_block_of_the_metric_is_a_diagonal_plus_a_matrix_of_low_rank(pieces, gradients):
+    """M = D^½ (I + Q(√(I + C) − I)Qᵀ) D^½ as a dense matrix, with the diagonal D that is defined by running means."""
+    metric, direction = learnt(pieces, SIZES, gradients)
+    square = np.zeros(11)
+    for k, g in enumerate(gradients):
+        square += max(0.05, 1 / (k + 1)) * (g**2 - square)
+    for rows, (_, basis, image) in zip((slice(0, 6), slice(6, 10), slice(10, 11)), metric.blocks, strict=True):
+        Q, rank = basis.numpy(), basis.shape[1]
+        C = np.diag((basis * image).sum(0).clamp(min=0).numpy())
+        half = np.sqrt(np.sqrt(square[rows]) + 1e-6 * np.sqrt(square[rows].max()))
+        assert Q.T @ Q == pytest.approx(np.eye(rank), abs=1e-6)
+        M = half[:, None] * (np.eye(len(half)) + Q @ (np.sqrt(np.eye(rank) + C) - np.eye(rank)) @ Q.T) * half
+        assert M @ direction[rows] == pytest.approx(gradients[-1][rows], rel=1e-6, abs=1e-6)
+        assert np.linalg.eigvalsh(M).min() > 0 and C[0, 0] > len(half) / 3  # the gradients are almost parallel
+
+
+def test_the_metric_depends_neither_on_units_nor_on_who_holds_the_other_parameters(pieces, gradients):
+    _, direction = learnt(pieces, SIZES, gradients)
+    for shapes, rows in (([SIZES[0]], slice(0, 6)), (SIZES[1:], slice(6, 11))):
+        assert np.array_equal(learnt(pieces, shapes, gradients[:, rows])[1], direction[rows])
+    assert np.array_equal(learnt(pieces, SIZES, 2.0**-60 * gradients)[1], direction)
+    assert np.array_equal(learnt(pieces, SIZES, 0.0 * gradients)[1], np.zeros(11))
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
