@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 import zoo
-from sanc.core.space import Space
+from sanc.core.point import Point, State
+from sanc.core.sigma import SigmaRule
+from sanc.core.space import NumpySpace, Space
 from sanc.core.units import Units, default_tolerance, measure_units
 from sanc.many.minimizing import TOLERANCES
 
@@ -103,6 +106,22 @@ def test_units_of_a_first_point():
     assert measure_units(6.0, 3.0, 0.0, 0.0) == Units(2.0, 0.75)
     assert measure_units(0.0, 0.0, 0.0, 0.0).length == 1.0
     assert math.isfinite(measure_units(1e300, 1e-300, 1e-300, 0.0).length)
+
+
+def test_whether_a_trial_value_is_trusted_does_not_depend_on_what_was_read_before():
+    """The gradient sample has f = 1 at x, the objective sample −1e40: a trial value of −1e41 is not trusted."""
+
+    class Samples(SimpleNamespace):
+        space = NumpySpace(1, np.float64)
+        value = staticmethod(lambda x: -1e40 if x[0] == 0.0 else -1e41)
+        norm = staticmethod(np.linalg.norm)
+
+    def point():
+        return Point(np.zeros(1), np.ones(1), 1.0, 1.0, Samples(), SigmaRule(), State(0), Units(1.0, 1.0))
+
+    fresh, read = point(), point()
+    assert read.objective == -1e40
+    assert fresh.evaluate(np.ones(1)) == read.evaluate(np.ones(1)) == -math.inf
 
 
 def made(kind, s):

@@ -81,7 +81,7 @@ class RatioTest(Piece):
         badly scaled variables ‖B‖·length² overestimates the terms, so they are bounded by the unit of f at the first
         point.
         """
-        eps, value_at_x, note = here.space.eps, here.known_value, ""
+        eps, value_at_x, note = here.space.eps, here.objective, ""
         length = max(here.units.length, here.norm)
         quadratic_terms = subspace.hessian_norm * length * length
         f_scale = max(abs(value_at_x), min(quadratic_terms, here.units.value))
@@ -109,7 +109,7 @@ class RatioTest(Piece):
             decision = replace(decision, trials=decision.trials + 1)
             if not -math.inf < trial_value < decision.trial_value:
                 break
-            verdict, tested = self._test(here, longer, trial_value, here.known_value - trial_value)
+            verdict, tested = self._test(here, longer, trial_value, here.objective - trial_value)
             accepted = _accepted(tested, verdict, trial, longer, decision.note)
             decision = replace(accepted, trials=decision.trials)
         return decision

@@ -152,14 +152,14 @@ class Point:
     def evaluate(self, trial: Vector) -> float:
         """Return f at a trial point, on the sample of ρ.
 
-        It is NaN if the point is not finite. It is −∞ if f decreases by more than (|f| + unit of f)/eps², so that a
-        single such value is not trusted.
+        NaN if the point is not finite; −∞ if it is below f(x) on S_g by more than (|f(x)| + unit of f)/eps²:
+        a single such value is not trusted.
         """
         value = self.oracle.gradient_sample_value(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
-        value_at_x, unit = self.known_value, self.units.value
-        is_untrusted = unit > 0.0 and value_at_x - value > (abs(value_at_x) + unit) / self.space.eps**2
+        unit = self.units.value
+        is_untrusted = unit > 0.0 and self.value - value > (abs(self.value) + unit) / self.space.eps**2
         return -math.inf if is_untrusted else value
 
     def measure_units(self, product_norm: float) -> Units:
