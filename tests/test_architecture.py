@@ -313,16 +313,19 @@ def test_names_are_those_of_the_field():
         assert not found, path
 
 
-def test_no_constant_has_two_values():
-    """A name at the level of a module means one number in the whole package."""
-    values = {}
+def constants(path):
+    """Names in capitals that a module assigns, also in tuples and with annotations; not type variables."""
+    for node in ast.parse(path.read_text()).body:
+        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+            for part in ast.walk(target) if isinstance(target, ast.expr) else ():
+                if isinstance(part, ast.Name) and part.id.isupper() and len(part.id) > 1:
+                    yield part.id
+
+
+def test_a_constant_has_one_value_and_one_place():
+    """A name in capitals at the level of a module has one meaning in the whole package."""
+    places = {}
     for path in modules():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
-                try:
-                    value = ast.literal_eval(node.value)
-                except ValueError:
-                    continue
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    values.setdefault(node.targets[0].id, {})[path] = value
-    assert {name: found for name, found in values.items() if len(set(found.values())) > 1} == {}
+        for name in constants(path):
+            places.setdefault(name, []).append(str(name_of(path)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -29,7 +29,7 @@ from sanc.sums.linear import Array, LinearSum
 Build = Callable[[int, Array], tuple[LinearSum, LinearSum]]
 """Returns the penalised sum of a fold, given e^(−t) of each feature, and the sum of the rows that it leaves out."""
 
-_LARGEST_MATRIX = 2000
+_LARGEST_CHOLESKY_DIM = 2000
 """Variables up to which the Hessian of a dense X is formed; its Cholesky decomposition then takes a second."""
 _PRECISION, _USABLE = 1e-4, 1e-2
 """Relative errors of the held-out loss because a fit is not exact: from the first one the fit continues with a smaller
@@ -288,7 +288,7 @@ def _system(problem: LinearSum, left_out: LinearSum, w: Array) -> _System | None
 
 def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
     """Return u ↦ H⁻¹u at w; None if the Hessian is not positive definite up to roundoff."""
-    if isinstance(problem.X, np.ndarray) and problem.dim <= _LARGEST_MATRIX:
+    if isinstance(problem.X, np.ndarray) and problem.dim <= _LARGEST_CHOLESKY_DIM:
         try:
             factor = cho_factor(problem.regular_hessian(w), lower=True)
         except (np.linalg.LinAlgError, ValueError):

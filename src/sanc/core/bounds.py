@@ -20,11 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import Eigenbasis, Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.oracle import REMEMBERED_POINTS, Eigenbasis, Operator, Oracle, RecentCache, WrappedOracle
 from sanc.core.space import Floats, NumpySpace, Space, Vector
-
-_REMEMBERED_POINTS = 4
-"""Points of a face whose full vectors are remembered: x, the trial point, and one more of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +126,7 @@ class FaceOracle(WrappedOracle):
         super().__init__(inner, inner.space if places is None else _smaller_space(inner.space, len(places)))
         self.point, self.places = point, places
         self.box = box.restricted(places)
-        self._full_points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
+        self._full_points: RecentCache[Vector] = RecentCache(REMEMBERED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
         self._gradients: RecentCache[Vector] = RecentCache(2)
         self._last_inside: Vector | None = None

@@ -39,7 +39,7 @@ _SAFE_EXPONENT = 500
 """Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
 _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
-_FIRST_TEST_DIM = 4
+_FIRST_BOUND_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
 _ROUGH_FACTOR = 1.0 / 3.0
 """Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
@@ -128,11 +128,11 @@ class MonitoredLanczos:
     ) -> Iterator[bool]:
         """Extend the Krylov space, and yield where its bounds are tested: whether no further product may follow.
 
-        The first test is made after `_FIRST_TEST_DIM` products, and the next one after 1 + dim // `test_divisor` more.
+        The first test is made after `_FIRST_BOUND_DIM` products, and the next one after 1 + dim // `test_divisor` more.
         Without `max_products`, the limit is `affordable_dim`. `report` is called with the number of products.
         """
         krylov, dim = self.krylov, self.space.dim
-        max_dim, next_test_dim = min(dim, max_products or affordable_dim(dim)), _FIRST_TEST_DIM
+        max_dim, next_test_dim = min(dim, max_products or affordable_dim(dim)), _FIRST_BOUND_DIM
         must_stop = False
         while not must_stop:
             self.extend()

@@ -15,6 +15,10 @@ from sanc.core.space import Floats, Space, Vector
 
 T = TypeVar("T")
 
+REMEMBERED_POINTS = 4
+"""Points of a face, or of a change of variables, whose full vectors are remembered: x, a trial point, an escape point,
+and one more."""
+
 
 @dataclass(slots=True)
 class Meter:

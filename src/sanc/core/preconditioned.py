@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 
 from sanc.core.curvature import Certificate
-from sanc.core.oracle import Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.oracle import REMEMBERED_POINTS, Operator, Oracle, RecentCache, WrappedOracle
 from sanc.core.run import Run
 from sanc.core.scaled import ScaledOracle
 from sanc.core.space import Vector
-
-_REMEMBERED_POINTS = 4
-"""Points whose x = Ly is remembered: y, the trial point, an escape point, and one more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +58,7 @@ class PreconditionedOracle(WrappedOracle):
     def __init__(self, inner: Oracle, factor: Factor) -> None:
         super().__init__(inner, inner.space)
         self.factor = factor
-        self._points: RecentCache[Vector] = RecentCache(_REMEMBERED_POINTS)
+        self._points: RecentCache[Vector] = RecentCache(REMEMBERED_POINTS)
         self._gradients: RecentCache[Vector] = RecentCache(2)
 
     def original(self, y: Vector) -> Vector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor
@@ -14,14 +14,16 @@ from sanc.errors import ArgumentError, shown
 from sanc.functions.oracle import CallableOracle
 
 Scheme = Literal["2-point", "3-point", "cs"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+"""Schemes of differences, by SciPy's names."""
 
-_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
+DIFFERENCE_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
 """Powers p of the difference step h = eps^p.
 
 h balances the truncation error, O(h) or O(h²), with the roundoff error eps/h of the values.
 """
 
-_COMPLEX_STEP = 1e-20
+COMPLEX_STEP = 1e-20
 """Imaginary step relative to max(1, |x_k|).
 
 Im f(x + ih)/h has no cancellation, so h may be far below √eps. Its truncation error, O(h²), is then below eps (Squire
@@ -57,7 +59,7 @@ class DifferenceOracle(CallableOracle):
         size = max(1.0, abs(float(x[k])))
         if self.scheme == "cs":
             moved = x.astype(np.result_type(x.dtype, np.complex64))
-            moved[k] += 1j * _COMPLEX_STEP * size
+            moved[k] += 1j * COMPLEX_STEP * size
             self.meter.count_value(1)
             returned = self.fun(moved.reshape(self.shape), *self.args)
             if not np.iscomplexobj(returned) or np.size(returned) != 1:
@@ -65,8 +67,8 @@ class DifferenceOracle(CallableOracle):
                     f'fun returned {shown(returned)} at a complex point: with jac = "cs", return a complex number '
                     'for complex x. Pass jac = "3-point" if fun cannot.'
                 )
-            return float(np.imag(returned).reshape(())) / (_COMPLEX_STEP * size)
-        h = self.space.eps ** _POWERS[self.scheme] * size
+            return float(np.imag(returned).reshape(())) / (COMPLEX_STEP * size)
+        h = self.space.eps ** DIFFERENCE_POWERS[self.scheme] * size
         if self.box is not None and not (self.box.lower[k] <= x[k] - h and x[k] + h <= self.box.upper[k]):
             return self._one_sided_derivative(x, k, h)
         above = self._moved(x, k, h)
@@ -93,7 +95,7 @@ class DifferenceOracle(CallableOracle):
     def gradient_error(self, x: Any) -> float:
         if self.scheme == "cs":
             return 0.0
-        step = self.space.eps ** _POWERS[self.scheme]
+        step = self.space.eps ** DIFFERENCE_POWERS[self.scheme]
         sizes = (max(1.0, abs(size)) for size in x.tolist())
         return self.space.eps * abs(self.value(x)) / float(step) * math.sqrt(sum(1.0 / (size * size) for size in sizes))
 

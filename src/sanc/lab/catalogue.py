@@ -63,7 +63,7 @@ class DataSet:
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_CIFAR_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 
 
 def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[RemoteFile]:
@@ -125,8 +125,8 @@ _SETS = (
         "cifar10", 50_000, 3_072,
         (RemoteFile("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", 170_052_171,
                     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
-        (Layout("cifar", _BATCHES),
-         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _BATCHES))),
+        (Layout("cifar", _CIFAR_FILES),
+         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR_FILES))),
         tuple(range(10)), folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
     ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ FIRST_ORDER = ("sgd", "adamw", "svrg")
 STEP_SIZES = (1e-3, 1e-2, 1e-1)
 """Step sizes of Adam, of which the best is shown: its default, 10 and 100 times that."""
 
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+_BETA1, _BETA2, _ADAM_EPSILON = 0.9, 0.999, 1e-8
 """The constants of Adam by Kingma and Ba (2015)."""
 
 
@@ -139,7 +139,7 @@ def first_order(
         if method == "adamw":
             mean += (1 - _BETA1) * (g - mean)
             square += (1 - _BETA2) * (g * g - square)
-            g = (mean / (1 - _BETA1**k)) / (np.sqrt(square / (1 - _BETA2**k)) + _EPSILON)
+            g = (mean / (1 - _BETA1**k)) / (np.sqrt(square / (1 - _BETA2**k)) + _ADAM_EPSILON)
         elif method == "svrg":
             g = g - sample.value_and_gradient(anchor)[1] + full
             spent += batch

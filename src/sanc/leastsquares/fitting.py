@@ -25,12 +25,13 @@ from sanc.core.space import Floats
 from sanc.core.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.functions.differences import SCHEMES
 from sanc.leastsquares.accelerated import CurvatureTest
 from sanc.leastsquares.corrected import CorrectedModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
-from sanc.leastsquares.residuals import SCHEMES, Residuals
+from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.run import LeastSquaresRun
 from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence

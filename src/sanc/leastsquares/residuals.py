@@ -15,20 +15,14 @@ from sanc.core.bounds import Box
 from sanc.core.oracle import Meter
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS
 from sanc.leastsquares.matrices import JacobianMatrix, fits_in_memory
 from sanc.leastsquares.networks import NetworkResiduals
 
-SCHEMES = ("2-point", "3-point", "cs")
-"""Schemes of differences, by SciPy's names."""
 DENSE_VARIABLES = 300
 """Largest number of variables of a dense model: its eigenvalues take about ten milliseconds."""
 DENSE_ENTRIES = 20_000_000
 """Largest number of entries of a Jacobian that is stored as a dense matrix: 160 MB in float64."""
-
-_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
-"""Powers p of the difference step eps^p, which balance truncation and roundoff."""
-_COMPLEX_STEP = 1e-20
-"""Imaginary step relative to max(1, |x_k|), far below √eps since there is no cancellation (Squire and Trapp 1998)."""
 
 
 class Residuals:
@@ -167,7 +161,7 @@ class Residuals:
         size = max(1.0, abs(float(x[k])))
         if self.jac == "cs":
             moved = x.astype(np.result_type(x.dtype, np.complex64))
-            moved[k] += 1j * _COMPLEX_STEP * size
+            moved[k] += 1j * COMPLEX_STEP * size
             self.meter.count_value(1)
             returned = np.asarray(self._call(self.build(moved)))
             if not np.iscomplexobj(returned) or returned.size != len(r):
@@ -175,8 +169,8 @@ class Residuals:
                     f'fun returned {shown(returned)} at a complex point: with jac = "cs", return complex residuals. '
                     'Pass jac = "3-point" if fun cannot.'
                 )
-            return (np.imag(returned).reshape(-1) / (_COMPLEX_STEP * size)).astype(x.dtype)
-        h = float(np.finfo(x.dtype).eps) ** _POWERS[str(self.jac)] * size
+            return (np.imag(returned).reshape(-1) / (COMPLEX_STEP * size)).astype(x.dtype)
+        h = float(np.finfo(x.dtype).eps) ** DIFFERENCE_POWERS[str(self.jac)] * size
         lower, upper = (-np.inf, np.inf) if self.box is None else (float(self.box.lower[k]), float(self.box.upper[k]))
         below, above = float(x[k]) - lower, upper - float(x[k])
         if max(below, above) <= 0.0:

@@ -35,9 +35,10 @@ from sanc.errors import (
     require_number,
     shown,
 )
+from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
-from sanc.minimisation.objective import SCHEMES, Unflatten, build_oracle, torch_modes
+from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions

@@ -19,16 +19,13 @@ from sanc.autograd.products import HvpMode
 from sanc.core.oracle import Oracle
 from sanc.core.space import NumpySpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
-from sanc.functions.differences import DifferenceOracle
+from sanc.functions.differences import SCHEMES, DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
 from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
 from sanc.functions.with_jax import holds_jax_arrays, jax_derivatives
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
-
-SCHEMES = ("2-point", "3-point", "cs")
-"""Finite-difference schemes, by SciPy's names."""
 
 Unflatten = Callable[[Any], Any]
 """Converts a flat vector to the caller's form: an array or tensor of the same shape."""
