@@ -43,6 +43,10 @@ MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
 SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
+_SIGMA_INCREASE = 4.0
+"""Factor by which σ is raised until then: a step norm that σ limits falls as 1/√σ, so each time by half."""
+_CG_RESIDUAL = 1e-2
+"""Relative residual of the projected Newton steps: the next of them reduces the rest, up to `_MODEL_RESIDUAL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,7 @@ class BoundedSubspace:
             is_repeated = rejected is not None and raised and fitted.norm > SHORTER_STEP * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 return fitted
-            sigma = here.sigma_rule.bounded(4.0 * sigma)
+            sigma = here.sigma_rule.bounded(_SIGMA_INCREASE * sigma)
 
     def _fit(self, here: Point, step: CubicStep) -> BoxStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
@@ -391,9 +395,9 @@ def _positive_root(derivative: float, curvature: float, cubic: float) -> float:
 def _conjugate_gradients(
     multiply: Callable[[Floats], Floats], residual: Floats, step_length: Callable[[float, float, float], float]
 ) -> Floats:
-    """Return the solution of A d = residual to one per cent, or d up to the first direction of negative curvature."""
+    """Return the solution of A d = residual to `_CG_RESIDUAL`, or d up to the first direction of negative curvature."""
     d, p, square = np.zeros_like(residual), residual, float(residual @ residual)
-    tolerance = 1e-4 * square
+    tolerance = _CG_RESIDUAL**2 * square
     for _ in range(len(residual)):
         if square <= tolerance:
             break

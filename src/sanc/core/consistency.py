@@ -18,7 +18,18 @@ from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 
 _RELATIVE_ERROR = 0.1
-"""Relative error of a directional derivative above which it is inconsistent; for asymmetry, a thousandth of this."""
+"""Relative error of a directional derivative above which it is inconsistent."""
+_ASYMMETRY = 1e-4
+"""The same for vᵀHu − uᵀHv. Products have no truncation error, so that it is smaller."""
+_FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
+"""Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
+6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
+_SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)
+"""Steps of second differences, relative to a length: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32."""
+_SMALL_GRADIENT_STEPS = (1e-4, 1e-6)
+"""Steps of the two central differences that have to agree before a small gradient is called inconsistent."""
+_LARGER_DERIVATIVE, _ROUNDOFF_MARGIN = 10.0, 100.0
+"""A derivative of f is far larger than a gradient if it differs by ten times that, and by a hundred roundoffs."""
 _RELIABLE_ERRORS = 4.0
 """Differenced gradients are reliable if their norm exceeds this many errors."""
 _DIFFERENCE_ERRORS = 10.0
@@ -30,6 +41,9 @@ _REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 ENDING_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
+_NOISE_SPACING, _LEAST_FRACTION = 1e3, 1e-2
+"""Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
+that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length."""
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
@@ -44,7 +58,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tu
     if not norm > 0.0:
         return 1.0, 0.0
     direction, ratios, roundings = g / norm, [], []
-    for step in (max(length, space.norm(x)) * fraction for fraction in (1e-4, 1e-2, 1e-3, 1e-6)):
+    for step in (max(length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         roundings.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
@@ -111,11 +125,11 @@ def check_small_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     expected, derivatives = space.dot(g, d), []
-    for step in (length * fraction / space.norm(d) for fraction in (1e-4, 1e-6)):
+    for step in (length * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
-        if not abs(derivatives[-1] - expected) > 10.0 * abs(expected) + 100.0 * rounding:
+        if not abs(derivatives[-1] - expected) > _LARGER_DERIVATIVE * abs(expected) + _ROUNDOFF_MARGIN * rounding:
             return ""
     if not abs(derivatives[0] - derivatives[1]) <= _RELATIVE_ERROR * abs(derivatives[0] - expected):
         return ""
@@ -180,7 +194,7 @@ def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) 
         return difference <= max(_RELATIVE_ERROR * abs(curvature), tolerance)
 
     balanced = math.sqrt(4.0 * space.eps * abs(value) / tolerance)  # with this step the roundoff is the tolerance
-    steps = (*(length * fraction for fraction in (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)), balanced or length)
+    steps = (*(length * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
         return ""
@@ -225,7 +239,7 @@ def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         left, right = space.dot(v, hu), space.dot(u, hv)
         scale = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
         difference_error = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
-        allowed = 1e-3 * _RELATIVE_ERROR * scale + _DIFFERENCE_ERRORS * difference_error
+        allowed = _ASYMMETRY * scale + _DIFFERENCE_ERRORS * difference_error
         if abs(left - right) > allowed:
             allowed += NONLINEARITY_FACTOR * measure_nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:
@@ -268,9 +282,9 @@ def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORT
 
 
 def _points_on_line(space: Space, x: Vector, length: float, seed: int) -> list[Vector]:
-    """Return seven points around x on a random line, about a thousand rounding errors of x apart."""
+    """Return seven points around x on a random line, `_NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, 7)))
-    step = 1e3 * space.eps * max(space.norm(x), 1e-2 * length) / space.norm(d)
+    step = _NOISE_SPACING * space.eps * max(space.norm(x), _LEAST_FRACTION * length) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 
