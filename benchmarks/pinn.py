@@ -135,9 +135,9 @@ def burgers(widths: Sequence[int], counts: tuple[int, int], seed: int, device: s
     ends = torch.from_numpy(np.stack([np.sign(rng.random(len(t)) - 0.5), t], 1)).to(device)
 
     def interior(u: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
-        slope = grad(u)(p)
+        gradient = grad(u)(p)
         second = grad(lambda y: grad(u)(y)[0])(p)[0]
-        return slope[1] + u(p) * slope[0] - VISCOSITY * second
+        return gradient[1] + u(p) * gradient[0] - VISCOSITY * second
 
     def initial(u: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
         return u(p) + torch.sin(math.pi * p[0])

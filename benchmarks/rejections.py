@@ -1,4 +1,4 @@
-"""What SANC gains after a rejection: the gradient step, negative curvature, or larger samples?
+"""What decreases f after a rejection of SANC: the gradient step, negative curvature, or larger samples?
 
     python -m benchmarks.rejections --runs docs/results/rejections.jsonl.gz            # runs that are missing, tables
     python -m benchmarks.rejections --runs docs/results/rejections.jsonl.gz --tables   # tables alone

@@ -64,7 +64,7 @@ def test_code_for_a_framework_runs_where_it_is_installed(name, capsys, monkeypat
         exec(compile(code, f"{name} block {number}", "exec"), namespace)
 
 
-def test_the_readme_keeps_its_promises():
+def test_the_readme_is_short_and_has_its_sections():
     text = (ROOT / "README.md").read_text()
     examples = blocks(ROOT / "README.md")
     lines = [len([line for line in code.splitlines() if line.strip()]) for code in examples]

@@ -69,42 +69,44 @@ def test_an_acceptance_rule_that_looks_back_goes_uphill_and_arrives(pieces):
             weight = heavier
 
 
-def test_the_memory_of_an_acceptance_rule_is_saved_and_restored(pieces):
+def test_the_state_of_an_acceptance_rule_is_saved_and_restored(pieces):
     states = []
     keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
     given = {"jac": rosen_der, "hessp": rosen_hess_prod, "acceptance": pieces.Nonmonotone(), "max_iter": 20}
     whole = sanc.minimize(rosen, [-1.2, 1.0, 0.7], callback=keep, **given)
     for state in states[:10]:
-        assert "mean" in state["numbers"]["memory"] or state is states[0]
+        assert "mean" in state["numbers"]["rule_state"] or state is states[0]
         assert np.array_equal(sanc.minimize(rosen, [-1.2, 1.0, 0.7], resume=state, **given).x, whole.x)
 
 
 @dataclass(frozen=True)
 class Remembers(sanc.RatioTest):
-    """The ratio test, with one entry in the memory."""
+    """The ratio test, with one entry in its state."""
 
     entry: object = 0.0
 
     def __call__(self, here, subspace, step, trial, trials):
-        assert all(type(entry) is float and entry == self.entry for entry in here.state.memory.values())
-        return replace(super().__call__(here, subspace, step, trial, trials), memory={"entry": self.entry})
+        assert all(type(entry) is float and entry == self.entry for entry in here.state.rule_state.values())
+        return replace(super().__call__(here, subspace, step, trial, trials), rule_state={"entry": self.entry})
 
 
 @pytest.mark.parametrize("entry", [3, True, np.float32(0.1), np.int64(2), Fraction(1, 2)], ids=repr)
 @pytest.mark.parametrize("bounds", [None, [(-2.0, 0.5)] * 2])
-def test_every_real_number_in_the_memory_is_saved_and_restored(entry, bounds):
+def test_every_real_number_in_the_state_of_a_rule_is_saved_and_restored(entry, bounds):
     states = []
     keep = lambda intermediate_result: states.append(copy.deepcopy(intermediate_result.state))
     given = {"jac": rosen_der, "hessp": rosen_hess_prod, "bounds": bounds, "acceptance": Remembers(entry=entry)}
     whole = sanc.minimize(rosen, [-1.2, 0.4], callback=keep, max_iter=8, **given)
     resumed = sanc.minimize(rosen, [-1.2, 0.4], resume=states[2], max_iter=8, **given)
-    assert json.loads(states[2]["numbers"]["memory"]) == {"entry": float(entry)}
+    assert json.loads(states[2]["numbers"]["rule_state"]) == {"entry": float(entry)}
     assert np.array_equal(resumed.x, whole.x)
 
 
 @pytest.mark.parametrize("entry", ["text", [1.0, 2.0], np.array(1.0), np.zeros(3), None])
-def test_a_memory_that_cannot_be_saved_is_an_error(entry):
-    with pytest.raises(sanc.ArgumentTypeError, match=r"memory\['entry'\] = .* of Remembers\(.*: pass a number, or a"):
+def test_a_state_that_cannot_be_saved_is_an_error(entry):
+    with pytest.raises(
+        sanc.ArgumentTypeError, match=r"rule_state\['entry'\] = .* of Remembers\(.*: pass a number, or a"
+    ):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, acceptance=Remembers(entry=entry))
 
 
@@ -165,7 +167,7 @@ class NewtonOrNothing:
     needs_products = False
 
     def __call__(self, here, subspace, sigma, *, without_model):
-        return sanc.Decision(here.sigma_rule.after_failure(sigma), note="stayed on purpose", at_rest=True)
+        return sanc.Decision(here.sigma_rule.after_failure(sigma), note="stayed on purpose", zero_step=True)
 
 
 def test_an_escape_rule_decides_what_follows_a_rejection():
@@ -561,7 +563,7 @@ def test_a_metric_trains_and_resumes_bit_for_bit(pieces, style, tmp_path):
     assert last < 0.9 * start and math.isfinite(last)
 
 
-def test_a_state_of_another_metric_is_refused(pieces):
+def test_a_state_of_another_metric_is_rejected(pieces):
     torch.manual_seed(0)
     states = {}
     for name, metric in (("ours", sanc.Diagonal()), ("theirs", pieces.LowRank())):
@@ -576,7 +578,7 @@ def test_a_state_of_another_metric_is_refused(pieces):
 
 
 @pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])
-def test_what_is_no_metric_is_refused(metric):
+def test_what_is_no_metric_is_rejected(metric):
     with pytest.raises(sanc.SancError, match="metric = "):
         sanc.SANC([torch.zeros(2, requires_grad=True)], metric=metric)
 

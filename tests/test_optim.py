@@ -490,7 +490,7 @@ def test_at_a_second_order_point_the_parameters_stay():
     opt = sanc.SANC([p], preset="paper", seed=0)
     opt.step(lambda: (p**2).sum())
     assert opt.record.branch is Branch.STAYED and torch.equal(p.detach(), torch.zeros(3, dtype=torch.float64))
-    assert opt._iteration.at_rest and opt._iteration.state.sigma == 1.0
+    assert opt._iteration.stopping_test_holds and opt._iteration.state.sigma == 1.0
 
 
 @pytest.mark.parametrize("hvp", ["double-backward", "forward-over-reverse"])

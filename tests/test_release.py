@@ -127,7 +127,7 @@ def test_the_conda_recipe_requires_what_the_package_requires():
     assert recipe["about"]["license"] == PROJECT["license"]
 
 
-def test_archives_with_pictures_of_results_are_refused():
+def test_archives_with_pictures_of_results_are_rejected():
     release = tool("release")
     needed = ["sanc/py.typed", "sanc/lab/page.html", "LICENSE"]
     release._check_contents("a", needed)

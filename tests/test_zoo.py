@@ -109,8 +109,8 @@ def test_gradient_matches_differences(name: str) -> None:
         scale = float(np.max(np.abs(g)))
         where = range(problem.n) if problem.n <= 20 else {0, 1, problem.n - 1, *draw.integers(problem.n, size=15)}
         for i in where:
-            slope, h = _difference(f, x, int(i))
-            assert abs(slope - g[i]) <= 1e-6 * scale + 100 * EPS * abs(value) / h
+            derivative, h = _difference(f, x, int(i))
+            assert abs(derivative - g[i]) <= 1e-6 * scale + 100 * EPS * abs(value) / h
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,10 +129,12 @@ def test_hessian_matches_products_and_differences(name: str) -> None:
         np.testing.assert_allclose(h @ v, product, atol=1e-10 * float(np.max(np.abs(h))))
     step = v * np.maximum(np.abs(x), 0.1)  # a step that fits the scale of the variables
     h = 1e-4
-    slope = (8 * (jac(x + h * step) - jac(x - h * step)) - (jac(x + 2 * h * step) - jac(x - 2 * h * step))) / (12 * h)
+    derivative = (8 * (jac(x + h * step) - jac(x - h * step)) - (jac(x + 2 * h * step) - jac(x - 2 * h * step))) / (
+        12 * h
+    )
     exact = hessp(x, step)
     scale = float(np.max(np.abs(exact)))
-    np.testing.assert_allclose(slope, exact, atol=1e-6 * scale + 1e-9 * float(np.max(np.abs(jac(x)))))
+    np.testing.assert_allclose(derivative, exact, atol=1e-6 * scale + 1e-9 * float(np.max(np.abs(jac(x)))))
 
 
 @pytest.mark.parametrize("name", PUBLISHED_STARTS)
@@ -165,9 +167,9 @@ def test_saddle_is_a_saddle(name: str) -> None:
     eigenvalues = np.linalg.eigvalsh(zoo.dense_hessian(start, at))
     assert eigenvalues[0] == pytest.approx(start.lambda_min, rel=1e-7, abs=1e-13 * abs(eigenvalues[-1]))
     if start.saddle is not None:  # the gradient at x0, and all it generates, is blind to the direction out
-        _, slope = zoo.value_and_gradient(start.fun, start.x0)
-        assert np.linalg.norm(slope) > 1e-3
-        blind = slope == 0.0
+        _, g = zoo.value_and_gradient(start.fun, start.x0)
+        assert np.linalg.norm(g) > 1e-3
+        blind = g == 0.0
         assert blind.any()
         assert np.all(zoo.dense_hessian(start, start.x0)[np.ix_(blind, ~blind)] == 0.0)
 

@@ -413,8 +413,8 @@ _WATSON_T = (_upto(29) / 29)[:, None]
 def watson(x: Tensor) -> Tensor:
     n = len(x)
     powers = _WATSON_T ** torch.arange(n, dtype=torch.float64)
-    slope = powers[:, : n - 1] @ (_upto(n - 1) * x[1:])
-    return _sq(slope - (powers @ x) ** 2 - 1, x[0], x[1] - x[0] ** 2 - 1)
+    derivative = powers[:, : n - 1] @ (_upto(n - 1) * x[1:])
+    return _sq(derivative - (powers @ x) ** 2 - 1, x[0], x[1] - x[0] ** 2 - 1)
 
 
 @_problem("SROSENBR", _tile((-1.2, 1), 1000), (0,), "MGH 21, CUTEst SROSENBR", np.ones(1000))
@@ -919,9 +919,9 @@ def _polish_line(phi: Fun, t: float) -> float:
     """Newton's iteration for φ' = 0 near t."""
     for _ in range(6):
         point = tensor(t).requires_grad_()
-        (slope,) = torch.autograd.grad(phi(point), point, create_graph=True)
-        (bend,) = torch.autograd.grad(slope, point)
-        t -= float(slope.detach()) / float(bend)
+        (derivative,) = torch.autograd.grad(phi(point), point, create_graph=True)
+        (second,) = torch.autograd.grad(derivative, point)
+        t -= float(derivative.detach()) / float(second)
     return t
 
 
@@ -1040,8 +1040,8 @@ def goldstein_price(x: Tensor) -> Tensor:
 @_problem("BRANIN", (2.5, 7.5), (5 / (4 * math.pi),), "DS", (math.pi, 2.275))
 def branin(x: Tensor) -> Tensor:
     a, b = x
-    bend = b - 5.1 / (4 * math.pi**2) * a**2 + 5 / math.pi * a - 6
-    return bend**2 + 10 * (1 - 1 / (8 * math.pi)) * torch.cos(a) + 10
+    second = b - 5.1 / (4 * math.pi**2) * a**2 + 5 / math.pi * a - 6
+    return second**2 + 10 * (1 - 1 / (8 * math.pi)) * torch.cos(a) + 10
 
 
 @_problem("EASOM", (2.5, 3.5), (-1,), "JY 50", (math.pi, math.pi))

@@ -15,9 +15,9 @@ from benchmarks import pinn
 def test_the_solution_of_burgers_satisfies_equation_and_initial_values():
     x, t, h = torch.linspace(-0.9, 0.9, 7).double(), torch.full((7,), 0.4).double(), 1e-4
     u = lambda dx=0.0, dt=0.0: pinn.burgers_solution(torch.stack([x + dx, t + dt], 1))
-    slope, second = (u(h) - u(-h)) / (2 * h), (u(h) - 2 * u() + u(-h)) / h**2
+    first, second = (u(h) - u(-h)) / (2 * h), (u(h) - 2 * u() + u(-h)) / h**2
     rate = (u(0.0, h) - u(0.0, -h)) / (2 * h)
-    assert float((rate + u() * slope - pinn.VISCOSITY * second).abs().max()) < 1e-4
+    assert float((rate + u() * first - pinn.VISCOSITY * second).abs().max()) < 1e-4
     first = pinn.burgers_solution(torch.stack([x, torch.zeros_like(x)], 1))
     assert torch.allclose(first, -torch.sin(math.pi * x), atol=1e-5)
 

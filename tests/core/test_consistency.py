@@ -26,8 +26,8 @@ def test_a_wrong_gradient_is_said_in_the_first_iterations(factor, hessp):
     assert said in result.message
 
 
-def test_a_right_gradient_is_not_doubted():
-    """Steps of these first iterations do not keep what the model promises."""
+def test_a_right_gradient_is_consistent():
+    """Steps of these first iterations do not have the predicted decrease."""
     steep = sanc.minimize(lambda x: torch.exp(x.square().sum()), torch.full((3,), 2.0, dtype=torch.float64))
     assert steep.success
     rough = sanc.minimize(lambda x: (torch.sin(5 * x) + 0.1 * x * x).sum(), torch.full((2,), 9.0, dtype=torch.float64))

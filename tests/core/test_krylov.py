@@ -158,7 +158,7 @@ def test_a_product_that_is_not_finite_is_reported():
         krylov.extend()
 
 
-def test_a_zero_start_is_refused():
+def test_a_zero_start_is_rejected():
     with pytest.raises(ValueError, match="positive finite norm"):
         krylov_space(lambda v: v, np.zeros(3), NumpySpace(3, np.float64))
 
@@ -205,7 +205,7 @@ def test_torch_norms_neither_overflow_nor_underflow(kind):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 10.0])
-def test_the_slope_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
+def test_the_gradient_norm_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
     """β_j |u_j| is the residual of (B + shift·I) s = −g in the whole space, s its solution in the Krylov space."""
     Q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
     B = Q @ np.diag(np.linspace(0.1, 3.0, 12)) @ Q.T
@@ -229,7 +229,7 @@ def test_the_recurrence_reads_nothing_so_that_a_recording_can_hold_it(rng, reort
     B = torch.from_numpy(Q @ np.diag(values) @ Q.T)
     start = torch.from_numpy(rng.standard_normal(n))
     space = Space(n, torch.float64, torch.device("cpu"))
-    space.read = None  # whoever reads fails
+    space.read = None  # a read raises an error
     lanczos = Lanczos(lambda v: B @ v, start, space, max_dim=dim, reorthogonalise=reorthogonalise)
     for _ in range(dim):
         lanczos.extend()
@@ -275,7 +275,7 @@ def test_long_sums_keep_their_digits():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_least_slope_is_below_that_of_the_minimiser(seed):
+def test_the_bound_on_the_gradient_norm_is_below_that_of_the_minimiser(seed):
     rng = np.random.default_rng(seed)
     n, sigma = 30, 10.0 ** rng.uniform(-4, 4)
     A, g = symmetric(rng, n) * 10.0 ** rng.uniform(-2, 2), rng.standard_normal(n) * 10.0 ** rng.uniform(-3, 3)
@@ -291,7 +291,7 @@ def test_the_least_slope_is_below_that_of_the_minimiser(seed):
         )
 
 
-def test_the_least_slope_is_near_enough_to_be_of_use():
+def test_the_bound_on_the_gradient_norm_is_near_enough_to_be_of_use():
     """T = 2 and a residual of 0.1, small σ: u = 3/2, and the bound finds nearly half of ‖∇m‖ = 0.15."""
     A = np.array([[2.0, 0.1], [0.1, 2.0]])
     krylov = krylov_space(lambda v: A @ v, np.array([3.0, 0.0]), NumpySpace(2, np.float64), max_dim=1)

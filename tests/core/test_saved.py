@@ -1,4 +1,4 @@
-"""A saved state with one wrong entry is refused by name, and the optimiser goes on as if nothing had been loaded."""
+"""A saved state with one wrong entry is rejected by name, and the optimiser goes on as if nothing had been loaded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def same(new, old):
 
 
 def harmless(path, old, new):
-    """Whether a change is a number of the same kind, which nobody can tell from the right one."""
+    """Whether a change is a number of the same kind, which cannot be told from the right one."""
     if path[-1] in FREE:
         return isinstance(new, float | int) and not isinstance(new, bool)
     if path[-1] in ("distance_numerator", "best_grad_norm") or isinstance(old, float):
@@ -75,7 +75,7 @@ def harmless(path, old, new):
     return isinstance(old, bool) and isinstance(new, bool)
 
 
-def refusal(call):
+def message_of(call):
     """Return the words of our error, or none where there was no error."""
     try:
         call()
@@ -100,12 +100,12 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore:the state was saved with")
 @pytest.mark.parametrize(("kind", "preset", "style", "options"), CASES)
-def test_every_wrong_entry_is_refused_and_changes_nothing(kind, preset, style, options):
+def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options):
     model, opt, rest = optimiser(kind, preset, style, **options)
     state = opt.state_dict()
     del state["param_groups"][0]["engine"]  # it is there twice
     twin, other, _ = optimiser(kind, preset, style, **options)
-    refused = 0
+    rejected = 0
     for path, old in leaves(state):
         if path[:1] == ("engine",) and len(path) > 1 and path[1] in OURS:
             continue
@@ -118,12 +118,12 @@ def test_every_wrong_entry_is_refused_and_changes_nothing(kind, preset, style, o
                 continue
             if harmless(path, old, wrong):
                 continue
-            said = refusal(lambda path=path, wrong=wrong: opt.load_state_dict(changed(state, path, wrong)))
+            said = message_of(lambda path=path, wrong=wrong: opt.load_state_dict(changed(state, path, wrong)))
             names = [str(key) for key in path if isinstance(key, str)]
             assert any(name in said for name in names), (path, wrong, said)
             assert re.search(r"pass |construct |load |choose |mean ", said, re.IGNORECASE), (path, wrong, said)
-            refused += 1
-    assert refused > 100
+            rejected += 1
+    assert rejected > 100
     drive(style, model, opt, rest)
     drive(style, twin, other, rest)
     assert (
@@ -133,19 +133,19 @@ def test_every_wrong_entry_is_refused_and_changes_nothing(kind, preset, style, o
 
 
 @pytest.mark.parametrize("path", [("numbers",), ("numbers", "second_order"), ("meter",)])
-def test_an_entry_of_another_version_is_refused_and_changes_nothing(path):
+def test_an_entry_of_another_version_is_rejected_and_changes_nothing(path):
     model, opt, rest = optimiser(sanc.SANC, "robust")
     twin, other, _ = optimiser(sanc.SANC, "robust")
     state = opt.state_dict()
     del state["param_groups"][0]["engine"]  # it is there twice
-    said = refusal(lambda: opt.load_state_dict(changed(state, ("engine", *path, "formerly"), 1.0)))
+    said = message_of(lambda: opt.load_state_dict(changed(state, ("engine", *path, "formerly"), 1.0)))
     assert "formerly" in said and path[-1] in said
     drive("loss", model, opt, rest)
     drive("loss", twin, other, rest)
     assert torch.equal(flat(model), flat(twin))
 
 
-def test_vectors_of_another_model_are_refused():
+def test_vectors_of_another_model_are_rejected():
     _, opt, _ = optimiser(sanc.SANC, "robust", "gradients")
     other = sanc.SANC(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().parameters())
     with pytest.raises(sanc.ArgumentError, match=r"parameter 0 has the shape \(4, 3\) instead of \(3, 4\).*Construct"):
@@ -182,7 +182,9 @@ def test_a_run_resumes_from_what_it_saved_alone(run):
     assert np.array_equal(sanc.minimize(problem, start, resume=state, **given).x, whole.x)
     for name in ("numbers", "vectors", "meter", "oracle"):
         surplus = changed(state, (name, "formerly"), 1.5)
-        assert "resume" in refusal(lambda surplus=surplus: sanc.minimize(problem, start, resume=surplus, **given)), name
+        assert "resume" in message_of(lambda surplus=surplus: sanc.minimize(problem, start, resume=surplus, **given)), (
+            name
+        )
     for path, old in leaves(state):
         for wrong in [*WRONG, KeyError, np.zeros(3), np.full(4, np.nan), np.zeros(4, np.float32)]:
             if same(wrong, old):
@@ -192,5 +194,5 @@ def test_a_run_resumes_from_what_it_saved_alone(run):
             if path[-1] in ("offset", "safe_point") and wrong is KeyError:
                 continue  # which a state may lack
             broken = changed(state, path, wrong)
-            said = refusal(lambda broken=broken: sanc.minimize(problem, start, resume=broken, **given))
+            said = message_of(lambda broken=broken: sanc.minimize(problem, start, resume=broken, **given))
             assert "resume" in said, (path, wrong, said)

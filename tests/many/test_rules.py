@@ -164,7 +164,7 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
     norms = 10.0 ** np.cumsum(rng.uniform(-0.02, 0.02, (40, 12)), 1)
     counts, best = torch.zeros(40, dtype=torch.long), torch.full((40,), math.inf, dtype=torch.float64)
     monitors = [StallMonitor() for _ in range(40)]
-    iteration = SimpleNamespace(method=PRESETS["robust"], at_rest=False)
+    iteration = SimpleNamespace(method=PRESETS["robust"], stopping_test_holds=False)
     for k in range(12):
         columns = (torch.from_numpy(part[:, k]) for part in (norms, moved, decreased))
         counts, best = rules.update_stall(counts, best, *columns)

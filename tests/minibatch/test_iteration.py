@@ -241,7 +241,7 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
 
 
 @pytest.mark.parametrize(
-    "weight, value, slope, unit",
+    "weight, value, gradient_sum, unit",
     [
         (0.05, 2.0, 10.0, 0.05),
         (0.001, 2.0, 10.0, 0.02),  # moving all by 0.02 changes the loss by a tenth
@@ -253,8 +253,8 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
         (0.05, -2.0, math.inf, 0.05),
     ],
 )
-def test_the_unit_of_length(weight, value, slope, unit):
-    assert weight_unit(weight, value, slope) == pytest.approx(unit)
+def test_the_unit_of_length(weight, value, gradient_sum, unit):
+    assert weight_unit(weight, value, gradient_sum) == pytest.approx(unit)
 
 
 def test_a_typical_weight():
@@ -354,11 +354,11 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
     """As if the steps themselves had gone wrong: the averaged point moves away a little in every iteration."""
     engine, oracle, x = settled_run(problem)
     good, k = problem.value(x), 0
-    while not engine.went_back:
+    while not engine.has_returned:
         k += 1
         assert k < 100
         x = x + 0.1
-        engine.state = replace(engine.state, x_norm_square=float(x @ x))  # nobody else did it
+        engine.state = replace(engine.state, x_norm_square=float(x @ x))  # as the iteration does
         before = oracle.meter.paper_calls
         x, record = engine.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
@@ -366,7 +366,7 @@ def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
     assert problem.value(x) < 1.1 * good and engine.state.eta_reduction == 0.5
     safe_point = engine.state.safe_point
     engine.iterate(x, oracle)
-    assert not engine.went_back
+    assert not engine.has_returned
     # The return is not taken for a change by the caller: averaging goes on, and the point is not dropped.
     assert engine.state.projection_countdown == 0 and engine.state.safe_point is not None and safe_point is x
 
@@ -527,7 +527,7 @@ def test_an_interrupted_minimisation_resumes_bit_for_bit(problem):
         assert [r.sigma for r in rest.history] == [r.sigma for r in whole.history[at:]]
 
 
-def test_an_objective_sample_is_refused(problem):
+def test_an_objective_sample_is_rejected(problem):
     with pytest.raises(sanc.ArgumentError, match=r"objective_batch_size = 29 .* preset=\"paper\""):
         sanc.minimize(problem, np.ones(30), batch_size=29, objective_batch_size=29)
     p = torch.nn.Parameter(torch.ones(2))
@@ -564,7 +564,7 @@ def test_other_parameters_begin_anew():
 
 @pytest.mark.parametrize("change", ["freeze", "free", "add"])
 def test_a_state_loads_into_the_parameters_it_was_saved_of(change):
-    """Saved between a change of the groups and the next step: the resumed run forgets what the live one forgets."""
+    """Saved between a change of the groups and the next step: the resumed run resets what the live one resets."""
 
     def build():
         torch.manual_seed(0)
@@ -605,7 +605,7 @@ def test_a_state_loads_into_the_parameters_it_was_saved_of(change):
         assert torch.equal(a, b)
 
 
-def test_a_state_of_the_other_iteration_is_refused_whole():
+def test_a_state_of_the_other_iteration_is_rejected_whole():
     p = torch.nn.Parameter(torch.ones(3))
     kinds = [sanc.SANC([p], seed=0), sanc.SANC([p], preset="paper", weight_decay=0.5, seed=0)]
     for opt in kinds:
@@ -616,7 +616,7 @@ def test_a_state_of_the_other_iteration_is_refused_whole():
     assert kinds[0].param_groups[0]["weight_decay"] == 0.0
 
 
-def test_a_resumed_minimisation_of_the_other_iteration_is_refused(problem):
+def test_a_resumed_minimisation_of_the_other_iteration_is_rejected(problem):
     states = []
 
     def keep(intermediate_result):
@@ -627,7 +627,7 @@ def test_a_resumed_minimisation_of_the_other_iteration_is_refused(problem):
         sanc.minimize(problem, np.ones(30), batch_size=29, minibatch=None, resume=states[-1])
 
 
-def test_an_exception_after_a_change_of_the_parameters_forgets_nothing():
+def test_an_exception_after_a_change_of_the_parameters_resets_nothing():
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1).double()
     x = torch.randn(40, 3, dtype=torch.float64)

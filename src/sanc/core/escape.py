@@ -23,7 +23,7 @@ FALLBACK_LIPSCHITZ = 10.0
 
 def stay(sigma: float) -> Decision:
     """Return the decision not to move."""
-    return Decision(sigma, at_rest=True)
+    return Decision(sigma, zero_step=True)
 
 
 def choose_branch(

@@ -34,7 +34,7 @@ def enter_face(run: Run) -> None:
 
 
 def _change_face(run: Run, free: Tensor | None) -> None:
-    """Continue with these free variables, None: all; vectors in the memory of the acceptance rule follow."""
+    """Continue with these free variables, None: all; vectors in the state of the acceptance rule follow."""
     assert run.box is not None
     old, point = run.oracle, run.point
     places = None if free is None or bool(free.all()) else torch.nonzero(free).reshape(-1)

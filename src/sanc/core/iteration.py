@@ -28,7 +28,7 @@ from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
 
-_MEMORY_PREFIX = "memory."
+_VECTOR_PREFIX = "rule_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
 
@@ -87,24 +87,24 @@ class Iteration:
         The state after the last iteration.
     tol : float
         The parameter `tol`; a run that scales f scales it too.
-    averages, went_back : bool
+    averages, has_returned : bool
         False: the iteration has no averaged phase and never returns to an earlier point.
     rates : sequence of float
         Factors of the step size, which this iteration ignores.
-    at_rest : bool
+    stopping_test_holds : bool
         Whether the paper's stopping test (2.7) holds: the last iteration stayed, and its cubic step norm was at most
         ε_s. With samples it holds only if the gradient was zero.
     """
 
     averages = False
-    went_back = False
+    has_returned = False
 
     def __init__(
         self, method: Method, seed: int, tol: float = 0.0, *, one_sample: bool = False, ahead: bool = False
     ) -> None:
         self.method = method
         self.state = State(seed=seed, sigma=method.initial_sigma_rule.sigma0)
-        self.at_rest = False
+        self.stopping_test_holds = False
         self.rates: Sequence[float] = ()
         self.tol, self._one_sample, self._ahead = tol, one_sample, ahead
 
@@ -149,7 +149,7 @@ class Iteration:
         products = method.model.charge(here, dim) if method.needs_products else 0
         oracle.count_paper_calls(1 + decision.extra_gradients, products)
         seconds = state.seconds + time.perf_counter() - clock
-        self.at_rest = self._stopping_test(progress)
+        self.stopping_test_holds = self._stopping_test(progress)
         self.state = State(
             seed=state.seed,
             iteration=state.iteration + 1,
@@ -159,7 +159,7 @@ class Iteration:
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
             unit_length=progress.here.units.length,
             unit_cubic=progress.here.units.cubic,
-            memory=state.memory if decision.memory is None else self._checked_memory(here, decision.memory),
+            rule_state=self._next_rule_state(here, decision),
         )
         return x if decision.point is None else decision.point, self._record(progress, seconds)
 
@@ -256,15 +256,18 @@ class Iteration:
         sigma = here.sigma_rule.after_failure(progress.decision.sigma)
         return replace(progress, decision=Decision(sigma), note=note, value=value)
 
-    def _checked_memory(self, here: Point, memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the memory of the acceptance rule, with its numbers as floats."""
-        checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in memory.items()}
+    def _next_rule_state(self, here: Point, decision: Decision) -> Mapping[str, Any]:
+        """Return the state of the acceptance rule after a decision, with its numbers as floats."""
+        if decision.rule_state is None:
+            return here.state.rule_state
+        entries = decision.rule_state.items()
+        checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in entries}
         shape = here.space.tensor(here.x).shape
         for name, entry in checked.items():
             is_vector = isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == shape
             if not (is_vector or isinstance(entry, float)):
                 raise ArgumentTypeError(
-                    f"memory[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: pass a "
+                    f"rule_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: pass a "
                     f"number, or a vector like x, which is {type(here.x).__name__} of shape {tuple(shape)}."
                 )
         return checked
@@ -274,7 +277,7 @@ class Iteration:
         here, last_trial = progress.here, progress.last_trial
         norm = 0.0 if last_trial is None or last_trial.step is None else last_trial.step.norm
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
-        return progress.decision.at_rest and is_conclusive and norm <= self.method.epsilon_s
+        return progress.decision.zero_step and is_conclusive and norm <= self.method.epsilon_s
 
     def _record(self, progress: _Unfinished, seconds: float) -> Record:
         """Return the record of the iteration."""
@@ -319,17 +322,17 @@ class Iteration:
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
-        # The memory is a text, because torch.distributed.checkpoint drops empty mappings.
-        return numbers_of(self.state) | {"memory": json.dumps(self._memory_numbers())}
+        # The state of the rule is a text, because torch.distributed.checkpoint drops empty mappings.
+        return numbers_of(self.state) | {"rule_state": json.dumps(self._rule_numbers())}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
-        memory = self.state.memory.items()
-        return {_MEMORY_PREFIX + name: entry for name, entry in memory if not isinstance(entry, float)}
+        entries = self.state.rule_state.items()
+        return {_VECTOR_PREFIX + name: entry for name, entry in entries if not isinstance(entry, float)}
 
-    def _memory_numbers(self) -> dict[str, float]:
-        """Return the numbers in the memory of the acceptance rule."""
-        return {name: entry for name, entry in self.state.memory.items() if isinstance(entry, float)}
+    def _rule_numbers(self) -> dict[str, float]:
+        """Return the numbers in the state of the acceptance rule."""
+        return {name: entry for name, entry in self.state.rule_state.items() if isinstance(entry, float)}
 
     def tensors(self) -> Sequence[Mapping[str, Any]]:
         """Return further tensors of the state, by parameter; this iteration has none."""
@@ -337,17 +340,17 @@ class Iteration:
 
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()) -> None:
         """Raise an error if `numbers`, or the names in `vectors`, are not those of a saved state of this iteration."""
-        require_fields(where, numbers, State, ("memory",))
-        _parse_memory(where, numbers)
+        require_fields(where, numbers, State, ("rule_state",))
+        _parse_rule_numbers(where, numbers)
         for name in vectors:
-            if not name.startswith(_MEMORY_PREFIX):
+            if not name.startswith(_VECTOR_PREFIX):
                 raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
 
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None:
         """Continue from the numbers and vectors of a saved state."""
-        fields = {name: number for name, number in numbers.items() if name != "memory"}
-        memory = {name.removeprefix(_MEMORY_PREFIX): vector for name, vector in vectors.items()}
-        self.state = State(**fields, memory={**_parse_memory("numbers", numbers), **memory})
+        fields = {name: number for name, number in numbers.items() if name != "rule_state"}
+        rule_vectors = {name.removeprefix(_VECTOR_PREFIX): vector for name, vector in vectors.items()}
+        self.state = State(**fields, rule_state={**_parse_rule_numbers("numbers", numbers), **rule_vectors})
 
     def set_tolerance(self, tol: float) -> None:
         """Set the tolerance on ‖g‖, up to which models are minimised."""
@@ -358,7 +361,7 @@ class Iteration:
         self.state = replace(self.state, **changes)
 
     def snapshot(self) -> Any:
-        """Return the state. `at_rest` is not part of it: every iteration sets it."""
+        """Return the state. `stopping_test_holds` is not part of it: every iteration sets it."""
         return self.state
 
     def roll_back(self, snapshot: Any) -> None:
@@ -371,7 +374,7 @@ class Iteration:
 
     def reset(self) -> None:
         """Delete the vectors of the state, because the dimension of x has changed."""
-        self.state = replace(self.state, memory=self._memory_numbers())
+        self.state = replace(self.state, rule_state=self._rule_numbers())
 
 
 def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
@@ -401,16 +404,16 @@ def _completed(here: Point, name: str, rule: object, decision: object, branch: B
     )
 
 
-def _parse_memory(where: str, numbers: Any) -> dict[str, float]:
-    """Return the numbers in the memory of the acceptance rule from those of a saved state."""
-    text = numbers.get("memory")
+def _parse_rule_numbers(where: str, numbers: Any) -> dict[str, float]:
+    """Return the numbers in the state of the acceptance rule from those of a saved state."""
+    text = numbers.get("rule_state")
     try:
-        memory = json.loads(text)
+        rule_numbers = json.loads(text)
     except (TypeError, ValueError):
-        memory = None
-    if not isinstance(memory, dict) or not all(isinstance(entry, float) for entry in memory.values()):
-        raise state_error(f"{where}['memory']", text, "a text of numbers by name")
-    return memory
+        rule_numbers = None
+    if not isinstance(rule_numbers, dict) or not all(isinstance(entry, float) for entry in rule_numbers.values()):
+        raise state_error(f"{where}['rule_state']", text, "a text of numbers by name")
+    return rule_numbers
 
 
 def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:

@@ -73,7 +73,7 @@ def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _advance(run, report)
     if isinstance(outcome, Status):
         return Ending(outcome)
-    return Ending(Status.AT_REST) if run.iteration.at_rest else CONTINUE
+    return Ending(Status.STAGNATED) if run.iteration.stopping_test_holds else CONTINUE
 
 
 def _advance(run: Run, report: Callable[[Run], bool], direction: Vector | None = None) -> Record | Status:

@@ -47,12 +47,12 @@ class Decision:
         the rule received.
     note : str
         The reason for the decision, if the branch alone does not show it.
-    at_rest : bool
+    zero_step : bool
         Whether the rule chose not to move, rather than failing to find a step: d = 0 in 2.7.
     extra_gradients : int
         Gradients that the rule evaluated, in addition to that of the iteration, and that the paper's count includes.
-    memory : mapping or None
-        State of the acceptance rule for the next iteration: floats, and vectors of the dimension of x. None: unchanged.
+    rule_state : mapping or None
+        State of the acceptance rule for the next iteration: numbers, and vectors like x. None: unchanged.
     """
 
     sigma: float
@@ -65,9 +65,9 @@ class Decision:
     trials: int = 0
     step: CubicStep | None = None
     note: str = ""
-    at_rest: bool = False
+    zero_step: bool = False
     extra_gradients: int = 0
-    memory: Mapping[str, Any] | None = None
+    rule_state: Mapping[str, Any] | None = None
 
 
 def required_members(protocol: Any) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class State:
         ‖g‖ in the last iteration; 0 before the first.
     unit_length, unit_cubic : float
         Units of length and of σ of the first point (`sanc.core.units`); 0 until they are measured.
-    memory : mapping
+    rule_state : mapping
         State of the acceptance rule: floats, and vectors of the dimension of x.
     """
 
@@ -61,7 +61,7 @@ class State:
     last_grad_norm: float = 0.0
     unit_length: float = 0.0
     unit_cubic: float = 0.0
-    memory: Mapping[str, Any] = field(default_factory=dict)
+    rule_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def units(self) -> Units:

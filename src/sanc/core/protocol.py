@@ -28,13 +28,13 @@ class IterationProtocol(Protocol):
         The composition of pieces.
     state : State
         That of the last iteration; its `iteration` counts the iterations.
-    at_rest : bool
+    stopping_test_holds : bool
         Whether the paper's stopping test (2.7) holds.
     averages : bool
         Whether it has an averaged phase, which needs gradients only.
     rates : sequence of float
         Factors of the step size, one for each parameter.
-    went_back : bool
+    has_returned : bool
         Whether the last iteration returned to an earlier point.
     units : Units
         Units of the first point of an exact objective.
@@ -44,10 +44,10 @@ class IterationProtocol(Protocol):
 
     method: Method
     state: Any
-    at_rest: bool
+    stopping_test_holds: bool
     averages: bool
     rates: Sequence[float]
-    went_back: bool
+    has_returned: bool
 
     @property
     def units(self) -> Units: ...

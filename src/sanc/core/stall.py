@@ -47,5 +47,5 @@ class StallMonitor:
         rejection_stalls = iteration.method.initial_sigma_rule.interpolates
         if gradient_decreased or (moved and value_decreased):
             self.iterations = 0
-        elif moved or iteration.at_rest or rejection_stalls:
+        elif moved or iteration.stopping_test_holds or rejection_stalls:
             self.iterations += 1

@@ -25,7 +25,8 @@ class Status(IntEnum):
     SECOND_ORDER = 0, "Converged to a second-order point: the gradient is small and the curvature is certified."
     UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but it could not be certified."
     FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
-    AT_REST = 3, "Stagnated: the escape step is zero, and the norm of the cubic step is at most epsilon_s."
+    STAGNATED = 3, "Stagnated: the escape step is zero, and the norm of the cubic step is at most epsilon_s."
+    AT_REST = STAGNATED  # its name in 0.1
     STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
     ITERATION_LIMIT = 5, "The limit on iterations was reached."
     CALL_LIMIT = 6, "The limit on oracle calls was reached."

@@ -28,7 +28,7 @@ _EQUIVALENCE = 0.01
 """Margin of "identical" and "competitive": 1 % of the decrease, chosen here as hardly visible in a plot."""
 
 _CONTRIBUTES = 0.01
-"""Least share of the decrease for "gains": 1 %, chosen here. The paper states none."""
+"""Least share of the decrease for "contribute": 1 %, chosen here. The paper states none."""
 
 _SIGNIFICANCE = 0.05
 """Level of all tests together, the usual 5 %."""
@@ -204,7 +204,7 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
     share = decreases.get("curvature", 0.0) / total if total > 0 else 0.0
     measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
     if expected:
-        statement = "SANC gains by steps along negative curvature after unsuccessful iterations."
+        statement = "Steps along negative curvature after unsuccessful iterations contribute to the decrease of SANC."
         return Claim(statement, panel, measured, _range(counts), share >= _CONTRIBUTES)
     statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
     return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)

@@ -99,7 +99,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
 
     With bounds, at a stationary point, and without a step it is the same subspace.
     """
-    is_curved = here.state.memory.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
+    is_curved = here.state.rule_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
     if not is_curved or subspace.step is None or here.start is not None or here.oracle.full_oracle is not here.oracle:
         return subspace
     oracle, z, _, factor = residual_parts(here)
@@ -126,6 +126,6 @@ class CurvatureTest(RatioTest):
             return decision
         is_limited = step.multiplier > _UNLIMITED * max(subspace.ritz_value, 0.0)
         is_curved = trials > 0 or decision.rho < _STRAIGHT_RHO
-        before = here.state.memory.get(self.CURVED, 0.0)
+        before = here.state.rule_state.get(self.CURVED, 0.0)
         count = before + is_curved if is_limited else 0.0
-        return decision if count == before else replace(decision, memory={self.CURVED: count})
+        return decision if count == before else replace(decision, rule_state={self.CURVED: count})

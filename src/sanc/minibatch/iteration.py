@@ -80,13 +80,13 @@ class MinibatchIteration:
 
     Attributes
     ----------
-    went_back : bool
+    has_returned : bool
         Whether the last iteration returned to an earlier point.
     rates : sequence of float
         Factors of the step size, one for each parameter; empty: all are 1.
     """
 
-    at_rest = False  # with samples only limits end a run
+    stopping_test_holds = False  # with samples only limits end a run
     averages = True
 
     def __init__(
@@ -99,7 +99,7 @@ class MinibatchIteration:
         self._state = State(seed, averaged=not self.settings.curvature)
         self._unread: _UnreadStep | None = None
         self._late_record: Record | None = None  # see `read_record`
-        self.went_back = False
+        self.has_returned = False
         self.rates: Sequence[float] = ()
         self._create_preconditioner = create_preconditioner
         self._preconditioner: Preconditioner | None = None
@@ -137,7 +137,7 @@ class MinibatchIteration:
         `start` is not used: the iteration on samples chooses the start of Lanczos itself.
         """
         clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.state
-        self.went_back, self._late_record = False, None
+        self.has_returned, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
@@ -478,7 +478,7 @@ class MinibatchIteration:
         state = self._update_state(offset=None, x_norm_square=math.nan)
         if state.safe_point is None or state.safe_point is x:
             return x, record
-        self.went_back = True
+        self.has_returned = True
         note = f"{record.note}: back to the last safe point"
         return state.safe_point, replace(record, step_norm=oracle.space.norm(state.safe_point - x), note=note)
 

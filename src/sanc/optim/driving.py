@@ -253,7 +253,7 @@ class Driver:
                 self._check_closures(oracle, x, first=first)
             self._adapt_to(oracle.leaves, x)
             point, record = iteration.iterate(x, oracle)  # type: ignore[assignment]
-            if iteration.went_back or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
+            if iteration.has_returned or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
             oracle.undo_training()

@@ -183,7 +183,10 @@ class LinearSum(FiniteSum):
         return self.value(w), g
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        second, curvature = self.second_derivatives(self._margins(w)), self.penalty.curvature(self._coefficients(w))
+        second, curvature = (
+            self.second_derivatives(self._margins(w)),
+            self.penalty.second_derivatives(self._coefficients(w)),
+        )
 
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
@@ -230,7 +233,7 @@ class LinearSum(FiniteSum):
         if self.columns > 1:
             total = np.triu(total) + np.triu(total, 1).T
         penalised = self._coefficients(total.reshape(-1)[:: self.dim + 1])
-        penalised += self.penalty.curvature(self._coefficients(w))
+        penalised += self.penalty.second_derivatives(self._coefficients(w))
         return total
 
     def _matrix_pays(self) -> bool:
@@ -371,7 +374,7 @@ class Penalty:
             return (2 * self.strength) * w / (1 + w * w) ** 2
         return self.strength * w if self.kind == "l2" else 0.0
 
-    def curvature(self, w: Array) -> Any:
+    def second_derivatives(self, w: Array) -> Any:
         """Return the diagonal of its Hessian at w, or what broadcasts to it."""
         if self.kind == "nonconvex":
             square = w * w
