@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 import re
@@ -20,7 +21,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
-from sanc.core import judge, ratio
+from sanc.core import ratio
 from sanc.core.box_model import BoxStep
 from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Model, Subspace
@@ -392,28 +393,9 @@ def test_a_rule_for_sigma_needs_no_more_than_its_method(rule, sigma0):
         assert np.array_equal(found.x, expected.x) and found.status is expected.status and found.nfev == expected.nfev
 
 
-@pytest.mark.parametrize("name", ["Judge", "SigmaUpdate", "Verdict", "classify", "ratio"])
-def test_deprecated_names_warn_and_work(name):
-    new = {"Judge": SigmaRule, "SigmaUpdate": sanc.SigmaUpdate} | {
-        name: getattr(ratio, name) for name in ("Verdict", "classify", "ratio")
-    }
-    with pytest.warns(DeprecationWarning, match=rf"sanc\.core\.judge\.{name} is now {new[name].__module__}\."):
-        assert getattr(judge, name) is new[name]
-
-
-def test_the_deprecated_judge_of_a_point_is_its_sigma_rule():
-    """A rule that reads it makes the same steps as before."""
-
-    class Old(sanc.RatioTest):
-        def __call__(self, here, *args):
-            with pytest.warns(DeprecationWarning, match=r"Point\.judge is now Point\.sigma_rule"):
-                assert here.judge is here.sigma_rule
-            return super().__call__(here, *args)
-
-    found = [sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, acceptance=rule) for rule in (Old(), sanc.RatioTest())]
-    assert np.array_equal(found[0].x, found[1].x)
-    with pytest.warns(DeprecationWarning, match=r"SigmaUpdate\.judge is now SigmaUpdate\.rule"):
-        assert sanc.SigmaUpdate(gamma=3.0).judge(1e-16) == sanc.SigmaUpdate(gamma=3.0).rule(1e-16)
+def test_an_import_of_the_former_module_names_the_new_ones():
+    with pytest.raises(ImportError, match=r"SigmaUpdate from sanc, and SigmaRule .* from sanc\.extend"):
+        importlib.import_module("sanc.core.judge")
 
 
 def test_a_class_of_rules_for_sigma_replaces_ours(pieces):
@@ -429,29 +411,6 @@ def test_the_initial_rule_for_sigma_has_the_settings_of_the_method():
     for method in (sanc.Method(), sanc.method_for()):
         assert method.initial_sigma_rule == method.sigma.rule(0.0)
     assert sanc.method_for().initial_sigma_rule.measures_sigma0 and sanc.method_for("cr").initial_sigma_rule.sigma0 == 5
-
-
-def test_the_numbers_of_a_trial_by_position_are_deprecated():
-    rule, numbers = SigmaRule(gamma=3.0), (2.0, ratio.Verdict.UNSUCCESSFUL, -1.0, 1.0, 0.5, 4.0)
-    with pytest.warns(DeprecationWarning, match=r"after_trial\(trial\) now takes a sanc\.extend\.Trial"):
-        assert rule.after_trial(*numbers) == 6.0  # γσ
-    assert rule.after_trial(ratio.Trial(*numbers)) == 6.0
-
-
-def test_a_rule_for_sigma_whose_trials_are_numbers_is_rejected():
-    with pytest.raises(sanc.ArgumentTypeError, match=r"Old\.after_trial.* cannot be used: change it to after_trial"):
-
-        class Old(SigmaRule):
-            def after_trial(self, sigma, verdict, actual, predicted, step_norm, grad_norm, rounding=0.0):
-                return sigma
-
-
-@pytest.mark.parametrize("base", [object, sanc.SigmaUpdate])
-def test_a_rule_for_sigma_with_the_earlier_method_is_rejected(base):
-    """A method `judge` would never be called: it is an error that names the new one."""
-    old = type("Old", (base,), {"judge": lambda self, eps, *, exact=False: None})()
-    with pytest.raises(sanc.ArgumentTypeError, match=r"sigma = .*its method judge is now named rule: rename it"):
-        sanc.Method(sigma=old)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,6 @@ class Method(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if _only_has_judge(self.sigma):
-            raise ArgumentTypeError(
-                f"sigma = {shown(self.sigma)} cannot be used, since its method judge is now named rule: rename it."
-            )
         for name, (required, example) in _REQUIRED.items():
             piece = getattr(self, name)
             if piece is None and name == "minibatch":
@@ -96,13 +92,6 @@ class Method(Piece):
     def options(self) -> dict[str, Any]:
         """Return all settings side by side, by their names."""
         return dict(settings_of(self))
-
-
-def _only_has_judge(sigma: object) -> bool:
-    """Whether a rule for σ defines `judge`, the deprecated name, and not `rule`."""
-    kind = type(sigma)
-    defines = [getattr(kind, name, None) not in (None, getattr(SigmaUpdate, name)) for name in ("judge", "rule")]
-    return defines == [True, False]
 
 
 def settings_of(piece: Any) -> Iterator[tuple[str, Any]]:

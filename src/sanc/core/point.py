@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,12 +116,6 @@ class Point:
     ahead: bool = False
     start: Vector | None = None
     rejected: CubicStep | None = None
-
-    @property
-    def judge(self) -> SigmaRule:
-        """Deprecated name of `sigma_rule`."""
-        warnings.warn("Point.judge is now Point.sigma_rule", DeprecationWarning, stacklevel=2)
-        return self.sigma_rule
 
     @property
     def space(self) -> Space:

@@ -6,18 +6,16 @@ the next one.
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, wraps
-from typing import Any, Literal, Protocol, TypeVar
+from functools import cache
+from typing import Literal, Protocol, TypeVar
 
 from sanc.core.ratio import Trial, Verdict
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.units import FIRST_SIGMA, Units
-from sanc.errors import ArgumentTypeError, require
+from sanc.errors import require
 
 MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
 """Bounds on the ratio of the next step norm to this one: the lower and the upper bound after a rejection, and the upper
@@ -104,20 +102,6 @@ class _HasNorm(Protocol):
 AnyStep = TypeVar("AnyStep", bound=_HasNorm)
 
 
-def _accepts_numbers(after_trial: Callable[[Any, Trial], float]) -> Callable[[Any, Trial], float]:
-    """Return `after_trial` that also accepts the fields of a `Trial` by position, its deprecated form."""
-
-    @wraps(after_trial)
-    def with_trial(self: Any, trial: Any, *numbers: Any) -> float:
-        if not numbers:
-            return after_trial(self, trial)
-        new = "SigmaRule.after_trial(trial) now takes a sanc.extend.Trial of these numbers"
-        warnings.warn(new, DeprecationWarning, stacklevel=2)
-        return after_trial(self, Trial(trial, *numbers))
-
-    return with_trial
-
-
 @dataclass(frozen=True, slots=True)
 class SigmaRule:
     """The rule by which σ changes: each method takes a σ and returns the next one.
@@ -151,14 +135,6 @@ class SigmaRule:
         """The smallest factor on σ after one step."""
         return MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
-    def __init_subclass__(cls) -> None:
-        defined = cls.__dict__.get("after_trial")
-        if defined is not None and len(inspect.signature(defined).parameters) != 2:
-            raise ArgumentTypeError(
-                f"{cls.__name__}.after_trial{inspect.signature(defined)} cannot be used: change it to "
-                "after_trial(self, trial), which receives a sanc.extend.Trial."
-            )
-
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""
         return max(self.floor, min(sigma, self.ceiling))
@@ -167,7 +143,6 @@ class SigmaRule:
         """Return the initial σ: `factor` in its unit if it is measured, otherwise the `sigma` of the state."""
         return self.bounded(factor * units.cubic) if self.measures_sigma0 else sigma
 
-    @_accepts_numbers
     def after_trial(self, trial: Trial) -> float:
         """Return σ after a trial step (2.6)."""
         sigma, verdict = trial.sigma, trial.verdict
@@ -273,11 +248,6 @@ class SigmaUpdate(Piece):
     def rule(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return the rule for vectors of precision `eps`."""
         return _rule(self, self.rule_class, eps, exact)
-
-    def judge(self, eps: float, *, exact: bool = False) -> SigmaRule:
-        """Return what `rule` does; this is its deprecated name."""
-        warnings.warn("SigmaUpdate.judge is now SigmaUpdate.rule", DeprecationWarning, stacklevel=2)
-        return self.rule(eps, exact=exact)
 
 
 @cache
