@@ -132,4 +132,4 @@ _SETS = (
 )  # fmt: skip
 
 CATALOGUE: Mapping[str, DataSet] = {dataset.name: dataset for dataset in _SETS}
-"""Every data set by name: w1a w8a a9a ijcnn1 covtype higgs segment seismic mnist cifar10."""
+"""Every data set by name."""
