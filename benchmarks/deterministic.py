@@ -204,9 +204,10 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywh
     spent = time.perf_counter() - clock
     value, g = zoo.value_and_gradient(problem.fun, x)
     norm = float(np.linalg.norm(g))
-    saddle = False
+    lambda_min = None
     if norm <= max(1e-6, gtol):
-        saddle = bool(np.linalg.eigvalsh(zoo.dense_hessian(problem, x))[0] < -STRICT)
+        lambda_min = float(np.linalg.eigvalsh(zoo.dense_hessian(problem, x))[0])
+    saddle = lambda_min is not None and lambda_min < -STRICT
     minima = problem.minima if isinstance(problem, zoo.ZooProblem) else None
     reached = None if minima is None else problem.reached(value)
     if (anywhere or minima == ()) and reached is None and norm <= max(1e-6, gtol) and not saddle:
@@ -220,6 +221,7 @@ def run_one(method: str, problem: Any, iterations: int, seconds: float, *, anywh
         "saddle": saddle,
         "value": value,
         "gradient": norm,
+        "lambda_min": lambda_min,
         "small_gradient": norm <= gtol,
         "nfev": counted.nfev,
         "njev": counted.njev,
