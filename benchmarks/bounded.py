@@ -36,7 +36,7 @@ import torch
 import sanc
 from benchmarks.bounded_problems import BoundedProblem, problems
 from benchmarks.common import Counted, Floats, StopRun, draw_profile, geometric_mean, median, zoo
-from benchmarks.reporting import command, table_of_methods, write_results
+from benchmarks.reporting import command, table_of_failures, table_of_methods, write_results
 
 METHODS = ("sanc", "L-BFGS-B", "TNC", "trust-constr", "SLSQP")
 FIRST_ORDER = ("L-BFGS-B", "SLSQP")
@@ -48,8 +48,8 @@ AT_BOUND = 1e-6
 """Distance from a bound, relative to max(1, |bound|), at which a variable is at that bound."""
 LOOSE = 100.0
 """Projected gradient, in units of gtol, up to which an end point counts: some methods end by their own rules."""
-WORK = {"nfev": 1.0, "njev": 2.0, "products": 4.0}
-"""Weights of evaluations in the work of a run."""
+SUMS = {"fg": {"nfev": 1, "njev": 1}, "work": {"nfev": 1, "njev": 2, "products": 4}}
+"""Weights of counts in the evaluations of f and gradients, and in the work of a run."""
 
 
 @dataclass
@@ -186,7 +186,6 @@ def run_one(method: str, problem: BoundedProblem, iterations: int, seconds: floa
         "projected_gradient": norm,
         "lambda_min": curvature,
         **counts,
-        "work": sum(WORK[name] * count for name, count in counts.items()),
         "certificate": 0,
         "seconds": round(spent, 3),
         **extra,
@@ -197,10 +196,13 @@ def run_one(method: str, problem: BoundedProblem, iterations: int, seconds: floa
 
 
 def costs(runs: Sequence[dict[str, Any]], method: str, kind: str) -> Floats:
-    """Return the costs of a method, infinite for unsolved problems; with kind "fg", f and gradients together."""
+    """Return the costs of a method, infinite for unsolved problems; `SUMS` has the kinds that are sums of counts."""
+    weights = SUMS.get(kind, {kind: 1})
     found = [run for run in runs if run["method"] == method]
-    spent = [run["nfev"] + run["njev"] if kind == "fg" else run[kind] for run in found]
-    return np.array([cost if run["solved"] else math.inf for cost, run in zip(spent, found, strict=True)], np.float64)
+    spent = [
+        sum(weight * run[name] for name, weight in weights.items()) if run["solved"] else math.inf for run in found
+    ]
+    return np.array(spent, np.float64)
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -220,7 +222,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 both = np.isfinite(theirs) & np.isfinite(ours)
                 row[f"{kind}_ratio"] = geometric_mean(np.maximum(theirs[both], 1.0) / np.maximum(ours[both], 1.0))
                 row[f"{kind}_median_ratio"] = median(np.maximum(ours[both], 1.0) / np.maximum(theirs[both], 1.0))
-        row["seconds"] = float(round(sum(run["seconds"] for run in mine)))
+        row["seconds"] = float(np.round(sum(run.get("seconds", math.nan) for run in mine)))
         rows.append(row)
     return rows
 
@@ -249,7 +251,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 COLUMNS = (
     "problem", "n", "half", "method", "solved", "saddle", "wrong", "outside", "nfev", "njev", "products", "value",
-    "projected_gradient", "lambda_min",
+    "projected_gradient", "lambda_min", "seconds",
 )  # fmt: skip
 
 
@@ -261,6 +263,16 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> str:
 
     lines = [",".join(COLUMNS), *(",".join(form(run[name]) for name in COLUMNS) for run in runs)]
     return "\n".join(lines)
+
+
+def report(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the tables of all problems and of both halves, and the problems that each method does not solve."""
+    texts = []
+    for half in ("all", "development", "unseen"):
+        part = [run for run in runs if half in ("all", run["half"])]
+        if part:
+            texts.append(f"{half}: {len({run['problem'] for run in part})} problems\n\n{table_of(summary(part))}")
+    return "\n\n".join([*texts, table_of_failures(runs)])
 
 
 def draw(runs: Sequence[dict[str, Any]]) -> Any:
@@ -313,23 +325,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mark = " " if run["solved"] else "!" if run["saddle"] else "-"
             print(f" {run['nfev']:5d}{mark}", end="", flush=True)
         print()
-    texts, document = [], {"summary": {}, "runs": runs}
-    for half in ("all", "development", "unseen"):
-        part = [run for run in runs if half in ("all", run["half"])]
-        if part:
-            document["summary"][half] = rows = summary(part)
-            texts.append(f"{half}: {len(part) // len(options.methods)} problems\n\n{table_of(rows)}")
-    texts += [
-        f"not solved by {method}: "
-        + (", ".join(run["problem"] for run in runs if run["method"] == method and not run["solved"]) or "–")
-        for method in options.methods
-    ]
-    text = "\n\n".join(texts)
+    text = report(runs)
     print(f"\n{text}\n", flush=True)
     files = {
         "table.md": text,
         "bounded.csv": rows_of(runs),
-        "bounded.json": document,
+        "bounded.json": {"runs": runs},
         "bounded.png": lambda: draw(runs),
     }
     write_results(options.out, files)

@@ -5,6 +5,7 @@
     python -m benchmarks.deterministic --methods sanc trust-exact
     python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
     python -m benchmarks.deterministic --sets moved far scaled fits walks unseen   # other starts, units, problems
+    python -m benchmarks.deterministic --from docs/results/deterministic.jsonl.gz  # tables of earlier runs
     python -m benchmarks.deterministic --own-time                     # time outside f, gradients and products
 
 All methods get the same start and the same counted f, gradient and Hessian (products). They end at ‖∇f‖₂ ≤ 1e-8, or at
@@ -26,24 +27,29 @@ The other sets contain:
 * walks: problems with long paths to a minimum in 10, 100 and 1000 variables;
 * unseen: the problems of `benchmarks.unseen`, which no rule was chosen with.
 
+A set has its own limits and methods (`SETS`), unless --iterations, --seconds or --methods are given.
+
 --own-time repeats runs of `sanc` and of SciPy's trust-ncg on the problems of up to 100 variables with the recorded
 values of f, gradients and products. It reports the remaining time of a solve, with the certificate of `sanc`, and of an
 iteration.
 
---out writes deterministic.json, table.md and the performance profiles deterministic.png.
+--out writes deterministic.jsonl.gz with one line for each run, table.md and the performance profiles deterministic.png,
+and with --own-time own-time.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # before OpenMP starts; an import must not bind the process to one core
@@ -57,7 +63,7 @@ import torch
 import sanc
 from benchmarks import fits, unseen
 from benchmarks.common import Counted, Floats, StopRun, draw_profile, geometric_mean, median, zoo
-from benchmarks.reporting import command, table_of_methods, write_results
+from benchmarks.reporting import command, machine, read_runs, table_of_failures, table_of_methods, write_results
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
 FIRST_ORDER = ("L-BFGS-B", "BFGS")
@@ -66,7 +72,28 @@ QUICK = (
     "ROSENBROCK", "BEALE", "HELICAL-VALLEY", "BARD", "BOX-3D", "WOOD", "POWELL-SINGULAR", "CUBE", "DENSCHNE", "HAIRY",
     "HIMMELBG", "BROWN-DENNIS",
 )  # fmt: skip
-SETS = ("zoo", "moved", "far", "scaled", "fits", "walks", "unseen")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Methods, and limits of a run, of a set of problems."""
+
+    methods: tuple[str, ...] = METHODS
+    iterations: int = 1000
+    seconds: float = 120.0
+
+
+SETS = {
+    "zoo": Limits(),
+    "moved": Limits(iterations=300, seconds=60.0),
+    "far": Limits(iterations=300, seconds=60.0),
+    "scaled": Limits(("sanc",), seconds=60.0),
+    "fits": Limits(("sanc", "trust-ncg", "trust-exact", "Newton-CG", "L-BFGS-B", "BFGS")),
+    "walks": Limits(("sanc", "trust-ncg", "L-BFGS-B")),
+    "unseen": Limits(seconds=60.0),
+}
+STARTS = "saddle starts"
+"""Set of the runs from saddle starts, which belong to the table of the zoo."""
 LARGEST = 100
 """Largest number of variables in the sets moved, far and scaled."""
 STRICT = 1e-4
@@ -313,6 +340,18 @@ def legend(rows: Sequence[dict[str, Any]], problems: int, saddles: int) -> str:
     )
 
 
+def report(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the tables of all sets of problems."""
+    texts = []
+    for name in [name for name in SETS if any(run["set"] == name for run in runs)]:
+        mine = [run for run in runs if run["set"] == name]
+        stuck = [run for run in runs if run["set"] == STARTS and name == "zoo"]
+        rows = summary(mine, stuck)
+        problems, starts = (len({run["problem"] for run in some}) for some in (mine, stuck))
+        texts += [name, table_of(rows), legend(rows, problems, starts), table_of_failures(mine)]
+    return "\n\n".join(texts)
+
+
 def draw(runs: Sequence[dict[str, Any]]) -> Any:
     """Draw the performance profiles of evaluations and products."""
     from matplotlib.figure import Figure
@@ -403,70 +442,68 @@ def own_time_summary(rows: Sequence[dict[str, Any]]) -> str:
 # ---------------------------------------------------------------------- command
 
 
-def run_all(problems: Sequence[Any], methods: Sequence[str], limits: tuple[int, float], anywhere: bool) -> list[Any]:
-    """Run every method on every problem, and print a line for each problem."""
+def run_all(which: str, problems: Sequence[Any], limits: Limits) -> list[dict[str, Any]]:
+    """Run every method on every problem of a set, and print a line for each problem."""
     runs: list[dict[str, Any]] = []
     for count, problem in enumerate(problems, 1):
         print(f"{count:4d}/{len(problems)}  {problem.name:28s}", end="", flush=True)
-        for method in methods:
-            runs.append(run := run_one(method, problem, *limits, anywhere=anywhere))
+        for method in limits.methods:
+            run = run_one(method, problem, limits.iterations, limits.seconds, anywhere=which in ("moved", "far"))
+            runs.append({"set": which, **run})
             mark = " " if run["solved"] else "!" if run["saddle"] else "-"
             print(f" {run['nfev']:5d}{mark}", end="", flush=True)
         print()
     return runs
 
 
-def run_set(which: str, names: Sequence[str], methods: Sequence[str], starts: Sequence[Any], limits: Any) -> Any:
-    """Run a set of problems and saddle starts; return the document and the text of the tables."""
-    problems = variants(which, names)
-    runs = run_all(problems, methods, limits, which in ("moved", "far"))
-    stuck = run_all(starts, methods, limits, False)
-    rows = summary(runs, stuck)
-    unsolved = "\n".join(
-        f"not solved by {method}: "
-        + (", ".join(run["problem"] for run in runs if run["method"] == method and not run["solved"]) or "–")
-        for method in methods
-    )
-    text = f"{which}\n\n{table_of(rows)}\n\n{legend(rows, len(problems), len(starts))}\n\n{unsolved}"
-    return {"summary": rows, "runs": runs, "saddles": stuck}, text
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    files = "deterministic.json, table.md and deterministic.png"
+    files = "deterministic.jsonl.gz, table.md and deterministic.png"
     parser = command(__doc__, quick="a dozen small problems and a few saddle starts, seconds", out=files)
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="problems of tests/zoo.py; by default all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default all that are installed")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default those of each set, if installed")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=["zoo"], help="sets of problems; by default zoo")
     parser.add_argument("--own-time", action="store_true", help="measure the time outside f, gradients and products")
-    parser.add_argument("--iterations", type=int, default=1000, help="iteration limit of a run")
-    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a run")
+    parser.add_argument("--iterations", type=int, help="iteration limit of a run; by default that of each set")
+    parser.add_argument("--seconds", type=float, help="time limit of a run; by default that of each set")
+    parser.add_argument("--from", dest="results", type=Path, metavar="FILE", help="tables of earlier runs; no runs")
     options = parser.parse_args(arguments)
-    methods = list(options.methods or METHODS)
-    if "galahad-arc" in methods and find_spec("galahad") is None:
-        print("galahad-arc is left out: galahad-optrove is not installed")
-        methods.remove("galahad-arc")
     names = options.problems or (QUICK if options.quick else [problem.name for problem in zoo.PROBLEMS])
     unknown = [name for name in names if name not in zoo.BY_NAME]
     if unknown:
         parser.error(f"--problems {' '.join(unknown)}: not in tests/zoo.py")
     torch.set_num_threads(1)
     if options.own_time:
-        rows = own_time(names, options.iterations)
+        rows = own_time(names, options.iterations or SETS["zoo"].iterations)
         print(f"\n{own_time_summary(rows)}")
-        write_results(options.out, {"own-time.json": {"rows": rows}})
+        write_results(options.out, {"own-time.json": {"machine": machine(), "rows": rows}})
         return 0
-    document: dict[str, Any] = {}
-    texts = []
-    for which in options.sets:
-        starts = [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
-        starts = [] if options.problems or which != "zoo" else starts
-        document[which], text = run_set(which, names, methods, starts, (options.iterations, options.seconds))
-        texts.append(text)
-        print(f"\n{text}\n", flush=True)
-    first = document[options.sets[0]]["runs"]
-    results = {"table.md": "\n\n".join(texts), "deterministic.json": document, "deterministic.png": lambda: draw(first)}
-    write_results(options.out, results)
+    if options.results is not None:
+        runs = read_runs(options.results)
+    else:
+        runs = run_sets(options, names)
+        write_results(options.out, {"deterministic.jsonl.gz": runs})
+    text = report(runs)
+    print(f"\n{text}\n", flush=True)
+    first = [run for run in runs if run["set"] == runs[0]["set"]]
+    write_results(options.out, {"table.md": text, "deterministic.png": lambda: draw(first)})
     return 0
+
+
+def run_sets(options: argparse.Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Run the sets that the options name, and the saddle starts with the whole zoo."""
+    given = {name: getattr(options, name) for name in ("methods", "iterations", "seconds")}
+    given = {name: value for name, value in given.items() if value is not None}
+    runs: list[dict[str, Any]] = []
+    for which in options.sets:
+        limits = replace(SETS[which], **given)
+        if "galahad-arc" in limits.methods and find_spec("galahad") is None:
+            print("galahad-arc is left out: galahad-optrove is not installed")
+            limits = replace(limits, methods=tuple(name for name in limits.methods if name != "galahad-arc"))
+        runs += run_all(which, variants(which, names), limits)
+        if which == "zoo" and not options.problems:
+            starts = [*zoo.SADDLES, *zoo.HIDDEN][:: 10 if options.quick else 1]
+            runs += run_all(STARTS, starts, limits)
+    return runs
 
 
 if __name__ == "__main__":

@@ -212,8 +212,9 @@ def large(width: int, layers: int, device: torch.device, hvp: str, steps: int = 
 # ---------------------------------------------------------------------- command
 
 
-def step_table(rows: Sequence[dict[str, Any]], dims: Sequence[int]) -> str:
+def step_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of vectors and whether they meet the bound."""
+    dims = [int(key.removeprefix("store ")) for key in rows[0] if key.startswith("store ")]
     heads = {f"{lanczos} {dim}": f"{lanczos}, J = {dim}" for lanczos in ("store", "regenerate") for dim in dims}
     cells = []
     for row in rows:
@@ -247,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             del models["MLP, 4 layers"]
         print(f"Vectors in addition to the parameters in a step of preset paper; layers of {width}×{width}, 2 rows.\n")
         document["steps"] = step_rows(models, dims)
-        print(step_table(document["steps"], dims))
+        print(step_table(document["steps"]))
         print(
             f"\n{steps} steps of the default preset, J = {SAMPLED_KRYLOV_DIM}: peak, and vectors kept between steps.\n"
         )

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import sanc
-from benchmarks.reporting import number
+from benchmarks.reporting import number, read_runs
 from sanc.lab.experiments import CONSTANTS
 from sanc.lab.runs import load_data
 from sanc.lab.statistics import mean_interval
@@ -89,10 +89,7 @@ def minimum(problem: sanc.problems.Logistic) -> Run:
 
 def read(path: Path) -> list[Run]:
     """Return the runs of a file; none if it does not exist."""
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return read_runs(path) if path.exists() else []
 
 
 def make(path: Path, jobs: Iterable[tuple[Mapping[str, Any], Callable[[], Run]]]) -> list[Run]:

@@ -327,6 +327,14 @@ def table_of(runs: Sequence[dict[str, Any]]) -> str:
     return markdown_table(["equation", *methods, "best peer / sanc"], rows)
 
 
+def table_of_steps(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the iterations of `sanc` and the calls of LBFGS, each of 20 iterations; first seed."""
+    steps = {(item["equation"], item["method"]): item["steps"] for item in reversed(runs)}
+    names = [name for name in EQUATIONS if {(name, "sanc"), (name, "lbfgs")} <= steps.keys()]
+    rows = [[name, steps[name, "sanc"], steps[name, "lbfgs"]] for name in names]
+    return markdown_table(["equation", "iterations of sanc", "calls of lbfgs, 20 iterations each"], rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="one small network, a second each", out="pinn.json and table.md")
     parser.add_argument("--equations", nargs="+", choices=EQUATIONS, default=list(EQUATIONS), help="by default all")
@@ -350,9 +358,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     last = runs[-1]
                     ending = f"error {last['error']:.2e} after {last['seconds']:.1f} s, {last['steps']} steps"
                     print(f"{name} {method} {rate} seed {seed}: {ending}", flush=True)
-    print(f"\n{table_of(runs)}\n", flush=True)
+    text = f"{table_of(runs)}\n\n{table_of_steps(runs)}"
+    print(f"\n{text}\n", flush=True)
     document = {"machine": machine(options.device), "seconds": limit, "runs": runs}
-    write_results(options.out, {"table.md": table_of(runs), "pinn.json": document})
+    write_results(options.out, {"table.md": text, "pinn.json": document})
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import itertools
 import json
 import math
@@ -96,6 +98,15 @@ def table_of_methods(head: Mapping[str, str], rows: Sequence[Mapping[str, Any]])
     return markdown_table(list(head.values()), [[row.get(key, math.nan) for key in head] for row in rows], form)
 
 
+def table_of_failures(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the problems that each method does not solve."""
+    unsolved: dict[str, list[str]] = {}
+    for run in runs:
+        unsolved.setdefault(run["method"], []).extend([] if run["solved"] else [run["problem"]])
+    cells = [[method, ", ".join(names) or "–"] for method, names in unsolved.items()]
+    return markdown_table(("method", "not solved"), cells, left=2)
+
+
 # ---------------------------------------------------------------------- results files
 
 
@@ -125,6 +136,33 @@ def json_ready(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file, which is compressed if its name ends with .gz."""
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """Return the runs of a file with one JSON line for each."""
+    return [json.loads(line) for line in read_text(path).splitlines()]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the runs of a file of comma-separated values; numbers and truth values are those of Python."""
+
+    def parsed(cell: str) -> Any:
+        if cell in ("True", "False"):
+            return cell == "True"
+        for kind in (int, float):
+            try:
+                return kind(cell)
+            except ValueError:
+                continue
+        return cell
+
+    return [{name: parsed(cell) for name, cell in row.items()} for row in csv.DictReader(read_text(path).splitlines())]
+
+
 def write_results(folder: Path | None, files: Mapping[str, Any]) -> None:
     """Write files into a folder; do nothing without a folder.
 
@@ -133,8 +171,9 @@ def write_results(folder: Path | None, files: Mapping[str, Any]) -> None:
     folder : Path or None
         Folder, created if it does not exist.
     files : mapping
-        Content by file name: a string is written as text, a mapping as JSON with the options of the command (without
-        folders), and a function is called and the figure that it returns is saved.
+        Content by file name: a string is written as text, a list of runs as one JSON line for each, a mapping as JSON
+        with the options of the command (without folders), and a function is called and the figure that it returns is
+        saved. A file whose name ends with .gz is compressed.
     """
     if folder is None:
         return
@@ -146,8 +185,11 @@ def write_results(folder: Path | None, files: Mapping[str, Any]) -> None:
         if callable(content):
             content().savefig(path, dpi=110)
         else:
-            if not isinstance(content, str):
+            if isinstance(content, list):
+                content = "\n".join(json.dumps(json_ready(run)) for run in content)
+            elif not isinstance(content, str):
                 content = json.dumps(json_ready({"command": " ".join(options), **content}), indent=1)
+            encoded = (content.rstrip("\n") + "\n").encode()
             scratch = path.with_name(f"{name}.tmp")
-            scratch.write_text(content.rstrip("\n") + "\n", encoding="utf-8")
+            scratch.write_bytes(gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
             scratch.replace(path)  # an interrupted run leaves no partial file

@@ -2,7 +2,7 @@
 
     python -m benchmarks.saddles                               # minutes on a CPU
     python -m benchmarks.saddles --problems factor --quick     # small sizes, seconds
-    python -m benchmarks.saddles --plot DIR                    # table and figure of an earlier run
+    python -m benchmarks.saddles --from docs/results/saddles.json.gz    # table and figure of earlier runs
 
 The problems:
 
@@ -15,7 +15,7 @@ All methods minimise the same function of one flat vector from the same start. A
 (with its value), a Hessian product or a Gauss–Newton product. Adam runs with five learning rates on the first seed and
 with the best one on the others; Gauss–Newton runs likewise with two accuracies of its linear solves. L-BFGS minimises
 a multiple of the loss. Seconds are processor time on one thread. `sanc.minimize` has its default options except `tol`,
-because a flat start would count as a stationary point with nonnegative curvature. --out writes saddles.json and
+because a flat start would count as a stationary point with nonnegative curvature. --out writes saddles.json.gz and
 saddles.png.
 """
 
@@ -39,7 +39,7 @@ from torch import Tensor
 
 import sanc
 from benchmarks.common import StopRun, median, set_threads
-from benchmarks.reporting import command, markdown_table, write_results
+from benchmarks.reporting import command, markdown_table, read_text, write_results
 
 VARIANTS: dict[str, tuple[float, ...]] = {"adam": (1e-1, 3e-2, 1e-2, 3e-3, 1e-3), "gn": (0.3, 1e-4)}
 """Learning rates of Adam and accuracies of the linear solves of Gauss–Newton, compared on the first seed."""
@@ -509,23 +509,22 @@ def figure(document: dict[str, Any]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command(__doc__, quick="small sizes, seconds", out="saddles.json and saddles.png")
+    parser = command(__doc__, quick="small sizes, seconds", out="saddles.json.gz and saddles.png")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="by default all")
     parser.add_argument("--seeds", type=int, default=1, help="number of starts")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="table and figure of an earlier run in this folder")
+    parser.add_argument("--from", dest="results", type=Path, metavar="FILE", help="table and figure of earlier runs")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
-    out = options.out or options.plot
-    if options.plot is not None:
-        document = json.loads((options.plot / "saddles.json").read_text(encoding="utf-8"))
+    if options.results is not None:
+        document = json.loads(read_text(options.results))
     else:
         set_threads(1)
         document = run_all(options.problems, options.seeds, options.quick)
-        write_results(out, {"saddles.json": document})
+        write_results(options.out, {"saddles.json.gz": document})
     for name, entry in document["problems"].items():
         print(f"\n{table(name, entry)}")
-    write_results(out, {"saddles.png": lambda: figure(document)})
+    write_results(options.out, {"saddles.png": lambda: figure(document)})
     return 0
 
 

@@ -15,6 +15,8 @@ from benchmarks.suite_methods import PEERS, VARIANTS, Peer, Run, spec_of
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
+DIVERGED = 1e6
+"""Mean ratio of final losses from which a table has a word instead of a number."""
 
 # ---------------------------------------------------------------------- arithmetic
 
@@ -111,6 +113,27 @@ def detail_table(rows: Sequence[Run]) -> str:
     return markdown_table((*head, "ms/step", "failed"), cells, left=3)
 
 
+def task_table(rows: Sequence[Run]) -> str:
+    """Return the table of a half, one row for each task: the default beside tuned AdamW and tuned SOAP."""
+    table: dict[str, dict[str, Run]] = {}
+    for row in rows:
+        table.setdefault(row["task"], {})[row["method"]] = row
+    cells = []
+    for task, mine in table.items():
+        if not {"sanc", "adamw tuned", "soap tuned"} <= mine.keys():
+            continue
+        ours, adamw, soap = mine["sanc"], mine["adamw tuned"], mine["soap tuned"]
+        cells.append(
+            [
+                task, number(adamw["final"]), f"{adamw['lr']:g}{' cosine' if adamw['cosine'] else ''}",
+                number(soap["final"]), number(ours["final"]), f"{number(ours['lowest'])} … {number(ours['highest'])}",
+                number(ours["ratio"], ".2f"), *(number(row["held"]) for row in (adamw, ours, soap)),
+            ]
+        )  # fmt: skip
+    head = ("task", "tuned AdamW", "its rate", "tuned SOAP", "sanc", "of the seeds", "evaluations", "held-out, AdamW")
+    return markdown_table((*head, "held-out, sanc", "held-out, SOAP"), cells)
+
+
 def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]:
     """Return the ratios of two methods on the tasks that both have run."""
     table = {(row["task"], row["method"]): row[key] for row in rows}
@@ -130,7 +153,7 @@ def overview(rows: Sequence[Run]) -> str:
         lower = sum(x < 1.0 for x in compare(rows, "sanc", name, "final"))
         solved = sum(math.isfinite(row["ratio"]) for row in mine)
         cells.append([name, f"{solved} of {len(mine)}", number(geometric_mean(ratios), ".3f"),
-                      number(geometric_mean(beside), ".3f"),
+                      "diverges" if (mean := geometric_mean(beside)) > DIVERGED else number(mean, ".3f"),
                       f"{sum(row['failed'] for row in mine)} of {sum(row['seeds'] for row in mine)}",
                       "–" if name == "sanc" else str(won), "–" if name == "sanc" else str(lower)])  # fmt: skip
     head = ("method", "solved", "evaluations", "final ÷ AdamW's", "failed", "sanc has fewer", "sanc ends lower")
@@ -143,8 +166,8 @@ def overview(rows: Sequence[Run]) -> str:
     ours = [name for name in ("sanc", "decaying", "horizon") if any(row["method"] == name for row in rows)]
     for name, other in itertools.product(ours or ["sanc"], ("soap tuned", "muon tuned")):
         ends = [x for x in compare(rows, name, other, "final") if 0.0 < x < math.inf]
-        mean = number(geometric_mean(ends), ".3f")
-        words.append(f"* Final loss of {name} ÷ {other}: {mean} in the geometric mean of {len(ends)} tasks.")
+        ratio = number(geometric_mean(ends), ".3f")
+        words.append(f"* Final loss of {name} ÷ {other}: {ratio} in the geometric mean of {len(ends)} tasks.")
     held = compare(rows, "sanc", "adamw tuned", "held")
     words.append(f"* Held-out loss of sanc at most 1 % above tuned AdamW's: {sum(x <= 1.01 for x in held)} of "
                  f"{len(held)} tasks.")  # fmt: skip
@@ -171,7 +194,7 @@ def report(runs: Sequence[Run], folder: Path | None) -> str:
     for half in HALVES:
         mine = [row for row in rows if row["half"] == half]
         if mine:
-            texts.append(f"## Tasks: {half}\n\n{overview(mine)}\n\n{detail_table(mine)}")
+            texts.append(f"## Tasks: {half}\n\n{overview(mine)}\n\n{task_table(mine)}\n\n{detail_table(mine)}")
     notes = sorted({f"{row['task']}: {row['note']}" for row in rows if row["note"]})
     errors = [f"{spec_of(run)}: {run['error']}" for run in runs if "error" in run]
     texts.append("\n".join([LEGEND, *(f"* {line}" for line in [*notes, *errors])]))

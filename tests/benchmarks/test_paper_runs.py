@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ pytest.importorskip("typer")
 
 import sanc
 from benchmarks import first_order, paper_runs, rejections, sensitivity
-from sanc.lab import claims, summary, traces
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def run(final: float, losses: list[float] | None = None, **key: Any) -> paper_runs.Run:
@@ -124,35 +120,7 @@ def test_a_file_of_runs_is_resumed_and_does_not_depend_on_the_order(tmp_path: Pa
     assert paper_runs.read(tmp_path / "none.gz") == []
 
 
-# ---------------------------------------------------------------------------------------------- pages
-
-
-@pytest.mark.parametrize(("name", "tables"), [
-    ("sensitivity", lambda runs: [sensitivity.table(runs, sigma0) for sigma0 in sensitivity.SIGMAS]),
-    ("rejections", lambda runs: [*(rejections.logistic_table(runs, s) for s in rejections.SIGMAS),
-                                 rejections.network_table(runs)]),
-    ("first-order", lambda runs: [first_order.table(runs, first_order.SEEDS)]),
-])  # fmt: skip
-def test_the_tables_on_the_page_are_those_of_the_committed_runs(name: str, tables: Any) -> None:
-    path = RESULTS / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip("the source archive has no runs")
-    page = (RESULTS / "sensitivity.md").read_text(encoding="utf-8")
-    for table in tables(paper_runs.read(path)):
-        assert table in page
-
-
-def test_the_claims_on_the_page_follow_from_the_committed_runs(tmp_path: Path) -> None:
-    path = RESULTS / "logistic-w1a-a9a.tar.xz"
-    if not path.exists():
-        pytest.skip("the source archive has no runs")
-    with tarfile.open(path) as archive:
-        archive.extractall(tmp_path, filter="data")
-    runs = traces.read(tmp_path)
-    written = summary.write(tmp_path, runs, claims.evaluate(runs)).read_text(encoding="utf-8")
-    rows = [line for line in written.split("## Claims")[1].splitlines() if line.startswith("| fig")]
-    page = (RESULTS / "logistic-and-mlp.md").read_text(encoding="utf-8").split("## Claims tested again")[1]
-    assert len(runs) == 150 and len(rows) == 14 and all(row in page for row in rows)
+# ---------------------------------------------------------------------------------------------- commands
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 from benchmarks import stochastic
+from benchmarks.reporting import read_text
 
 
 @pytest.mark.slow
 def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stochastic.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "breast_cancer" in capsys.readouterr().out
-    document = json.loads((tmp_path / "stochastic.json").read_text())
+    document = json.loads(read_text(tmp_path / "stochastic.json.gz"))
     assert len(document["runs"]) == 2 * 5
     for run in document["runs"]:
         trace = run["trace"]
@@ -34,7 +35,7 @@ def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     again = tmp_path / "again"
     again.mkdir()
-    stochastic.main(["--plot", str(tmp_path / "stochastic.json"), "--out", str(again)])
+    stochastic.main(["--from", str(tmp_path / "stochastic.json.gz"), "--out", str(again)])
     assert (again / "table.md").read_text() == (tmp_path / "table.md").read_text()
     assert (again / "stochastic.png").exists()
 
@@ -64,6 +65,15 @@ def test_calls_to_the_target_and_gaps() -> None:
     document["runs"][0] = made("robust", 1.0, [5.0, 4.0, 3.5])
     (row,) = stochastic.summary(document)
     assert math.isinf(row["calls_robust"]) and "∞" in stochastic.table_of([row])
+
+
+def test_the_comparison_in_words() -> None:
+    rows = [
+        {"calls_robust": 1.0, "calls_paper": 8.0, "gap_robust": 1e-3, "gap_paper": 2e-3, "gap_sgd": 5e-4},
+        {"calls_robust": 3.0, "calls_paper": 4.0, "gap_robust": 3e-3, "gap_paper": 4e-3, "gap_sgd": 5e-3},
+    ]
+    words = stochastic.in_words(rows)
+    assert "in 12 to 75 % of the calls" in words and "in 2 of 2 rows, and lower than SGD in 1." in words
 
 
 def test_missing_data_are_reported(

@@ -1,0 +1,315 @@
+"""Recompute the tables of docs/results from the committed runs, and compare them with the pages.
+
+    python -m benchmarks.check                          # all pages, half a minute
+    python -m benchmarks.check deterministic.md robust.md
+
+The functions that make the tables of a benchmark also make those of the check. A table of a page agrees if each of its
+rows is a row of a recomputed table; a page may leave out rows and columns. A recomputed sentence has to occur on the
+page as it is. The numbers in the table of results of README.md have to occur in what was recomputed for the page that
+their row links to. `WITHOUT_RUNS` lists the tables that have no committed runs.
+
+A line is printed for each page, and one for each table that differs. The exit code is 1 if any does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting import read_rows, read_runs, read_text
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+NUMBER = r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)"
+
+# ---------------------------------------------------------------------- tables of Markdown
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a Markdown text."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def columns(self, head: Sequence[str]) -> list[tuple[str, ...]] | None:
+        """Return the rows with the columns that `head` names, in its order; None if a column is missing."""
+        places: list[int] = []
+        for name in head:
+            free = [place for place, own in enumerate(self.head) if own == name and place not in places]
+            if not free:
+                return None
+            places.append(free[0])
+        return [tuple(row[place] for place in places) for row in self.rows]
+
+
+def tables_of(text: str) -> list[Table]:
+    """Return the tables of a Markdown text."""
+    tables: list[Table] = []
+    lines: list[tuple[str, ...]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append(tuple(cell.strip() for cell in line.strip().strip("|").split("|")))
+        elif lines:
+            tables.append(Table(lines[0], tuple(lines[2:])))
+            lines = []
+    return tables
+
+
+def missing_rows(table: Table, recomputed: Sequence[Table]) -> list[str] | None:
+    """Return the rows of a table that the closest recomputed one does not have; None if none has its columns."""
+    found = [other.columns(table.head) for other in recomputed]
+    missing = [[" | ".join(row) for row in table.rows if row not in known] for known in found if known is not None]
+    return min(missing, key=len, default=None)
+
+
+# ---------------------------------------------------------------------- what follows from the runs
+
+
+def _document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_text(RESULTS / name))
+    return found
+
+
+def _bounded() -> list[str]:
+    from benchmarks import bounded
+
+    return [bounded.report(read_rows(RESULTS / "bounded.csv"))]
+
+
+def _commands() -> list[str]:
+    from benchmarks import commands
+
+    document = _document("commands.json")
+    return [commands.table(document["seconds"], document["cpu_seconds"])]
+
+
+def _deterministic() -> list[str]:
+    from benchmarks import deterministic
+
+    own_time = deterministic.own_time_summary(_document("own-time.json")["rows"])
+    return [deterministic.report(read_runs(RESULTS / "deterministic.jsonl.gz")), own_time]
+
+
+def _estimators() -> list[str]:
+    from benchmarks import estimators
+
+    return estimators.page(_document("estimators.json")).split("\n\n")
+
+
+def _least_squares() -> list[str]:
+    from benchmarks import least_squares
+
+    rows = read_rows(RESULTS / "least-squares.csv")  # without seconds, and with ; for the commas in names
+    runs = [{"seconds": math.nan, **row, "group": row["group"].replace(";", ",")} for row in rows]
+    nist = [run for run in runs if run["group"].startswith("NIST")]
+    return [least_squares.table_of(least_squares.summary(some)) for some in (runs, nist)]
+
+
+def _logistic() -> list[str]:
+    from sanc.lab import claims, summary, traces
+
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(RESULTS / "logistic-w1a-a9a.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+        runs = traces.read(Path(folder))
+        return [summary.write(Path(folder), runs, claims.evaluate(runs)).read_text(encoding="utf-8")]
+
+
+def _many() -> list[str]:
+    from benchmarks import many
+
+    document = _document("many.json")
+    return [many.tables(document["fits"], document["starts"])]
+
+
+def _networks() -> list[str]:
+    from benchmarks import intervals, networks, suite_tables
+
+    runs = networks.read([RESULTS / "networks" / "runs.jsonl"])
+    return [suite_tables.report(runs, None), intervals.peers_table(runs)]
+
+
+def _pinn() -> list[str]:
+    from benchmarks import pinn
+
+    runs = _document("pinn.json")["runs"]
+    return [pinn.table_of(runs), pinn.table_of_steps(runs)]
+
+
+def _ranks() -> list[str]:
+    from benchmarks import ranks
+
+    return ranks.page(_document("ranks.json")).split("\n\n")
+
+
+def _robust() -> list[str]:
+    from benchmarks import saddles, stochastic
+
+    document = _document("saddles.json.gz")
+    regressions = stochastic.summary(_document("stochastic.json.gz"))
+    return [
+        stochastic.table_of(regressions),
+        stochastic.in_words(regressions),
+        *(part for name, entry in document["problems"].items() for part in saddles.table(name, entry).split("\n\n")),
+    ]
+
+
+def _sensitivity() -> list[str]:
+    from benchmarks import first_order, rejections, sensitivity
+
+    settings, variants, peers = (
+        read_runs(RESULTS / f"{name}.jsonl.gz") for name in ("sensitivity", "rejections", "first-order")
+    )
+    return [
+        *(sensitivity.table(settings, sigma0) for sigma0 in sensitivity.SIGMAS),
+        *(rejections.logistic_table(variants, sigma0) for sigma0 in rejections.SIGMAS),
+        rejections.network_table(variants),
+        first_order.table(peers, first_order.SEEDS),
+    ]
+
+
+def _speed() -> list[str]:
+    from benchmarks import linear, memory, step
+
+    return [
+        step.table(_document("step.json")["paper"]),
+        memory.step_table(_document("memory.json")["steps"]),
+        linear.table(_document("linear.json")["rows"]),
+    ]
+
+
+PAGES: Mapping[str, Callable[[], list[str]]] = {
+    "bounded.md": _bounded,
+    "commands.md": _commands,
+    "deterministic.md": _deterministic,
+    "estimators.md": _estimators,
+    "least-squares.md": _least_squares,
+    "logistic-and-mlp.md": _logistic,
+    "many.md": _many,
+    "networks.md": _networks,
+    "networks/table.md": _networks,
+    "pinn.md": _pinn,
+    "ranks.md": _ranks,
+    "robust.md": _robust,
+    "sensitivity.md": _sensitivity,
+    "speed.md": _speed,
+}
+"""Function of each page that returns the Markdown of its tables, and its sentences, from the committed runs."""
+WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
+    "cnn.md": {"panel": "runs on a GPU that were not kept", "method": "runs on a GPU that were not kept"},
+    "faults.md": {"fault": "the tests count"},
+    "logistic-and-mlp.md": {
+        "panel": "runs of version 0.1 that were not kept",
+        "method": "runs of version 0.1 that were not kept",
+    },
+    "networks.md": {
+        "task, final training loss": "networks/long-4.jsonl, and runs on a CPU that were not kept",
+        "final training loss": "networks/large.jsonl and networks/large-peers.jsonl",
+        "unseen: solved": "runs in the history, commit 11dae48",
+        "switched off": "runs in the history, commit 11dae48",
+        "penalty": "networks/decay.jsonl",
+    },
+    "robust.md": {"sigma": "ablation, not kept", "worst": "ablation, not kept", "values": "ablation, not kept"},
+    "sensitivity.md": {"after a rejected cubic step": "describes the variants"},
+    "speed.md": {"captured, ms": "measured on a GPU", "gradient, ms": "measured on a GPU"},
+}
+"""Columns by which tables without committed runs, or without code that makes them from these, are recognised; why."""
+ROWS_WITHOUT_RUNS = ("the same, in seconds",)
+"""Rows of the table of results of README.md that rest on such tables."""
+
+# ---------------------------------------------------------------------- comparison
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Numbers of tables and sentences of a page that agree, of tables without runs, and what differs."""
+
+    agree: int
+    without: int
+    wrong: tuple[str, ...]
+
+
+def compare(page: str, recomputed: Sequence[str], without: Sequence[str] = ()) -> Comparison:
+    """Compare a page with the tables and sentences that follow from the runs.
+
+    Parameters
+    ----------
+    page : str
+        Markdown of the page.
+    recomputed : sequence of str
+        Markdown with tables, of which the page may have any, and sentences, which it must have.
+    without : sequence of str
+        Columns by which tables without runs are recognised.
+    """
+    known = [table for text in recomputed for table in tables_of(text)]
+    sentences = [text for text in recomputed if not tables_of(text)]
+    wrong = [f"not on the page: {text}" for text in sentences if text not in page]
+    agree, exempt = len(sentences) - len(wrong), 0
+    for table in tables_of(page):
+        missing = missing_rows(table, known)
+        if missing == []:
+            agree += 1
+        elif set(table.head) & set(without):
+            exempt += 1
+        else:
+            wrong += ["no recomputed table has the columns " + ", ".join(table.head)] if missing is None else missing
+    return Comparison(agree, exempt, tuple(wrong))
+
+
+def check_page(name: str, recomputed: Sequence[str]) -> Comparison:
+    """Compare a page of docs/results with what follows from its runs."""
+    return compare((RESULTS / name).read_text(encoding="utf-8"), recomputed, tuple(WITHOUT_RUNS.get(name, ())))
+
+
+def check_readme(text: str, recomputed: Mapping[str, Sequence[str]]) -> Comparison:
+    """Compare the table of results of README.md with what follows from the runs of the pages that it links to."""
+    agree, without, wrong = 0, 0, []
+    for label, page, result in re.findall(
+        r"^\| \[([^\]]+)\]\(docs/results/([\w-]+\.md)[^|]*\|[^|]+\| (.+) \|$", text, re.M
+    ):
+        if page not in recomputed:
+            continue
+        known = re.findall(NUMBER, "\n".join(recomputed[page]))
+        missing = [number for number in re.findall(NUMBER, f"{label} {result}") if number not in known]
+        if not missing:
+            agree += 1
+        elif label in ROWS_WITHOUT_RUNS:
+            without += 1
+        else:
+            wrong.append(f"{label}: {', '.join(missing)} not in what {page} rests on")
+    return Comparison(agree, without, tuple(wrong))
+
+
+def line(name: str, found: Comparison) -> str:
+    """Return the line that is printed for a page."""
+    words = [f"{found.agree} agree", f"{found.without} without runs", f"{len(found.wrong)} differ"]
+    return "\n  ".join([f"{name}: {', '.join(words)}", *found.wrong])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = sorted({*PAGES, *WITHOUT_RUNS})
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"by default all: {', '.join(names)}")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.pages if name not in names]
+    if unknown:
+        parser.error(f"{' '.join(unknown)}: not a page with tables")
+    recomputed = {name: PAGES[name]() for name in options.pages or names if name in PAGES}
+    found = {name: check_page(name, recomputed.get(name, ())) for name in options.pages or names}
+    found["README.md"] = check_readme((ROOT / "README.md").read_text(encoding="utf-8"), recomputed)
+    for name, comparison in found.items():
+        print(line(name, comparison), flush=True)
+    return int(any(comparison.wrong for comparison in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
