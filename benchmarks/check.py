@@ -152,13 +152,14 @@ def _ranks() -> list[str]:
 
 
 def _robust() -> list[str]:
-    from benchmarks import saddles, stochastic
+    from benchmarks import ablation, saddles, stochastic
 
     document = _document("saddles.json.gz")
     regressions = stochastic.summary(_document("stochastic.json.gz"))
     return [
         stochastic.table_of(regressions),
         stochastic.in_words(regressions),
+        ablation.report(read_runs(RESULTS / "ablation.jsonl.gz")),
         *(part for name, entry in document["problems"].items() for part in saddles.table(name, entry).split("\n\n")),
     ]
 
@@ -218,7 +219,6 @@ WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
         "switched off": "runs in the history, commit 11dae48",
         "penalty": "networks/decay.jsonl",
     },
-    "robust.md": {"sigma": "ablation, not kept", "worst": "ablation, not kept", "values": "ablation, not kept"},
     "sensitivity.md": {"after a rejected cubic step": "describes the variants"},
     "speed.md": {"captured, ms": "measured on a GPU", "gradient, ms": "measured on a GPU"},
 }

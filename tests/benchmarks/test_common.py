@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -94,8 +93,25 @@ def test_other_starts_and_units(capsys):
 @pytest.mark.slow
 def test_the_ablation_switches_off_one_component_at_a_time(tmp_path, capsys):
     assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "ablation.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == 2 * list(ablation.SAMPLED)
-    losses = {row["name"]: row["loss"] for row in rows if "loss" in row}
+    runs = read_runs(tmp_path / "ablation.jsonl.gz")
+    assert [run["name"] for run in runs] == 2 * list(ablation.SAMPLED)
+    losses = {run["name"]: run["loss"] for run in runs if "loss" in run}
     assert losses["no Hessian products"] != losses["default"]
-    assert (tmp_path / "table.md").read_text().strip() in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert (tmp_path / "table.md").read_text().strip() in printed
+    assert ablation.main(["--from", str(tmp_path / "ablation.jsonl.gz")]) == 0
+    assert capsys.readouterr().out.strip() in printed
+
+
+def test_rows_of_the_ablation():
+    runs = [{"part": "exact", "name": "default", "problem": p, "solved": s, "values": v, "products": 2 * v}
+            for p, s, v in (("p", True, 10), ("q", True, 20), ("r", False, 1))]  # fmt: skip
+    runs += [{"part": "logistic, a9a", "name": "default", "seed": k, "calls": c, "gap": 0.1 * (k + 1), "sigma": 3.0 - k}
+             for k, c in enumerate((0.5, 0.7, None))]  # fmt: skip
+    runs += [{"part": "mlp, segment", "name": "default", "seed": k, "evaluations": None, "loss": 0.5 + k}
+             for k in range(2)]  # fmt: skip
+    exact, logistic, mlp = ablation.summary(runs)
+    assert (exact["solved"], exact["problems"], exact["values"], exact["products"]) == (2, 3, 20.0, 40.0)
+    assert (logistic["calls"], logistic["sigma"]) == (0.7, 3.0) and math.isclose(logistic["gap"], 0.2)
+    assert (mlp["evaluations"], mlp["loss"], mlp["worst"]) == (math.inf, 1.0, 1.5)
+    assert ablation.report(runs).count("∞") == 1
