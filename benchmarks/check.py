@@ -134,8 +134,17 @@ def _many() -> list[str]:
 def _networks() -> list[str]:
     from benchmarks import intervals, networks, suite_tables
 
-    runs = networks.read([RESULTS / "networks" / "runs.jsonl"])
-    return [suite_tables.report(runs, None), intervals.peers_table(runs)]
+    folder = RESULTS / "networks"
+    runs, earlier = networks.read([folder]), networks.read([folder / "ablation.jsonl.gz"])
+    return [
+        suite_tables.report(runs, None),
+        intervals.peers_table(runs),
+        *(suite_tables.large_table(read_runs(folder / name)) for name in ("large.jsonl", "large-peers.jsonl")),
+        suite_tables.long_table(read_runs(folder / "long-4.jsonl")),
+        suite_tables.penalty_table(read_runs(folder / "decay.jsonl")),
+        suite_tables.ablation_table(earlier, intervals.PARTS),
+        intervals.parts_table(earlier),
+    ]
 
 
 def _pinn() -> list[str]:
@@ -212,13 +221,7 @@ WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
         "panel": "runs of version 0.1 that were not kept",
         "method": "runs of version 0.1 that were not kept",
     },
-    "networks.md": {
-        "task, final training loss": "networks/long-4.jsonl, and runs on a CPU that were not kept",
-        "final training loss": "networks/large.jsonl and networks/large-peers.jsonl",
-        "unseen: solved": "runs in the history, commit 11dae48",
-        "switched off": "runs in the history, commit 11dae48",
-        "penalty": "networks/decay.jsonl",
-    },
+    "networks.md": {"decay of the scale in the last third": "runs on a CPU that were not kept"},
     "sensitivity.md": {"after a rejected cubic step": "describes the variants"},
     "speed.md": {"captured, ms": "measured on a GPU", "gradient, ms": "measured on a GPU"},
 }

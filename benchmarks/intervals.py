@@ -12,14 +12,13 @@ Losses of zero have no ratio and are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reporting import markdown_table, number
+from benchmarks.reporting import markdown_table, number, read_runs
 from benchmarks.suite import TASKS
 from benchmarks.suite_methods import Run
 from benchmarks.suite_tables import UNSOLVED, cost, summary, target_of
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, help="runs.jsonl of benchmarks.networks")
     parser.add_argument("--parts", action="store_true", help="compare variants of the default, paired by seed")
     options = parser.parse_args(arguments)
-    runs = [json.loads(line) for line in options.runs.read_text(encoding="utf-8").splitlines()]
+    runs = read_runs(options.runs)
     print(parts_table(runs) if options.parts else peers_table(runs))
     return 0
 

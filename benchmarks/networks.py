@@ -57,7 +57,7 @@ from torch import Tensor
 import sanc
 from benchmarks import suite_data
 from benchmarks.common import set_threads, worker_pool
-from benchmarks.reporting import command, json_ready, machine, number, write_results
+from benchmarks.reporting import command, json_ready, machine, number, read_runs, write_results
 from benchmarks.suite import HALVES, LONG, TASKS, Problem
 from benchmarks.suite_methods import (
     METHODS,
@@ -232,8 +232,7 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     found: dict[Spec, dict[str, Any]] = {}
     for folder in folders:
         path = folder / "runs.jsonl" if folder.is_dir() else folder
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            run = json.loads(line)
+        for run in read_runs(path) if path.exists() else []:
             found.setdefault(spec_of(run), run)
     return list(found.values())
 

@@ -15,6 +15,8 @@ from benchmarks.suite_methods import PEERS, VARIANTS, Peer, Run, spec_of
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
+LARGE = ("sanc", "loop", "soap", "muon", "adamw")
+"""Methods on large tasks, in the order of their table."""
 DIVERGED = 1e6
 """Mean ratio of final losses from which a table has a word instead of a number."""
 
@@ -142,21 +144,39 @@ def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]
     return [1.0 if a == b else max(a, 1e-12) / max(b, 1e-12) for a, b in pairs if not math.isnan(a + b)]
 
 
+def overview_cells(rows: Sequence[Run], name: str) -> list[str]:
+    """Return the tasks of a half that a method solves, its evaluations, its final loss and its failures."""
+    mine = [row for row in rows if row["method"] == name]
+    solved = sum(math.isfinite(row["ratio"]) for row in mine)
+    mean = geometric_mean([x for x in compare(rows, name, "adamw tuned", "final") if math.isfinite(x)])
+    return [
+        f"{solved} of {len(mine)}",
+        number(geometric_mean([min(row["ratio"], UNSOLVED) for row in mine]), ".3f"),
+        "diverges" if mean > DIVERGED else number(mean, ".3f"),
+        f"{sum(row['failed'] for row in mine)} of {sum(row['seeds'] for row in mine)}",
+    ]
+
+
+OVERVIEW = ("solved", "evaluations", "final ÷ AdamW's", "failed")
+"""Columns of `overview_cells`."""
+
+
+def ablation_table(runs: Sequence[Run], parts: Sequence[str]) -> str:
+    """Return the table of the default and of its variants with one part switched off, on both halves of the tasks."""
+    rows, halves = summary(runs), HALVES[:2]
+    by_half = [[row for row in rows if row["half"] == half] for half in halves]
+    cells = [[name, *(cell for mine in by_half for cell in overview_cells(mine, name))] for name in ("sanc", *parts)]
+    return markdown_table(["variant", *(f"{half}: {name}" for half in halves for name in OVERVIEW)], cells)
+
+
 def overview(rows: Sequence[Run]) -> str:
     """Return the table of a half, one row for each method, and comparisons with sanc."""
     cells = []
     for name in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == name]
-        ratios = [min(row["ratio"], UNSOLVED) for row in mine]
-        beside = [x for x in compare(rows, name, "adamw tuned", "final") if math.isfinite(x)]
         won = sum(x < 1.0 for x in compare(rows, "sanc", name, "ratio"))
         lower = sum(x < 1.0 for x in compare(rows, "sanc", name, "final"))
-        solved = sum(math.isfinite(row["ratio"]) for row in mine)
-        cells.append([name, f"{solved} of {len(mine)}", number(geometric_mean(ratios), ".3f"),
-                      "diverges" if (mean := geometric_mean(beside)) > DIVERGED else number(mean, ".3f"),
-                      f"{sum(row['failed'] for row in mine)} of {sum(row['seeds'] for row in mine)}",
-                      "–" if name == "sanc" else str(won), "–" if name == "sanc" else str(lower)])  # fmt: skip
-    head = ("method", "solved", "evaluations", "final ÷ AdamW's", "failed", "sanc has fewer", "sanc ends lower")
+        cells.append([name, *overview_cells(rows, name), *(("–", "–") if name == "sanc" else (str(won), str(lower)))])
+    head = ("method", *OVERVIEW, "sanc has fewer", "sanc ends lower")
     words = [markdown_table(head, cells), ""]
     for other in ("schedulefree default", "prodigy default"):
         ends = compare(rows, "sanc", other, "final")
@@ -172,6 +192,47 @@ def overview(rows: Sequence[Run]) -> str:
     words.append(f"* Held-out loss of sanc at most 1 % above tuned AdamW's: {sum(x <= 1.01 for x in held)} of "
                  f"{len(held)} tasks.")  # fmt: skip
     return "\n".join(words)
+
+
+def large_table(runs: Sequence[Run]) -> str:
+    """Return the table of large tasks, one row for each run; the target is the lowest final loss of AdamW."""
+    cells = []
+    for task in dict.fromkeys(run["task"] for run in runs):
+        mine = [run for run in runs if run["task"] == task]
+        target = min((final(run) for run in mine if run["method"] == "adamw"), default=math.nan)
+        for run in sorted(mine, key=lambda run: (LARGE.index(run["method"]), run["lr"] or 0.0)):
+            name = "sanc without closures" if run["method"] == "loop" else run["method"]
+            rate = "" if run["lr"] is None else f", {run['lr']:g}"
+            spent = cost(run, target) / (run["steps"] * run.get("batch", 1))
+            ends = (number(final(run), ".3g"), number(best(run, "held")))
+            cells.append([f"{task} ({TASKS[task].half.split('-')[0]})", name + rate, number(spent, ".2f"), *ends])
+    head = ("task", "method", "evaluations to AdamW's loss", "final training loss", "lowest held-out")
+    return markdown_table(head, cells, left=2)
+
+
+def long_table(runs: Sequence[Run]) -> str:
+    """Return the table of final training losses of long runs, for the best rate of each method; seed 0."""
+    names = {"sanc": "sanc", "loop": "without closures", "horizon": "`horizon`", "soap": "SOAP", "adamw": "AdamW"}
+    cells = []
+    for task in dict.fromkeys(run["task"] for run in runs):
+        lowest = [[final(run) for run in runs if (run["task"], run["method"], run["seed"]) == (task, name, 0)]
+                  for name in names]  # fmt: skip
+        cells.append([task, *(number(min(ends, default=math.nan), ".3g") for ends in lowest)])
+    return markdown_table(("task, final training loss", *names.values()), cells)
+
+
+def penalty_table(runs: Sequence[Run]) -> str:
+    """Return the table of final training losses by penalty, medians over the seeds."""
+    names = ("sanc", "no-curvature", "diagonal", "diagonal-no-curvature")
+    cells = []
+    for task, penalty in sorted({(run["task"], run["decay"]) for run in runs}):
+        line = [task, f"{penalty:g}"]
+        for name in names:
+            key = (task, penalty, name)
+            ends = [final(run) for run in runs if (run["task"], run["decay"], run["method"]) == key]
+            line.append(number(median(ends), ".3g") + (" (one seed)" if len(ends) == 1 else ""))
+        cells.append(line)
+    return markdown_table(("task", "penalty", *names), cells)
 
 
 LEGEND = f"""\
