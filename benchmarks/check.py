@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ def _many() -> list[str]:
     return [many.tables(document["fits"], document["starts"])]
 
 
+@cache
 def _networks() -> list[str]:
     from benchmarks import intervals, networks, suite_tables
 

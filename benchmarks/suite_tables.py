@@ -54,8 +54,9 @@ def tuned(runs: Sequence[Run], task: str, method: str) -> tuple[float | None, bo
 def groups_of(runs: Sequence[Run], task: str) -> dict[str, list[Run]]:
     """Return the runs of a task by method, for the default rate and for the best rate."""
     groups: dict[str, list[Run]] = {}
-    for method in dict.fromkeys(run["method"] for run in runs if run["task"] == task):
-        mine = [run for run in runs if (run["task"], run["method"]) == (task, method)]
+    runs = [run for run in runs if run["task"] == task]
+    for method in dict.fromkeys(run["method"] for run in runs):
+        mine = [run for run in runs if run["method"] == method]
         peer, chosen = PEERS.get(method, Peer()), tuned(runs, task, method)
         if peer.default is None:
             groups[method] = mine
