@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks import check
@@ -52,6 +54,16 @@ def test_a_number_of_the_readme_that_does_not_follow_is_found():
 def test_the_tables_of_a_page_follow_from_its_runs(name):
     found = check.check_page(name, check.PAGES[name]())
     assert found.wrong == () and found.agree
+
+
+@pytest.mark.parametrize("names", [
+    [name for name in check.PAGES if name not in LARGE], pytest.param(list(check.PAGES), marks=pytest.mark.slow),
+], ids=["small", "all"])  # fmt: skip
+def test_the_results_in_the_readme_follow_from_the_runs(names):
+    text = (check.ROOT / "README.md").read_text(encoding="utf-8")
+    found = check.check_readme(text, {name: check.PAGES[name]() for name in names})
+    rows = re.findall(r"^\| \[[^\]]+\]\(docs/results/([\w-]+\.md)", text, re.MULTILINE)
+    assert found.wrong == () and found.agree + found.without == sum(name in names for name in rows) >= 5
 
 
 def test_every_page_of_results_with_a_table_is_checked():
