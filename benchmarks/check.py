@@ -192,9 +192,11 @@ def _sensitivity() -> list[str]:
 def _speed() -> list[str]:
     from benchmarks import linear, memory, step
 
+    vectors = _document("memory.json")
     return [
         step.table(_document("step.json")["paper"]),
-        memory.step_table(_document("memory.json")["steps"]),
+        memory.step_table(vectors["steps"]),
+        memory.robust_table(vectors["robust"]),
         linear.table(_document("linear.json")["rows"]),
     ]
 

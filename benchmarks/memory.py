@@ -224,6 +224,12 @@ def step_table(rows: Sequence[dict[str, Any]]) -> str:
     return markdown_table(["model", "products", *heads.values(), "goal"], cells, left=2)
 
 
+def robust_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the default preset."""
+    cells = [[row["model"], row["products"], f"{row['peak']:.2f}", f"{row['rest']:.2f}"] for row in rows]
+    return markdown_table(["model", "products", "peak", "between steps"], cells, left=2)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="small networks, seconds", out="memory.json")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -253,8 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"\n{steps} steps of the default preset, J = {SAMPLED_KRYLOV_DIM}: peak, and vectors kept between steps.\n"
         )
         document["robust"] = robust_rows(models, steps)
-        cells = [[r["model"], r["products"], f"{r['peak']:.2f}", f"{r['rest']:.2f}"] for r in document["robust"]]
-        print(markdown_table(["model", "products", "peak", "between steps"], cells, left=2))
+        print(robust_table(document["robust"]))
     write_results(options.out, {"memory.json": document})
     return 0
 
