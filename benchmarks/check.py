@@ -166,13 +166,14 @@ def _ranks() -> list[str]:
 
 
 def _robust() -> list[str]:
-    from benchmarks import saddles, stochastic
+    from benchmarks import ablation, saddles, stochastic
 
     document = _document("saddles.json.gz")
     regressions = stochastic.summary(_document("stochastic.json.gz"))
     return [
         stochastic.table_of(regressions),
         stochastic.in_words(regressions),
+        ablation.report(read_runs(RESULTS / "ablation.jsonl.gz")),
         *(part for name, entry in document["problems"].items() for part in saddles.table(name, entry).split("\n\n")),
     ]
 
@@ -233,7 +234,7 @@ WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
         "method": "runs of version 0.1 that were not kept",
     },
     "networks.md": {"decay of the scale in the last third": "runs on a CPU that were not kept"},
-    "robust.md": {"Ablation": "not kept"},
+    "robust.md": {"mlp, segment": "not kept"},
     "sensitivity.md": {"after a rejected cubic step": "describes the variants"},
     "speed.md": {"captured, ms": "measured on a GPU", "gradient, ms": "measured on a GPU"},
 }
