@@ -52,23 +52,20 @@ class RatioTest(Piece):
         actual, rounding, note = value_at_x - trial_value, 0.0, ""
         if self.rounding_guard:
             actual, rounding, note = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
-        verdict, decision = self._test(here, step, trial_value, actual, rounding)
+        verdict, sigma, rho = self._test(here, step, actual, rounding)
         if not verdict.accepted:
-            return decision if math.isfinite(trial_value) else replace(decision, note=Note.TRIAL_NOT_FINITE)
-        decision = _accepted(decision, verdict, trial, step, note)
+            note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
+            return Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step, note=note)
+        decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
         if subspace.sigma_untested:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         return _with_next_gradient(here, decision, verdict) if here.sigma_rule.interpolates and here.ahead else decision
 
-    def _test(
-        self, here: Point, step: CubicStep, trial_value: float, actual: float, rounding: float = 0.0
-    ) -> tuple[Verdict, Decision]:
-        """Return the class of a step, and the decision with ρ and the next σ, but without a next point."""
+    def _test(self, here: Point, step: CubicStep, actual: float, rounding: float = 0.0) -> tuple[Verdict, float, float]:
+        """Return the class of a step, the next σ, and ρ."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, rounding)
         tested = Trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding)
-        sigma = here.sigma_rule.after_trial(tested)
-        rho = ratio(actual, step.decrease, rounding)
-        return verdict, Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step)
+        return verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, rounding)
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
@@ -106,19 +103,37 @@ class RatioTest(Piece):
                 break
             trial = subspace.trial_point(here.x, longer)
             trial_value = here.evaluate(trial)
-            decision = replace(decision, trials=decision.trials + 1)
+            count = decision.trials + 1
             if not -math.inf < trial_value < decision.trial_value:
-                break
-            verdict, tested = self._test(here, longer, trial_value, here.objective - trial_value)
-            accepted = _accepted(tested, verdict, trial, longer, decision.note)
-            decision = replace(accepted, trials=decision.trials)
+                return replace(decision, trials=count)
+            verdict, sigma, rho = self._test(here, longer, here.objective - trial_value)
+            decision = _accepted(verdict, sigma, rho, longer, trial, trial_value, decision.note, count)
         return decision
 
 
-def _accepted(decision: Decision, verdict: Verdict, trial: Vector, step: CubicStep, note: str) -> Decision:
+def _accepted(
+    verdict: Verdict,
+    sigma: float,
+    rho: float,
+    step: CubicStep,
+    trial: Vector,
+    trial_value: float,
+    note: str,
+    trials: int = 1,
+) -> Decision:
     """Return the decision with the trial point as the next point."""
     branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
-    return replace(decision, point=trial, branch=branch, step_norm=step.norm, note=note)
+    return Decision(
+        sigma,
+        trial,
+        branch=branch,
+        rho=rho,
+        step_norm=step.norm,
+        trial_value=trial_value,
+        trials=trials,
+        step=step,
+        note=note,
+    )
 
 
 def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict) -> Decision:

@@ -13,7 +13,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from sanc.core import cubic
 from sanc.core.krylov import DiagonalBasis, NonFiniteProductError
-from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, with_units
+from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_limit
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
 from sanc.core.space import Floats, NumpySpace, Space, Vector
@@ -123,13 +123,12 @@ class DenseModel(CubicModel):
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
         krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, True)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        space = (self, krylov, operator, spectrum, here.state.sigma, here.units)
-        subspace: KrylovSubspace = NewtonLine(*space, sigma_untested=True, hessian_norm=hessian_norm)
-        subspace = with_units(self, here, subspace, hessian_norm)
-        is_limited = step_norm > subspace.max_step_norm and here.state.last_step_norm > 0.0
-        if is_limited or not subspace.sigma * step_norm * step_norm <= forcing_tolerance(here):
+        limit = step_limit(self, here, hessian_norm, sigma_untested=True)
+        is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
+        if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None
-        return self.with_step(here, subspace)
+        cubic_step, limit = self.limited_step(here, krylov, spectrum, limit)
+        return NewtonLine(self, krylov, operator, spectrum, *limit, cubic_step, hessian_norm=hessian_norm)
 
     def whole_space(
         self, here: Point, operator: Operator, values: Floats, eigenvector_rows: Floats, projections: Floats
@@ -139,8 +138,9 @@ class DenseModel(CubicModel):
         krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections, at_gradient)
         unit_product_norm = 0.0 if here.units.length else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
-        subspace = KrylovSubspace(self, krylov, operator, spectrum, here.state.sigma, here.units)
-        return self.with_step(here, with_units(self, here, subspace, unit_product_norm))
+        limit = step_limit(self, here, unit_product_norm)
+        step, limit = self.limited_step(here, krylov, spectrum, limit)
+        return KrylovSubspace(self, krylov, operator, spectrum, *limit, step)
 
 
 @cache

@@ -12,9 +12,9 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from sanc.core.cubic import CubicStep
 from sanc.core.krylov import NonFiniteProductError
@@ -32,8 +32,7 @@ _VECTOR_PREFIX = "rule_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unfinished:
+class _Unfinished(NamedTuple):
     """An iteration in progress: its last decision, and what the next rule and the record need.
 
     Attributes
@@ -183,7 +182,7 @@ class Iteration:
             escaped = _completed(here, "escape", self.method.escape, escaped, Branch.GRADIENT)
             keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else escaped.note or progress.note
-            return replace(progress, decision=escaped, note=note)
+            return progress._replace(decision=escaped, note=note)
         except NonFiniteValueError as error:
             return self._stay_with_larger_sigma(progress, str(error), error.value)
         except NonFiniteProductError as error:
@@ -217,30 +216,29 @@ class Iteration:
         trials = 0 if progress.last_trial is None else progress.last_trial.trials
 
         def untried() -> _Unfinished:
-            return replace(progress, last_trial=replace(progress.last_trial or Decision(sigma), step=step))
+            return progress._replace(last_trial=replace(progress.last_trial or Decision(sigma), step=step))
 
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-            return replace(untried(), note=Note.AT_MINIMUM), False
+            return untried()._replace(note=Note.AT_MINIMUM), False
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
             decision = Decision(here.sigma_rule.after_negligible_step(sigma, norm_ratio))
-            return replace(untried(), decision=decision, note=Note.BELOW_PRECISION), False
+            return untried()._replace(decision=decision, note=Note.BELOW_PRECISION), False
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
         except NonFiniteProductError as error:
-            return replace(
-                self._stay_with_larger_sigma(untried(), str(error)), subspace=subspace.failed(str(error))
-            ), False
+            stayed = self._stay_with_larger_sigma(untried(), str(error))
+            return stayed._replace(subspace=subspace.failed(str(error))), False
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            return replace(self._stay_with_larger_sigma(untried(), str(error), error.value), skips_escape=True), False
+            return self._stay_with_larger_sigma(untried(), str(error), error.value)._replace(skips_escape=True), False
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
         last_trial = replace(decision, trials=trials + decision.trials) if trials else decision
-        progress = replace(progress, decision=decision, last_trial=last_trial, note=decision.note or progress.note)
-        return progress, decision.point is None
+        note = decision.note or progress.note
+        return progress._replace(decision=decision, last_trial=last_trial, note=note), decision.point is None
 
     def _stay_with_larger_sigma(self, progress: _Unfinished, note: str, value: float = math.nan) -> _Unfinished:
         """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
@@ -254,7 +252,7 @@ class Iteration:
                 "Start where the loss is finite, and check the data and the initial weights."
             )
         sigma = here.sigma_rule.after_failure(progress.decision.sigma)
-        return replace(progress, decision=Decision(sigma), note=note, value=value)
+        return progress._replace(decision=Decision(sigma), note=note, value=value)
 
     def _next_rule_state(self, here: Point, decision: Decision) -> Mapping[str, Any]:
         """Return the state of the acceptance rule after a decision, with its numbers as floats."""

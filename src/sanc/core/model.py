@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sanc.core import cubic
 from sanc.core.krylov import Krylov, NonFiniteProductError, StepBasis
@@ -25,6 +25,15 @@ _NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
 TOLERANCE_SHARE = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
+
+
+class StepLimit(NamedTuple):
+    """σ and the limit on the step norm in a subspace; the attributes are those of `KrylovSubspace`."""
+
+    sigma: float
+    units: Units
+    max_step_norm: float = math.inf
+    sigma_untested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +201,11 @@ class KrylovModel(Piece):
         """Return the limit on the step norm; infinite: there is none."""
         return math.inf
 
-    def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-        """Return the subspace with its cubic step and the σ of that; unchanged if the model proposes no steps."""
-        return subspace
+    def limited_step(
+        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
+    ) -> tuple[cubic.CubicStep | None, StepLimit]:
+        """Return the cubic step within the limit, and the limit with the σ of that; None: no step is proposed."""
+        return None, limit
 
     def charge(self, here: Point, dim: int) -> int:
         """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
@@ -254,23 +265,24 @@ class CubicModel(KrylovModel):
             return math.inf
         return max(self.first_radius * length_scale(here, first_units), MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
-    def with_step(self, here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
-        """Return the subspace with the minimiser of the model; σ is raised if the step exceeds `max_step_norm`.
+    def limited_step(
+        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
+    ) -> tuple[cubic.CubicStep, StepLimit]:
+        """Return the minimiser of the model and the limit with its σ, which is raised for steps beyond `max_step_norm`.
 
         σ was adapted to earlier steps, and along a new direction the model may be inaccurate at that distance. The
         first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm; a
         model with `limits_newton_steps` limits it always.
         """
-        spectrum, krylov, max_norm = subspace.spectrum, subspace.krylov, subspace.max_step_norm
-        assert spectrum is not None
-        step, sigma_untested = self._solve(here, krylov, spectrum, subspace.sigma), subspace.sigma_untested
+        sigma, units, max_norm, sigma_untested = limit
+        step = self._solve(here, krylov, spectrum, sigma)
         is_limited = self.limits_newton_steps or here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier
         if step.norm > max_norm and is_limited:
             sigma_untested = self.tries_longer_steps
             sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
             solve = partial(self._solve, here, krylov, spectrum)
-            step = here.sigma_rule.limit_step(step, subspace.sigma, solve, max_norm, sigma_lower_bound)
-        return replace(subspace, sigma=step.sigma, sigma_untested=sigma_untested, step=step)
+            step = here.sigma_rule.limit_step(step, sigma, solve, max_norm, sigma_lower_bound)
+        return step, StepLimit(step.sigma, units, max_norm, sigma_untested)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +349,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     Lanczos therefore stops at the first negative curvature, close to the gradient, as truncated conjugate gradients do.
     It also stops at a product that is not finite; the subspace then has no spectrum.
     """
-    subspace = KrylovSubspace(model, krylov, operator, None, here.state.sigma, here.units)
+    limit, step = StepLimit(here.state.sigma, here.units), None
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
     schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.starts_at_gradient
@@ -345,22 +357,21 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
         while True:
             krylov.extend()
             if krylov.dim == 1:
-                subspace = with_units(model, here, subspace, math.hypot(krylov.alpha[0], krylov.last_beta))
+                limit = step_limit(model, here, math.hypot(krylov.alpha[0], krylov.last_beta))
             must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
-                or (model.proposes and krylov.model_gradient_lower_bound(subspace.sigma) > tolerance)
+                or (model.proposes and krylov.model_gradient_lower_bound(limit.sigma) > tolerance)
             ):
                 continue
             spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-            subspace = replace(subspace, spectrum=spectrum)
             if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
-                subspace = model.with_step(here, subspace)
-                if must_stop or subspace.step is None or _is_accurate(model, here, subspace, tolerance):
-                    return subspace
-            schedule = _TestSchedule.after(krylov.dim, subspace.step if multiplier_predicts else None)
+                step, limit = model.limited_step(here, krylov, spectrum, limit)
+                if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
+                    return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
+            schedule = _TestSchedule.after(krylov.dim, step if multiplier_predicts else None)
     except NonFiniteProductError as error:
-        return subspace.failed(str(error))
+        return KrylovSubspace(model, krylov, operator, None, *limit, problem=str(error))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
@@ -377,38 +388,34 @@ def forcing_tolerance(here: Point) -> float:
     return max(min(MAX_FORCING_TERM, reduction) * norm, TOLERANCE_SHARE * here.tol)
 
 
-def _is_accurate(model: KrylovModel, here: Point, subspace: KrylovSubspace, tolerance: float) -> bool:
+def _is_accurate(
+    model: KrylovModel, here: Point, krylov: Krylov, step: cubic.CubicStep, units: Units, tolerance: float
+) -> bool:
     """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-    assert subspace.step is not None
-    step_norm, residual = subspace.step.norm, subspace.krylov.residual_of(subspace.step.u)
+    step_norm, residual = step.norm, krylov.residual_of(step.u)
     if residual > tolerance:
         return False
     if not model.forcing:
         return True
     if here.below_precision(step_norm):
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
-        return here.grad_norm > 0.0 and subspace.dim >= _NEGLIGIBLE_STEP_DIM
-    forcing_bound = step_norm / length_scale(here, subspace.units) * here.grad_norm
+        return here.grad_norm > 0.0 and krylov.dim >= _NEGLIGIBLE_STEP_DIM
+    forcing_bound = step_norm / length_scale(here, units) * here.grad_norm
     return residual <= max(forcing_bound, TOLERANCE_SHARE * here.tol)
 
 
-def with_units(model: KrylovModel, here: Point, subspace: KrylovSubspace, product_norm: float) -> KrylovSubspace:
-    """Return the subspace with the limit on the step norm and, at the first point, the units and the initial σ.
+def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_untested: bool = False) -> StepLimit:
+    """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
-    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start.
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. The first point determines `sigma_untested`, too.
     """
-    first_units = subspace.units
-    if first_units.length:
-        return replace(subspace, max_step_norm=model.max_step_norm(here, first_units))
-    first_units = here.measure_units(product_norm)
-    max_step_norm = model.max_step_norm(here, first_units)
-    return replace(
-        subspace,
-        units=first_units,
-        sigma=here.sigma_rule.first_sigma(subspace.sigma, first_units, model.first_sigma),
-        max_step_norm=max_step_norm,
-        sigma_untested=model.tries_longer_steps and max_step_norm < math.inf,
-    )
+    units, sigma = here.units, here.state.sigma
+    if units.length:
+        return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_untested)
+    units = here.measure_units(product_norm)
+    sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma)
+    max_step_norm = model.max_step_norm(here, units)
+    return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
 
 
 def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from sanc.core import cubic
 from sanc.core.dense import product_norm
 from sanc.core.krylov import NonFiniteProductError
-from sanc.core.model import CubicModel, KrylovSubspace, with_units
+from sanc.core.model import CubicModel, KrylovSubspace, step_limit
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
@@ -72,11 +72,10 @@ class CorrectedModel(JacobianModel):
         spectrum = cubic.Spectrum(values, np.eye(len(values)))
         corrected: dict[str, Any] = {"oracle": oracle, "found": found, "jacobian": jacobian, "factor": factor}
         corrected = {} if here.oracle.box is not None else corrected
-        subspace = CorrectedSubspace(
-            self, krylov, here.oracle.hessian(here.x), spectrum, here.state.sigma, here.units, **corrected
-        )
         has_gradient = bool(np.linalg.norm(projections) > 0.0)
-        return self.with_step(here, with_units(self, here, subspace, product_norm(values, projections, has_gradient)))
+        limit = step_limit(self, here, product_norm(values, projections, has_gradient))
+        step, limit = self.limited_step(here, krylov, spectrum, limit)
+        return CorrectedSubspace(self, krylov, here.oracle.hessian(here.x), spectrum, *limit, step, **corrected)
 
 
 def _gradient(
