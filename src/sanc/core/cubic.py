@@ -148,7 +148,8 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     c = [(entry / unit) * inverse_scale for entry in c]
     values = [entry / unit for entry in values]
     mu_min = max(0.0, -values[0])  # μ̂ = mu_min + t with t ≥ 0
-    t, y, hard_case = _solve_secular(c, [max(entry + mu_min, 0.0) for entry in values], mu_min, sign)
+    gaps = [max(entry + mu_min, 0.0) for entry in values] if mu_min > 0.0 else values
+    t, y, hard_case = _solve_secular(c, gaps, mu_min, sign)
     if hard_case:
         y[0] *= spectrum.orientation
     mu = mu_min + t

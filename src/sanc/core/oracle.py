@@ -299,9 +299,10 @@ class RecentCache(Generic[T]):
 
     def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
         """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
-        for index, (cached, evaluation) in enumerate(self._entries):
+        for newer, (cached, evaluation) in enumerate(self._entries[::-1]):
             if cached() is x:
-                self._entries.append(self._entries.pop(index))
+                if newer:
+                    self._entries.append(self._entries.pop(-1 - newer))
                 return evaluation
         return self.put(x, evaluate(x))
 

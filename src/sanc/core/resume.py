@@ -61,7 +61,7 @@ def _check_oracle_state(run: Run, saved: Any) -> tuple[dict[str, Any], int]:
     names, numbers = run.oracle.numbers().keys(), require_mapping("resume['oracle']", saved)
     if set(numbers) - {"exponent"} != set(names):
         raise state_error("resume['oracle']", sorted(map(str, numbers)), f"{sorted(names)}")
-    exponent = require_exponent(run.oracle, run.x, numbers)
+    exponent = require_exponent(run.oracle, numbers)
     return {name: numbers[name] for name in names}, exponent
 
 

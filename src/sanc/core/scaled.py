@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.saved import state_error
 from sanc.core.space import Floats, Vector
@@ -96,29 +94,24 @@ def scaling_exponent(oracle: Oracle, x: Vector) -> int:
     It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
     the middle between 1 and that bound, since gradients decrease during a run.
     """
-    max_exponent = _max_exponent(oracle, x)
+    max_exponent = _max_exponent(oracle)
     bound = max_exponent // _HIGHEST_POWER
     value, g = oracle.gradient(x)
-    magnitude = _largest_entry(oracle, g) or abs(value)
+    magnitude = oracle.space.largest_entry(g) or abs(value)
     exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
     if abs(exponent) <= bound:
         return 0
     return max(_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _MARGIN))
 
 
-def require_exponent(oracle: Oracle, x: Vector, numbers: Mapping[str, Any]) -> int:
+def require_exponent(oracle: Oracle, numbers: Mapping[str, Any]) -> int:
     """Return the exponent in the saved numbers of an oracle, 0 if f was not scaled; raise an error if it is invalid."""
-    exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle, x) - _MARGIN
+    exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle) - _MARGIN
     if type(exponent) is not int or abs(exponent) > bound:
         raise state_error("resume['oracle']['exponent']", exponent, f"an integer from {-bound} to {bound}")
     return exponent
 
 
-def _max_exponent(oracle: Oracle, x: Vector) -> int:
+def _max_exponent(oracle: Oracle) -> int:
     """Return the largest exponent of the number type of x."""
-    return math.frexp(torch.finfo(oracle.space.tensor(x).dtype).max)[1]
-
-
-def _largest_entry(oracle: Oracle, v: Vector) -> float:
-    """Return the largest absolute entry, which neither overflows nor underflows as a norm may."""
-    return float(oracle.space.tensor(v).abs().max())
+    return math.frexp(oracle.space.max)[1]

@@ -53,21 +53,22 @@ class Space:
         Dimension of the vectors.
     dtype, device
         Their type and device.
-    eps : float
-        Machine epsilon of their type.
+    eps, max : float
+        Machine epsilon and largest number of their type.
     sum_over_ranks : callable or None
         Sums over the ranks that hold the other entries; None if this process holds all entries.
     """
 
     dim: int
     eps: float
+    max: float
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.dim = dim
         self.dtype: Any = dtype
         self.device = device
-        self.eps, self._max = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
+        self.eps, self.max = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
         self._min_square = 1e-280 if dtype == torch.float64 else 1e-30  # smaller squares lose digits by underflow
 
     # Numbers.
@@ -107,6 +108,10 @@ class Space:
         """Return the Euclidean norm; it is not finite if an entry is not finite, or if it overflows."""
         return float(self.unread_norm(v))
 
+    def largest_entry(self, v: Any) -> float:
+        """Return the largest absolute entry, which neither overflows nor underflows as a norm may."""
+        return float(v.abs().max())
+
     # Vectors.
 
     def tensor(self, v: Any) -> torch.Tensor:
@@ -134,7 +139,7 @@ class Space:
         """Subtract ``factor * w`` from `v` in place."""
         if isinstance(factor, torch.Tensor):
             v.addcmul_(w, factor.to(self.dtype), value=-1.0)
-        elif abs(factor) <= self._max:
+        elif abs(factor) <= self.max:
             v.sub_(w, alpha=factor)
         else:  # torch rejects a scalar beyond the range of the type
             v.sub_(w * factor)
@@ -175,7 +180,8 @@ class NumpySpace(Space):
     def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:
         self.dim = dim
         self.dtype = np.dtype(dtype)
-        self.eps = float(np.finfo(self.dtype).eps)
+        limits = np.finfo(self.dtype)
+        self.eps, self.max = float(limits.eps), float(limits.max)
         self._nrm2 = get_blas_funcs("nrm2", dtype=self.dtype)  # it neither overflows nor underflows
 
     def inner(self, u: Any, v: Any) -> Scalar:
@@ -189,6 +195,9 @@ class NumpySpace(Space):
         for number in numbers:
             floats.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
         return floats
+
+    def largest_entry(self, v: Any) -> float:
+        return float(np.abs(v).max())
 
     def tensor(self, v: Any) -> torch.Tensor:
         return torch.from_numpy(v)

@@ -66,6 +66,8 @@ class CallableOracle(Oracle):
 
     def as_array(self, returned: Any, name: str) -> Any:
         """Convert the value that the callable `name` returned into an array or tensor of the points' type."""
+        if type(returned) is np.ndarray and returned.dtype == self.space.dtype:
+            return returned
         try:
             _reject_complex(returned)
             if not isinstance(self.space, NumpySpace):

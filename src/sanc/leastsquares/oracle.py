@@ -488,7 +488,8 @@ def _decompose(oracle: ResidualOracle, found: Evaluation, places: Any) -> tuple[
     factored, _, _, info = dgeqrf(extended, overwrite_a=True)
     size = min(m, n)
     triangle = factored[:size, :n] * _upper(size, n)
-    if not math.isfinite(float(np.einsum("ij,ij->", triangle, triangle))):  # an entry, or its square, is not finite
+    entries = triangle.ravel(order="K")
+    if not math.isfinite(entries @ entries):  # an entry, or its square, is not finite
         raise NonFiniteProductError("the Jacobian is not finite")
     left, singular, rows, failed = dgesdd(triangle)
     if info != 0 or failed != 0:
