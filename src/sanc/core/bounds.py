@@ -162,6 +162,10 @@ class FaceOracle(WrappedOracle):
         tensor[self.places] = self.space.tensor(v)
         return self.inner.space.vector(tensor)
 
+    def full_step(self, s: Vector) -> Vector:
+        """Return a step, or a direction, with all variables; those held do not change."""
+        return s if self.places is None else self.extend(s, self.inner.space.zeros())
+
     def keep(self, x: Vector, full: Vector) -> None:
         """Remember the point of the whole space for x, the current point of the run, however many follow."""
         self._current = x, full

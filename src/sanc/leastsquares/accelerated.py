@@ -15,6 +15,7 @@ import numpy as np
 
 from sanc.core import cubic
 from sanc.core.acceptance import RatioTest
+from sanc.core.bounds import FaceOracle
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
@@ -57,19 +58,35 @@ def second_derivative(oracle: ResidualOracle, found: Evaluation, jacobian: Any, 
 
 @dataclass(frozen=True, slots=True)
 class AcceleratedSubspace(KrylovSubspace):
-    """The whole space of a dense Jacobian, with trial points x + s + a."""
+    """The whole space of a dense Jacobian, with trial points x + s + a.
+
+    Attributes
+    ----------
+    oracle, found, factor
+        The oracle of the residuals, their evaluation at x, and the factor of f.
+    face : FaceOracle or None
+        With bounds, the oracle of the free variables.
+    """
 
     oracle: Any = None
     found: Any = None
     factor: float = 1.0
+    face: FaceOracle | None = None
     known: list[tuple[Any, Floats]] = field(default_factory=list)  # the last step, and its r''(s, s)
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
-        """Return x + s + a, or x + s if σ does not limit the step, or if a is too long."""
+        """Return x + s + a, or x + s if σ does not limit the step, if a is too long, or if one of both is not in the box."""
         (s,) = self.krylov.combine(step.u)
         self.release()
-        a = self._correction(x, s, step)
-        return s + x if a is None else x + (s + a)
+        trial = s + x
+        a = self._correction(x, s, step) if self._is_inside(trial) else None
+        if a is None:
+            return trial
+        corrected = x + (s + a)
+        return corrected if self._is_inside(corrected) else trial
+
+    def _is_inside(self, x: Vector) -> bool:
+        return self.face is None or self.face.is_inside(x)
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
         spectrum, found = self.spectrum, self.found
@@ -78,6 +95,7 @@ class AcceleratedSubspace(KrylovSubspace):
         second, weights = self._second_derivative(x, s), found.model_weights()
         columns = found.transposed(second if weights is None else weights * second)
         g = self.oracle.variables.gradient(columns) * self.factor
+        g = g if self.face is None else self.face.compress(g)
         u = -0.5 * (self.krylov.basis @ g) / (spectrum.values + step.multiplier)
         if not np.linalg.norm(u) <= MAX_CORRECTION * step.norm:
             return None
@@ -89,7 +107,8 @@ class AcceleratedSubspace(KrylovSubspace):
             ratio = float(s @ before) / float(before @ before)
             if np.linalg.norm(s - ratio * before) <= _SAME_DIRECTION * np.linalg.norm(s):
                 return ratio * ratio * second
-        second = second_derivative(self.oracle, self.found, self.found.jacobian, x, s)
+        z, change = (x, s) if self.face is None else (self.face.full_point(x), self.face.full_step(s))
+        second = second_derivative(self.oracle, self.found, self.found.jacobian, z, change)
         self.known[:] = [(s, second)]
         return second
 
@@ -97,16 +116,17 @@ class AcceleratedSubspace(KrylovSubspace):
 def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     """Return a subspace with corrected steps where the residuals were curved along the last steps.
 
-    With bounds, at a stationary point, and without a step it is the same subspace.
+    At a stationary point and without a step it is the same subspace.
     """
     is_curved = here.state.rule_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
-    if not is_curved or subspace.step is None or here.start is not None or here.oracle.full_oracle is not here.oracle:
+    if not is_curved or subspace.step is None or here.start is not None:
         return subspace
     oracle, z, _, factor = residual_parts(here)
     if oracle.full:
         return subspace
     shared = {item.name: getattr(subspace, item.name) for item in fields(KrylovSubspace)}
-    return AcceleratedSubspace(**shared, oracle=oracle, found=oracle.with_jacobian(z), factor=factor)
+    face = here.oracle if isinstance(here.oracle, FaceOracle) else None
+    return AcceleratedSubspace(**shared, oracle=oracle, found=oracle.with_jacobian(z), factor=factor, face=face)
 
 
 @dataclass(frozen=True, kw_only=True)
