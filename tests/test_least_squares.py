@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import sanc
 from benchmarks.least_squares_problems import problems
 from benchmarks.long_fits import ALL_FITS
 from sanc.core import cubic
+from sanc.core.bounds import Box, FaceOracle
 from sanc.core.dense import EigenSpace
 from sanc.leastsquares import accelerated
 from sanc.leastsquares.losses import LOSSES, Loss
@@ -293,6 +295,37 @@ def test_steps_in_a_long_curved_valley_are_corrected(monkeypatch):
     assert res.njev < 0.8 * plain.njev
 
 
+@pytest.mark.parametrize("upper", [np.inf, 3.0])
+def test_steps_in_a_long_curved_valley_are_corrected_within_bounds(monkeypatch, upper):
+    """On the face of a held variable, and up to a bound that ends the valley; no point is outside."""
+    points = []
+
+    def fun(x):
+        points.append(x)
+        return np.append(valley(x[:2]), x[2])
+
+    def jac(x):
+        return np.block([[valley_jacobian(x[:2]), np.zeros((2, 1))], [np.zeros((1, 2)), np.ones((1, 1))]])
+
+    given = (np.array([-5.0, 25.0, 1.0]), jac, ([-np.inf, -np.inf, 1.0], [upper, np.inf, np.inf]))
+    res = sanc.least_squares(fun, *given)
+    monkeypatch.setattr(accelerated, "_CURVED_STEPS", np.inf)
+    plain = sanc.least_squares(fun, *given)
+    end = min(upper, 5.0)
+    assert res.success and plain.success and np.allclose(res.x, [end, end**2, 1.0])
+    assert res.njev < 0.8 * plain.njev
+    assert all(x[0] <= upper and x[2] >= 1.0 for x in points)
+
+
+def test_corrected_steps_between_wide_bounds_are_those_without_bounds():
+    start, paths = np.array([-5.0, 25.0]), ([], [])
+    for bounds, path in zip((None, (-1e3, 1e3)), paths, strict=True):
+        sanc.least_squares(
+            valley, start, valley_jacobian, bounds, callback=lambda x, path=path: path.append(x.tolist())
+        )
+    assert paths[0] == paths[1] and len(paths[0]) > accelerated._CURVED_STEPS
+
+
 def test_the_correction_is_that_of_the_second_derivatives():
     """With the multiplier μ, a = −½(JᵀJ + μI)⁻¹Jᵀ r''(s, s); the residuals are quadratic, so that r'' is exact."""
     caller = Residuals(valley, np.array, False, valley_jacobian, ())
@@ -311,6 +344,10 @@ def test_the_correction_is_that_of_the_second_derivatives():
     shorter = cubic.solve(spectrum, basis.projections, 1.1e3)
     subspace.trial_point(x, shorter)
     assert caller.meter.nfev == calls  # a step along the last one needs no evaluation
+    sides = x + s - a, x + s + 0.5 * a  # the box ends between x + s and x + s + a
+    box = Box(*(torch.from_numpy(pick(*sides)) for pick in (np.minimum, np.maximum)))
+    bounded = replace(subspace, face=FaceOracle(oracle, box, x, None))
+    assert np.array_equal(bounded.trial_point(x, step), s + x)
 
 
 # ---------------------------------------------------------------------- curve_fit

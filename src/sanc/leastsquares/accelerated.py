@@ -75,7 +75,7 @@ class AcceleratedSubspace(KrylovSubspace):
     known: list[tuple[Any, Floats]] = field(default_factory=list)  # the last step, and its r''(s, s)
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
-        """Return x + s + a, or x + s if σ does not limit the step, if a is too long, or if one of both is not in the box."""
+        """Return x + s + a, or x + s if σ does not limit the step, or if a is too long or leads out of the box."""
         (s,) = self.krylov.combine(step.u)
         self.release()
         trial = s + x
