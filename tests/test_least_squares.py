@@ -137,11 +137,10 @@ def test_products_with_the_whole_hessian(loss, is_torch):
     oracle.rescale(np.array([1.0, -2.0, 3.0]), None)
     scale, z = oracle.scale, oracle.scaled(x)
     assert scale.tolist() == [0.5, 4.0, 0.125] and np.array_equal(oracle.unscaled(z), x)
-    oracle.full = True
-    operator = oracle.hessian(z)
+    with oracle.whole_hessian():
+        operator = oracle.hessian(z)
     products = np.stack([operator(column) for column in np.eye(3)])
     assert np.allclose(products, dense * np.outer(scale, scale), atol=1e-6 * np.abs(dense).max())
-    oracle.full = False
     model = np.stack([oracle.hessian(z)(column) for column in np.eye(3)])
     weights = np.ones(40) if loss == "linear" else np.maximum(Loss(loss, 0.5)(residuals(x)).weights, 0.0)
     scaled = jacobian(x) * scale

@@ -120,6 +120,14 @@ class Run:
         """Tolerance on the gradient norm of a certificate: `tol`, or the rounding error if the run stalled there."""
         return max(self.tol, self.gradient_rounding)
 
+    @property
+    def curvature_tolerance(self) -> float:
+        """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε."""
+        if self.limits.curvature_tol is not None:
+            return self.limits.curvature_tol
+        unit = self.factor  # an L2 of 1, scaled as f
+        return math.sqrt(self.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
+
     def gradient_norm(self, g: Vector) -> float:
         """Return the norm of the gradient at the current point, as `tol` bounds it."""
         return self.oracle.space.norm(g)
@@ -150,15 +158,11 @@ class Run:
         return self._probe(oracle, self.x, max_products, seed)
 
     def _probe(self, oracle: Oracle, x: Vector, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
-        eps_curvature = self.limits.curvature_tol
-        if eps_curvature is None:  # √(L2 ε) with the estimate of L2, at most √ε
-            unit = self.factor  # an L2 of 1, scaled as f
-            eps_curvature = math.sqrt(self.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
         return probe(
             oracle,
             x,
             eps=self.gradient_tolerance,
-            eps_curvature=eps_curvature,
+            eps_curvature=self.curvature_tolerance,
             max_products=max_products,
             seed=seed,
             time_is_up=self.time_is_up,

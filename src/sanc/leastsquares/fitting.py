@@ -155,7 +155,7 @@ def least_squares(
     limits = Limits(
         tol=0.0,
         default_tol=False,
-        curvature_tol=math.sqrt(oracle.tol),
+        curvature_tol=None,
         certify=bool(certify),
         max_products=None,
         max_iter=math.inf if max_iter is None else max_iter,

@@ -10,6 +10,8 @@ improves the model (`sanc.leastsquares.secant`). Certificates, and steps away fr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -136,7 +138,8 @@ class ResidualOracle(CallableOracle):
     term : SecondOrderTerm
         The estimate of S, and whether the model has it.
     full : bool
-        Whether `hessian` has the whole second-order term: in certificates, and after one that found a saddle.
+        Whether `hessian` has the whole second-order term, and not the model of it: at stationary points, which may be
+        saddles, and in certificates. The run sets it before each iteration.
     """
 
     def __init__(self, residuals: Residuals, x0: Floats, loss: Loss, tol: float) -> None:
@@ -244,6 +247,15 @@ class ResidualOracle(CallableOracle):
 
     def hessian(self, z: Any) -> Operator:
         return _FullOperator(self, z) if self.full else _ModelOperator(self, z)
+
+    @contextmanager
+    def whole_hessian(self) -> Iterator[None]:
+        """Let `hessian` have the whole second-order term in a block."""
+        before, self.full = self.full, True
+        try:
+            yield
+        finally:
+            self.full = before
 
     def weighted_columns(self, z: Any, w: Floats) -> Any:
         """Return Jᵀw, in scaled variables, with the Jacobian at a point of a difference, which is not cached."""

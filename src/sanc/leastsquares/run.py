@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from sanc.core.run import Run
 from sanc.core.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+
+
+class _Tested(NamedTuple):
+    """A point, its tolerance on the gradient norm in the units of f, and whether it is stationary."""
+
+    point: Any
+    tolerance: float
+    is_stationary: bool
 
 
 @dataclass
@@ -31,7 +39,7 @@ class LeastSquaresRun(Run):
     """
 
     last: Evaluation | None = None
-    _tested: tuple[Any, float, bool] | None = None  # a point, its tolerance in the units of f, whether it is stationary
+    _tested: _Tested | None = None  # the last point that was prepared
 
     @cached_property
     def residual_oracle(self) -> ResidualOracle:
@@ -43,17 +51,26 @@ class LeastSquaresRun(Run):
     @property
     def tol(self) -> float:
         """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
-        point = self.point
-        if self._tested is not None and self._tested[0] is point:
-            return self._tested[1] * self.factor
+        point, tested = self.point, self._tested
+        if tested is not None and tested.point is point:
+            return tested.tolerance * self.factor
         return self.residual_oracle.tolerance(point) * self.factor
 
+    @property
+    def curvature_tolerance(self) -> float:
+        """Tolerance on negative curvature in scaled variables, relative to the residuals."""
+        return self.residual_oracle.curvature_tolerance(self.point) * self.factor
+
     def prepare(self) -> None:
-        """Measure the last step, and scale the variables; at a stationary point, prepare the whole Hessian."""
-        oracle, tested = self.residual_oracle, self._tested
-        if tested is not None and tested[0] is self.point:  # the run has not moved
-            oracle.full = tested[2]
-            return
+        """Measure the last step, and scale the variables; where the run may end, prepare the whole Hessian."""
+        oracle = self.residual_oracle
+        if self._tested is None or self._tested.point is not self.point:
+            self._tested = self._enter_point()
+        oracle.full = self._tested.is_stationary or self.stall.has_stalled
+
+    def _enter_point(self) -> _Tested:
+        """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
+        oracle = self.residual_oracle
         found = oracle.with_jacobian(self.point)
         last, self.last = self.last, found
         step = None
@@ -62,22 +79,21 @@ class LeastSquaresRun(Run):
             oracle.update_term(last, found)
         if oracle.is_preconditioned:
             oracle.exponents = np.maximum(oracle.exponents, oracle.column_exponents(found))
-            oracle.full = self._is_stationary()
-            return
+            return self._test_point()
         if (found.column_norms() > oracle.column_limits).any():
             self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(found)), step)
-        oracle.full = self._is_stationary()
-        if not oracle.full:
-            return
+        tested = self._test_point()
+        if not tested.is_stationary:
+            return tested
         exponents = oracle.final_exponents(found)
-        if not np.array_equal(exponents, oracle.exponents):
-            self._rescale(exponents, step)
-            oracle.full = self._is_stationary()
+        if np.array_equal(exponents, oracle.exponents):
+            return tested
+        self._rescale(exponents, step)
+        return self._test_point()
 
-    def _is_stationary(self) -> bool:
-        """Whether the gradient of the variables that f can decrease along is below the tolerance; sets that, too."""
+    def _test_point(self) -> _Tested:
+        """Test the gradient of the variables that f can decrease along."""
         oracle, point = self.residual_oracle, self.point
-        oracle.full = False
         g, places = oracle.gradient(point)[1], None
         if self.box is not None:
             z, derivatives = oracle.space.tensor(point), oracle.space.tensor(g)
@@ -87,8 +103,7 @@ class LeastSquaresRun(Run):
         norm, tolerance = self._norm_in_columns(g), oracle.tolerance(point)
         if tolerance < norm < math.inf:
             tolerance = max(tolerance, oracle.offset_tolerance(point, places))
-        self._tested = point, tolerance, norm <= tolerance
-        return norm <= tolerance
+        return _Tested(point, tolerance, norm <= tolerance)
 
     def gradient_norm(self, g: Vector) -> float:
         """Return ‖∇f‖ at the current point, with a preconditioner in variables scaled by the columns."""
@@ -130,16 +145,16 @@ class LeastSquaresRun(Run):
         self.stall.best_grad_norm *= grad_norm_ratio
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
-        """Return the certificate of the whole Hessian, with which a saddle is left in the next iteration."""
+        """Return the certificate of the whole Hessian."""
         residuals = self.residual_oracle
-        residuals.full = True
-        self.limits = replace(self.limits, curvature_tol=residuals.curvature_tolerance(self.point) * self.factor)
-        if not residuals.is_preconditioned:
-            return self._dense_certificate(oracle, residuals, self.x) or self._probe(oracle, self.x, max_products, seed)
-        changed, z = residuals.in_columns(self.point)
-        exponent = self.full_oracle.exponent
-        whole = ScaledOracle(changed, exponent) if exponent else changed
-        certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)
+        with residuals.whole_hessian():
+            if not residuals.is_preconditioned:
+                dense = self._dense_certificate(oracle, residuals, self.x)
+                return dense or self._probe(oracle, self.x, max_products, seed)
+            changed, z = residuals.in_columns(self.point)
+            exponent = self.full_oracle.exponent
+            whole = ScaledOracle(changed, exponent) if exponent else changed
+            certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)
         direction: Any = residuals.scaled(changed.unscaled(v))
         norm = residuals.norm(direction)
         return certificate, direction / norm if 0.0 < norm < math.inf else direction
@@ -177,7 +192,7 @@ class LeastSquaresRun(Run):
             asymmetry=asymmetry,
             confidence=1.0,
             eps_gradient=self.gradient_tolerance,
-            eps_curvature=float(self.limits.curvature_tol or 0.0),
+            eps_curvature=self.curvature_tolerance,
             products=dim,
         )
         return certificate, vectors[:, 0].astype(residuals.space.dtype)
