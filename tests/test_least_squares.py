@@ -334,7 +334,7 @@ def test_the_correction_is_that_of_the_second_derivatives():
     spectrum = cubic.Spectrum(basis.values, np.eye(2))
     step = cubic.solve(spectrum, basis.projections, 1e3)
     subspace = accelerated.AcceleratedSubspace(
-        None, krylov, oracle.hessian(x), spectrum, 1e3, None, oracle=oracle, found=found
+        None, krylov, oracle.hessian(x), spectrum, 1e3, None, oracle=oracle, found=found, face=oracle
     )
     s, j = step.u @ basis.rows, valley_jacobian(x)
     a = np.linalg.solve(j.T @ j + step.multiplier * np.eye(2), -0.5 * j.T @ [-2e3 * s[0] ** 2, 0.0])

@@ -134,7 +134,6 @@ class FaceOracle(WrappedOracle):
     # Vectors of the face and of the whole space.
 
     def compress(self, full: Vector) -> Vector:
-        """Return the entries of the free variables."""
         if self.places is None:
             return full
         return self.space.vector(self.inner.space.tensor(full)[self.places])
@@ -163,7 +162,6 @@ class FaceOracle(WrappedOracle):
         return self.inner.space.vector(tensor)
 
     def full_step(self, s: Vector) -> Vector:
-        """Return a step, or a direction, with all variables; those held do not change."""
         return s if self.places is None else self.extend(s, self.inner.space.zeros())
 
     def keep(self, x: Vector, full: Vector) -> None:

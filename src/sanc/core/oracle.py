@@ -175,6 +175,18 @@ class Oracle(ABC):
         """Return a vector of the state with all variables; those held have the values of the point."""
         return v
 
+    def full_step(self, s: Vector) -> Vector:
+        """Return a step with all variables; those held do not change."""
+        return s
+
+    def compress(self, full: Vector) -> Vector:
+        """Return the entries of the free variables of a vector with all variables."""
+        return full
+
+    def is_inside(self, x: Vector) -> bool:
+        """Whether x is within the bounds."""
+        return True
+
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
         """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from sanc.core import cubic
 from sanc.core.acceptance import RatioTest
-from sanc.core.bounds import FaceOracle
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
@@ -64,14 +63,14 @@ class AcceleratedSubspace(KrylovSubspace):
     ----------
     oracle, found, factor
         The oracle of the residuals, their evaluation at x, and the factor of f.
-    face : FaceOracle or None
-        With bounds, the oracle of the free variables.
+    face : Oracle
+        That of the free variables.
     """
 
     oracle: Any = None
     found: Any = None
     factor: float = 1.0
-    face: FaceOracle | None = None
+    face: Any = None
     known: list[tuple[Any, Floats]] = field(default_factory=list)  # the last step, and its r''(s, s)
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
@@ -79,14 +78,11 @@ class AcceleratedSubspace(KrylovSubspace):
         (s,) = self.krylov.combine(step.u)
         self.release()
         trial = s + x
-        a = self._correction(x, s, step) if self._is_inside(trial) else None
+        a = self._correction(x, s, step) if self.face.is_inside(trial) else None
         if a is None:
             return trial
         corrected = x + (s + a)
-        return corrected if self._is_inside(corrected) else trial
-
-    def _is_inside(self, x: Vector) -> bool:
-        return self.face is None or self.face.is_inside(x)
+        return corrected if self.face.is_inside(corrected) else trial
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
         spectrum, found = self.spectrum, self.found
@@ -94,8 +90,7 @@ class AcceleratedSubspace(KrylovSubspace):
             return None
         second, weights = self._second_derivative(x, s), found.model_weights()
         columns = found.transposed(second if weights is None else weights * second)
-        g = self.oracle.variables.gradient(columns) * self.factor
-        g = g if self.face is None else self.face.compress(g)
+        g = self.face.compress(self.oracle.variables.gradient(columns) * self.factor)
         u = -0.5 * (self.krylov.basis @ g) / (spectrum.values + step.multiplier)
         if not np.linalg.norm(u) <= MAX_CORRECTION * step.norm:
             return None
@@ -107,7 +102,7 @@ class AcceleratedSubspace(KrylovSubspace):
             ratio = float(s @ before) / float(before @ before)
             if np.linalg.norm(s - ratio * before) <= _SAME_DIRECTION * np.linalg.norm(s):
                 return ratio * ratio * second
-        z, change = (x, s) if self.face is None else (self.face.full_point(x), self.face.full_step(s))
+        z, change = self.face.full_point(x), self.face.full_step(s)
         second = second_derivative(self.oracle, self.found, self.found.jacobian, z, change)
         self.known[:] = [(s, second)]
         return second
@@ -125,8 +120,8 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     if oracle.full:
         return subspace
     shared = {item.name: getattr(subspace, item.name) for item in fields(KrylovSubspace)}
-    face = here.oracle if isinstance(here.oracle, FaceOracle) else None
-    return AcceleratedSubspace(**shared, oracle=oracle, found=oracle.with_jacobian(z), factor=factor, face=face)
+    found = oracle.with_jacobian(z)
+    return AcceleratedSubspace(**shared, oracle=oracle, found=found, factor=factor, face=here.oracle)
 
 
 @dataclass(frozen=True, kw_only=True)
