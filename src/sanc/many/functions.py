@@ -12,7 +12,8 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.many import cubic, rules
+from sanc.many import rules
+from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
 from sanc.many.rows import Before, Evaluation, Problem, Rows, Spectra
 from sanc.many.spectra import decompose
@@ -301,6 +302,6 @@ class LargeFunctionProblem(FunctionProblem):
             product_norm = torch.hypot(process.alpha[0], process.beta[0])
             unit = rules.measure_units(rows.value, rows.grad_norm, product_norm, rows.x_norm)[1]
             sigma = torch.where(rows.unit_length > 0.0, rows.sigma, rules.first_sigma(unit))
-            return (last * cubic.solve(values, c, sigma).y).sum(1).abs() / tolerance
+            return (last * CubicModels(values, c).solve(sigma).y).sum(1).abs() / tolerance
 
         return quotients

@@ -18,9 +18,10 @@ from sanc.core.escape import HALVINGS
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
-from sanc.many import cubic, rules
+from sanc.many import rules
 from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps
+from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, WAITING, Before, Evaluation, Problem, Rows
 
@@ -395,16 +396,15 @@ class ManyIteration:
 
         The norm of the first step of an iteration is limited.
         """
-        sign = self._signs(rows)
-        steps = cubic.solve(rows.values, rows.c, rows.sigma, sign)
+        models = CubicModels(rows.values, rows.c)
         is_first = rows.trials == 0
         if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
-            too_long = is_first & (steps.norm > max_norm) & (always | (rows.ritz_value < steps.multiplier))
-            rows.sigma_untested = rows.sigma_untested | (too_long & self.problem.tries_longer_steps)
-            steps = rules.limited_steps(steps, rows.values, rows.c, max_norm, too_long, sign)
-            rows.sigma = steps.sigma
-        rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
+            sigma = rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
+            rows.sigma_untested = rows.sigma_untested | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
+            rows.sigma = sigma
+        steps = models.solve(rows.sigma, self._signs(rows))
+        rows.step_sigma, rows.step_norm, rows.multiplier = rows.sigma, steps.norm, steps.multiplier
         rows.predicted = steps.decrease
         rows.mode = torch.full_like(rows.mode, CUBIC)
         s = multiply(rows.vectors, steps.y) * rows.scale
