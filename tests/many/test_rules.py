@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ from sanc.core.units import Units, measure_units
 from sanc.many import rules
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
-from sanc.many.rows import Rows
+from sanc.many.rows import Point, Rows, Spectra
 from sanc.presets import PRESETS
 
 VERDICTS = (Verdict.UNSUCCESSFUL, Verdict.SUCCESSFUL, Verdict.VERY_SUCCESSFUL)
@@ -199,22 +200,29 @@ def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_
     matrices = matrices + matrices.transpose(0, 2, 1)
     g, x = rng.standard_normal((60, 4)), rng.uniform(-1.0, 1.0, (60, 4))
     lower, upper = x - rng.uniform(0.0, 0.7, (60, 4)), x + rng.uniform(0.0, 0.7, (60, 4))
-    rows = Rows.start(torch.arange(60), *map(torch.from_numpy, (x, lower, upper)))
-    rows.g, rows.free, rows.sigma = torch.from_numpy(g), torch.ones(60, 4, dtype=torch.bool), torch.ones(60).double()
-    rows.values, rows.vectors = torch.linalg.eigh(torch.from_numpy(matrices))
-    rows.c = (rows.vectors.mT @ rows.g[:, :, None])[:, :, 0]
-    steps = CubicModels(rows.values, rows.c).solve(rows.sigma)
-    rows.step_sigma, rows.step_norm, rows.multiplier = rows.sigma, steps.norm, steps.multiplier
-    rows.predicted = steps.decrease
-    s = (rows.vectors @ steps.y[:, :, None])[:, :, 0]
-    rows.trial = rows.x + s
+    values, vectors = torch.linalg.eigh(torch.from_numpy(matrices))
+    point = Point(*map(torch.from_numpy, (x, np.zeros(60), g, matrices)))
+    rows = Rows.start(torch.arange(60), point, *map(torch.from_numpy, (lower, upper)))
+    rows.free, rows.sigma = torch.ones(60, 4, dtype=torch.bool), torch.ones(60, dtype=torch.float64)
+    c = (vectors.mT @ point.g[:, :, None])[:, :, 0]
+    rows.spectra = Spectra(values, vectors, c, torch.zeros(60))
+    steps = CubicModels(values, c).solve(rows.sigma)
+    s = (vectors @ steps.y[:, :, None])[:, :, 0]
+    rows.trial = replace(
+        rows.trial,
+        x=point.x + s,
+        sigma=rows.sigma,
+        norm=steps.norm,
+        predicted=steps.decrease,
+        multiplier=steps.multiplier,
+    )
     found = fit_steps(rows, s)
     assert int(found.truncated.sum()) > 40
-    assert ((found.trial >= rows.lower) & (found.trial <= rows.upper)).all()
+    assert ((found.x >= rows.lower) & (found.x <= rows.upper)).all()
     ratios = []
     for k in range(60):
         model = _BoxModel(_Quadratic(g[k], np.eye(4), matrices[k], 0.0), 1.0, lower[k] - x[k], upper[k] - x[k])
-        step = found.trial[k].numpy() - x[k]
+        step = found.x[k].numpy() - x[k]
         assert float(found.predicted[k]) == pytest.approx(-model.evaluate(step)[0], rel=1e-9)
         assert float(found.predicted[k]) >= -(1.0 - 1e-9) * model.evaluate(model._cauchy_point())[0]
         ratios.append(float(found.predicted[k]) / model.minimise(np.clip(s[k].numpy(), model.lower, model.upper))[1])

@@ -79,7 +79,7 @@ class RunLimits:
     max_trials: float = math.inf
 
 
-_OUTPUTS = ("value", "status", "nit", "nfev", "njev", "grad_norm", "lambda_error", "tol", "curvature_tol")
+_OUTPUTS = ("status", "nit", "nfev", "njev", "grad_norm", "tol", "curvature_tol")
 
 
 def run_rows(
@@ -98,7 +98,7 @@ def run_rows(
             ids = torch.arange(begun, min(count, begun + limits.chunk_size - _length(rows)), device=x0.device)
             begun += len(ids)
             sides = [None if side is None else side[ids] for side in (lower, upper)]
-            rows = _joined(rows, iteration.start(Rows.start(ids, x0[ids].clone(), *sides)))
+            rows = _joined(rows, iteration.start(ids, x0[ids], *sides))
         seconds = time.perf_counter() - clock
         report = Progress(rounds, _length(rows) + _length(waiting), count - begun, ended, seconds)
         asked = limits.callback is not None and rounds > 0 and asks_to_stop(limits.callback, report)
@@ -152,7 +152,9 @@ def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[
     ended, waiting = (torch.nonzero(part).reshape(-1) for part in (rows.status >= 0, rows.status == WAITING))
     if len(ended):
         results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
-        results |= {"x": rows.x[ended], "g": rows.g[ended], "lambda_min": rows.ritz_value[ended]}
+        results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
+        spectra = rows.spectra
+        results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
         ids = rows.ids[ended]
         for name, result in results.items():
             if name not in outputs:
