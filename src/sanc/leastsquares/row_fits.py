@@ -28,8 +28,8 @@ _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost."""
-_FIRST_TRIALS = 30
-"""Trial points of a row before it is fitted from other parameters: four times those of a fit from a sensible start."""
+_FIRST_TRIALS = 20
+"""Trial points of a row before it is fitted from other parameters: three times those of a fit from a sensible start."""
 _PASSES = 2
 """How often rows that still fit poorly are fitted from other parameters."""
 _TRIALS_PER_PARAMETER = 200

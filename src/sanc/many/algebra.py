@@ -1,6 +1,7 @@
 """Products of many small matrices and vectors.
 
-On a CPU, element-wise products and sums replace `torch.bmm` for few long rows, such as transposed Jacobians.
+On a CPU without MKL, whose products of many small matrices are fast, element-wise products and sums replace `torch.bmm`
+for few long rows, such as transposed Jacobians.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from torch import Tensor
 _CUDA_BATCH = 2**15
 """Matrices in one call of cuSOLVER, which fails above 65,535."""
 _SMALL = 12
-"""Rows of a matrix up to which its products are element-wise on a CPU, if its rows are longer."""
+"""Rows of a matrix up to which its products are element-wise on a CPU without MKL, if its rows are longer."""
+_HAS_MKL = torch.backends.mkl.is_available()
 
 
 def multiply(matrix: Tensor, v: Tensor) -> Tensor:
@@ -58,4 +60,5 @@ def _largest_batch(matrices: Tensor) -> int:
 
 
 def _has_long_rows(matrix: Tensor) -> bool:
-    return matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL < matrix.shape[2]
+    """Whether products with a matrix are element-wise."""
+    return not _HAS_MKL and matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL < matrix.shape[2]

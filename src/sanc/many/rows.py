@@ -21,41 +21,48 @@ AnyGroup = TypeVar("AnyGroup", bound="Group")
 
 
 class Group:
-    """Tensors of one purpose, with one entry, vector or matrix for each row; other groups; and dicts of tensors."""
+    """Tensors of one purpose, with one entry, vector or matrix for each row; other groups; and dicts of tensors.
+
+    Subclasses are dataclasses.
+    """
 
     def take(self: AnyGroup, indices: Tensor) -> AnyGroup:
         """Return some of the rows, as copies."""
-        return _mapped(lambda entry: entry.index_select(0, indices), self)
+        return self._mapped(lambda entry: entry.index_select(0, indices))
 
     def put(self: AnyGroup, indices: Tensor, others: AnyGroup) -> AnyGroup:
         """Return the rows with some of them replaced."""
-        return _mapped(lambda entry, other: entry.index_copy(0, indices, other), self, others)
+        return self._mapped(lambda entry, other: entry.index_copy(0, indices, other), others)
 
     def join(self: AnyGroup, others: AnyGroup) -> AnyGroup:
         """Return the rows followed by others."""
-        return _mapped(lambda entry, other: torch.cat([entry, other]), self, others)
+        return self._mapped(lambda entry, other: torch.cat([entry, other]), others)
 
     def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
         """Return the rows that are chosen, and others elsewhere."""
-        return _mapped(lambda entry, other: torch.where(_like(chosen, entry), entry, other), self, others)
+        return self._mapped(lambda entry, other: torch.where(_like(chosen, entry), entry, other), others)
+
+    def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
+        """Return a group with a function applied to the corresponding tensors of groups."""
+        groups = (self, *others)
+        return type(self)(
+            **{name: _applied(function, [getattr(group, name) for group in groups]) for name in vars(self)}
+        )
 
 
-def _mapped(function: Callable[..., Tensor], *groups: Any) -> Any:
-    """Return a group with a function applied to the corresponding tensors of groups."""
-    first = groups[0]
+def _applied(function: Callable[..., Tensor], entries: list[Any]) -> Any:
+    """Return a function of tensors, or that of all tensors in dicts or groups."""
+    first = entries[0]
     if isinstance(first, Tensor):
-        return function(*groups)
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        return {name: function(*(group[name] for group in groups)) for name in first}
-    names = [item.name for item in fields(first)]
-    return type(first)(**{name: _mapped(function, *(getattr(group, name) for group in groups)) for name in names})
+        return function(*entries)
+    if isinstance(first, Group):
+        return first._mapped(function, *entries[1:])
+    return None if first is None else {name: function(*(entry[name] for entry in entries)) for name in first}
 
 
 def _like(chosen: Tensor, entry: Tensor) -> Tensor:
     """Return a mask of rows with as many dimensions as a tensor."""
-    return chosen.reshape(-1, *[1] * (entry.ndim - 1))
+    return chosen if entry.ndim == 1 else chosen.reshape(-1, *[1] * (entry.ndim - 1))
 
 
 @dataclass(frozen=True)
