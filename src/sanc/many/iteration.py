@@ -93,7 +93,9 @@ class ManyIteration:
         sigma = self.problem.after_trial(rows, verdict, actual, rounding)
         accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
         rejected = is_cubic & ~accepted
-        rows.accepted = Accepted(rows.trial, value, sigma, verdict).where(accepted, rows.accepted)
+        before, rows.accepted = rows.accepted, Accepted(rows.trial, value, sigma, verdict)
+        if self.problem.tries_longer_steps:  # rows that try a longer step keep the point that they have accepted
+            rows.accepted = rows.accepted.where(accepted, before)
         rows.sigma = torch.where(rejected, sigma, rows.sigma)
         if self.problem.tries_longer_steps:
             rho = rules.ratio(actual, rows.trial.predicted, rounding)

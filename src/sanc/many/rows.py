@@ -34,9 +34,9 @@ class Group:
         """Return the rows with some of them replaced."""
         return self._mapped(lambda entry, other: entry.index_copy(0, indices, other), others)
 
-    def join(self: AnyGroup, others: AnyGroup) -> AnyGroup:
+    def join(self: AnyGroup, *others: AnyGroup) -> AnyGroup:
         """Return the rows followed by others."""
-        return self._mapped(lambda entry, other: torch.cat([entry, other]), others)
+        return self._mapped(lambda *entries: torch.cat(entries), *others)
 
     def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
         """Return the rows that are chosen, and others elsewhere."""
@@ -44,20 +44,19 @@ class Group:
 
     def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
         """Return a group with a function applied to the corresponding tensors of groups."""
-        groups = (self, *others)
-        return type(self)(
-            **{name: _applied(function, [getattr(group, name) for group in groups]) for name in vars(self)}
-        )
+        columns = zip(vars(self).items(), *(vars(other).values() for other in others), strict=True)
+        return type(self)(**{name: _applied(function, entry, *more) for (name, entry), *more in columns})
 
 
-def _applied(function: Callable[..., Tensor], entries: list[Any]) -> Any:
+def _applied(function: Callable[..., Tensor], entry: Any, *others: Any) -> Any:
     """Return a function of tensors, or that of all tensors in dicts or groups."""
-    first = entries[0]
-    if isinstance(first, Tensor):
-        return function(*entries)
-    if isinstance(first, Group):
-        return first._mapped(function, *entries[1:])
-    return None if first is None else {name: function(*(entry[name] for entry in entries)) for name in first}
+    if isinstance(entry, Tensor):
+        return function(entry, *others)
+    if isinstance(entry, Group):
+        return entry._mapped(function, *others)
+    if entry is None:
+        return None
+    return {name: function(part, *(other[name] for other in others)) for name, part in entry.items()}
 
 
 def _like(chosen: Tensor, entry: Tensor) -> Tensor:
