@@ -119,8 +119,9 @@ def _norm(v: Tensor) -> Tensor:
 def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
     """Return the t at which ‖y(t)‖ = mu_min + t, or 0 in the hard case.
 
-    1/‖y(t)‖ − 1/(mu_min + t) increases and is concave, so that Newton's method never overshoots, from the largest root
-    with one component alone. It needs no bracket, and ends where the norms agree.
+    1/‖y(t)‖ is concave, so that its tangent is above it, and equals 1/(mu_min + t) at or below the root. So steps to
+    these intersections never overshoot, from the largest root with one component alone, and need no bracket. Where t
+    changes no digit of gaps + t, as in Newton's steps, the first one is exact.
     """
     t = _quadratic_root(c.abs(), gaps, mu_min).amax(0)
     for _ in range(MAX_SECULAR_STEPS):
@@ -128,10 +129,12 @@ def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
         shifted = gaps + t
         terms = (c / shifted / mu).square()
         square = terms.sum(0)
-        ratio = square.sqrt()
-        excess = ratio - 1.0
-        larger = t + excess * mu / (ratio + mu * (terms / shifted).sum(0) / square)
-        t = torch.where(excess > 0.0, larger, t)
+        derivative = (terms / shifted).sum(0) / square  # of −log‖y‖
+        excess = square.sqrt() - 1.0
+        factor = 1.0 + mu * derivative
+        newton_step = excess * mu / factor
+        step = 2.0 * newton_step / (1.0 + (1.0 + 4.0 * derivative / factor * newton_step).sqrt())
+        t = torch.where(excess > 0.0, t + step, t)
         if not bool((excess > QUADRATIC_CONVERGENCE).any()):
             break
     return t
