@@ -17,7 +17,7 @@ from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch
 from sanc.core.stall import StallMonitor
 from sanc.core.units import Units, measure_units
-from sanc.many import rules
+from sanc.many import algebra, rules
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
 from sanc.many.rows import Point, Rows, Spectra
@@ -227,3 +227,38 @@ def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_
         assert float(found.predicted[k]) >= -(1.0 - 1e-9) * model.evaluate(model._cauchy_point())[0]
         ratios.append(float(found.predicted[k]) / model.minimise(np.clip(s[k].numpy(), model.lower, model.upper))[1])
     assert np.median(ratios) > 0.9  # the core makes further steps in the box
+
+
+@pytest.mark.parametrize("has_mkl", [False, True])
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_products_of_many_matrices_do_not_depend_on_the_library(monkeypatch, has_mkl, n):
+    monkeypatch.setattr(algebra, "_HAS_MKL", has_mkl)
+    rng = np.random.default_rng(n)
+    rows, long, short = rng.standard_normal((3, n, 40)), rng.standard_normal((3, 40)), rng.standard_normal((3, n))
+    matrix = torch.from_numpy(rows)
+    same(algebra.gram(matrix), np.einsum("rip,rjp->rij", rows, rows))
+    same(algebra.multiply(matrix, torch.from_numpy(long)), np.einsum("rip,rp->ri", rows, long))
+    same(algebra.multiply_transposed(matrix, torch.from_numpy(short)), np.einsum("rip,ri->rp", rows, short))
+
+
+def test_rows_are_taken_put_joined_and_chosen_with_all_their_parts():
+    def rows(first):
+        numbers = torch.arange(first, first + 4, dtype=torch.float64)
+        matrix = numbers[:, None, None].expand(4, 2, 2)
+        point = Point(matrix[:, 0], numbers, matrix[:, 0], matrix, {"norms": matrix[:, 0]})
+        return Rows.start(numbers.long(), point, matrix[:, 0], None)
+
+    def numbers(group):
+        parts = (group.ids, group.lower[:, 1], group.point.value, group.point.matrix[:, 1, 0])
+        parts += (group.point.more["norms"][:, 1], group.trial.x[:, 0], group.accepted.trial.x[:, 1])
+        assert group.upper is None
+        assert len({tuple(part.tolist()) for part in parts}) == 1
+        return group.ids.tolist()
+
+    group, others, places = rows(0), rows(10), torch.tensor([3, 1])
+    assert numbers(group.take(places)) == [3, 1]
+    assert numbers(group.put(places, others.take(torch.tensor([0, 2])))) == [0, 12, 2, 10]
+    assert numbers(group.join(others.take(places), others)) == [0, 1, 2, 3, 13, 11, 10, 11, 12, 13]
+    assert numbers(group.where(torch.tensor([True, False, False, True]), others)) == [0, 11, 12, 3]
+    group.set(places, others.take(places))
+    assert numbers(group) == [0, 11, 2, 13]

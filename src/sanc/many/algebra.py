@@ -15,7 +15,7 @@ _SMALL = 12
 """Rows of a matrix up to which its products are element-wise on a CPU without MKL, if its rows are longer."""
 _UNPACKED = 3
 """Rows of a matrix up to which MKL multiplies it without packing: two such products take half the time of one."""
-_HAS_MKL = torch.backends.mkl.is_available()
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 def multiply(matrix: Tensor, v: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def gram(rows: Tensor) -> Tensor:
     """Return MMᵀ of each row."""
     n = rows.shape[1]
     if _HAS_MKL and rows.device.type == "cpu" and _UNPACKED < n <= 2 * _UNPACKED:
-        return torch.cat([part @ rows.mT for part in rows.split(_UNPACKED, 1)], 1)
+        return torch.cat([part @ rows.mT for part in torch.split(rows, _UNPACKED, 1)], 1)
     if not _has_long_rows(rows):
         return rows @ rows.mT
     product = rows.new_empty(len(rows), n, n)
