@@ -278,8 +278,8 @@ class LargeFunctionProblem(FunctionProblem):
         return rows.point.more["complete"]
 
     def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        more = {name: torch.ones_like(part) for name, part in rows.point.more.items()}
-        rows.point = replace(rows.point, more=more)
+        complete = torch.ones_like(rows.point.more["complete"])
+        rows.point = replace(rows.point, more={"complete": complete})
 
     def spectra(self, rows: Rows) -> Spectra:
         x, g = rows.point.x, rows.point.g
