@@ -383,6 +383,14 @@ def measure_starts(starts: int, loop: int, clock: Callable[[], float]) -> list[d
     return results
 
 
+def fastest(fits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results of several runs with the highest rates, for each family, number of fits and method."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in sorted(fits, key=lambda line: float(line["rate"])):
+        found[line["family"], line["fits"], line["method"]] = line
+    return list(found.values())
+
+
 def tables(fits: Sequence[dict[str, Any]], starts: Sequence[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
     head = ("family", "fits", "method", "fits a second", "right", "converged", "wrong")
