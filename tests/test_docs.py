@@ -427,7 +427,7 @@ def test_the_changelog_names_the_version():
 def test_every_constant_of_the_method_is_listed_with_its_source():
     page = (ROOT / "docs" / "constants.md").read_text(encoding="utf-8")
     purposes = {"ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"}  # of random numbers
-    purposes |= {"CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"}  # codes of rows
+    purposes |= {"PENDING", "CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"}  # codes of rows
     purposes |= {"UNSUCCESSFUL", "SUCCESSFUL", "VERY_SUCCESSFUL"}
     packages = [ROOT / "src" / "sanc" / name for name in ("core", "minibatch", "leastsquares", "many")]
     for path in sorted({path for package in packages for path in package.rglob("*.py")}):

@@ -226,9 +226,9 @@ def test_pointwise_models_are_recognised_and_have_the_derivatives_of_the_mapped_
     y, weights = (torch.tensor(rng.uniform(0.0, 1.0, (5, len(X)))) for _ in range(2))
     x = PAIR if name == "pair" else torch.tensor(X)
     rows = RowData(x, y, weights, None, False)
-    assert is_pointwise(f, p, rows) == (name in POINTWISE)
+    mapped, pointwise = MappedModel(f), PointwiseModel(f)
+    assert is_pointwise(f, p, rows, *mapped.linearised(p, rows)) == (name in POINTWISE)
     if name in POINTWISE:
-        mapped, pointwise = MappedModel(f), PointwiseModel(f)
         torch.testing.assert_close(pointwise.residuals(p, rows), mapped.residuals(p, rows))
         torch.testing.assert_close(pointwise.linearised(p, rows), mapped.linearised(p, rows))
         torch.testing.assert_close(pointwise.hessians(p, rows), mapped.hessians(p, rows))

@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch import Tensor
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, shown
 from sanc.leastsquares.fitting import least_squares
-from sanc.leastsquares.row_fits import fit_rows
+from sanc.leastsquares.row_fits import checked_data, fit_rows
+from sanc.many.minimizing import RunOptions
 from sanc.minimisation.arguments import reject_arguments
 
 _RESTARTS = 3
@@ -104,10 +106,17 @@ def curve_fit(
     if is_rows:
         if jac is not None:
             raise ArgumentError(f"jac = {shown(jac)} cannot be used with rows of ydata: leave it out.")
-        arguments = (f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds)
-        rows_start = partial(_start, f, None)
-        rows_options = {"mask": mask, "restarts": _RESTARTS if restarts is None else restarts, **options}
-        return fit_rows(*arguments, full_output=full_output, start=rows_start, **rows_options)
+        fitted = fit_rows(
+            f,
+            checked_data(xdata, ydata, sigma, mask, check_finite),
+            p0,
+            bounds,
+            RunOptions(**options),
+            start=partial(_start, f, None),
+            restarts=_RESTARTS if restarts is None else restarts,
+            absolute_sigma=absolute_sigma,
+        )
+        return fitted if full_output else fitted[:2]
     if mask is not None:
         raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")
     if restarts is not None:
@@ -140,7 +149,7 @@ def curve_fit(
 def _check_options(options: Mapping[str, Any], is_rows: bool) -> None:
     """Raise an error for an option that one fit, or rows of them, do not have."""
     for_one = _keywords(least_squares) - {"args", "kwargs"}
-    for_rows = _keywords(fit_rows) - {"mask", "restarts", "full_output", "start"}
+    for_rows = {item.name for item in fields(RunOptions)}
     known, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
     for name in options.keys() & (others - known):
         problem = f"{name} = {shown(options[name])}"

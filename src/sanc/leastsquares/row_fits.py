@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
-from torch.func import vmap
 
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
@@ -20,7 +19,7 @@ from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, i
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs, gram
 from sanc.many.endings import is_success
-from sanc.many.minimizing import TOLERANCES, StartingRows, build_result, checked_limits, project_start, row_bounds
+from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.running import RunLimits, run_rows
 
@@ -28,8 +27,8 @@ _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
 _CANDIDATES = 32
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost."""
-_FIRST_TRIALS = 30
-"""Trial points of a row before it is fitted from other parameters: four times those of a fit from a sensible start."""
+_FIRST_TRIALS = 20
+"""Trial points of a row before it is fitted from other parameters: three times those of a fit from a sensible start."""
 _PASSES = 2
 """How often rows that still fit poorly are fitted from other parameters."""
 _TRIALS_PER_PARAMETER = 200
@@ -47,28 +46,20 @@ _CHANGE = 1e-2
 
 def fit_rows(
     f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
+    data: RowData,
     p0: Any,
-    sigma: Any,
-    absolute_sigma: bool,
-    check_finite: bool,
     bounds: Any,
+    options: RunOptions,
     *,
-    mask: Any,
-    restarts: int,
-    full_output: bool,
     start: Callable[[Any, Any], Any],
-    tol: float | None = None,
-    max_iter: int | None = None,
-    max_time: float | None = None,
-    chunk_size: int | str = "auto",
-    callback: Callable[..., Any] | None = None,
-    progress: bool = False,
-    seed: int = 0,
-) -> tuple[Any, ...]:
-    """Fit every row, and return parameters and covariances; the arguments are those of `curve_fit`."""
-    data = _checked_data(xdata, ydata, sigma, mask, check_finite)
+    restarts: int,
+    absolute_sigma: bool,
+) -> tuple[Any, Any, ManyResult]:
+    """Fit every row, and return parameters, covariances and the result.
+
+    `start` returns the initial parameters for bounds and observations of a row; the other arguments are those of
+    `curve_fit`.
+    """
     require_integer("restarts", restarts, 0, none=False)
     points = StartingRows(_starting_rows(p0, bounds, start, data))
     if len(points.flat) != len(data.y):
@@ -77,30 +68,25 @@ def fit_rows(
         )
     lower, upper = row_bounds(_sides(bounds, points), points)
     p = project_start(points.flat, lower, upper)
-    limits = checked_limits(
-        p, data.y.shape[1] * (p.shape[1] + 1), max_iter, max_time, chunk_size, callback, progress, seed
-    )
-    limits = replace(limits, max_trials=_TRIALS_PER_PARAMETER * (p.shape[1] + 1)) if max_iter is None else limits
-    tolerance = TOLERANCES[p.dtype] if tol is None else tol
-    require(isinstance(tolerance, float) and 0.0 < tolerance < 1.0, "tol", tol, "pass a number between 0 and 1")
+    limits = options.limits(p, data.y.shape[1] * (p.shape[1] + 1))
+    if options.max_iter is None:
+        limits = replace(limits, max_trials=_TRIALS_PER_PARAMETER * (p.shape[1] + 1))
+    tol = TOLERANCES[p.dtype] if options.tol is None else options.tol
+    require(isinstance(tol, float) and 0.0 < tol < 1.0, "tol", options.tol, "pass a number between 0 and 1")
     eps = torch.finfo(p.dtype).eps
-    _check_model(f, p, data)
     mapped = MappedModel(f)
-    fits = _RowFits(
-        FitProblem(_chosen_model(mapped, p, data, lower, upper), data, eps, tolerance), lower, upper, limits
-    )
+    fits = _RowFits(FitProblem(_chosen_model(mapped, p, data, lower, upper), data, eps, tol), lower, upper, limits)
     fits.run(p, restarts)
     if not fits.agree_with(mapped):  # the model is not pointwise everywhere
-        fits = _RowFits(FitProblem(mapped, data, eps, tolerance), lower, upper, limits)
+        fits = _RowFits(FitProblem(mapped, data, eps, tol), lower, upper, limits)
         fits.run(p, restarts)
     covariance = _covariances(fits.problem, fits.outputs["x"], absolute_sigma)
     result = build_result(fits.outputs, fits.rounds, points, lower, upper)
     _warn_about_failures(result)
-    pcov = points.build_numbers(covariance.to(p.dtype))
-    return (result.x, pcov, result) if full_output else (result.x, pcov)
+    return result.x, points.build_numbers(covariance.to(p.dtype)), result
 
 
-def _checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bool) -> RowData:
+def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bool) -> RowData:
     """Return the data as tensors, after checks."""
     is_numpy = not isinstance(ydata, Tensor)
     y = torch.as_tensor(np.asarray(ydata, np.float64) if is_numpy else ydata).detach()
@@ -181,12 +167,19 @@ def _sides(bounds: Any, points: StartingRows) -> Any:
     return Bounds(*sides)
 
 
-def _check_model(f: Callable[..., Any], p: Tensor, data: RowData) -> None:
-    """Raise an error unless the model can be mapped over rows and differentiated."""
+def _chosen_model(
+    mapped: MappedModel, p: Tensor, data: RowData, lower: Tensor | None, upper: Tensor | None
+) -> MappedModel | PointwiseModel:
+    """Return a pointwise model if it agrees with the mapped one at the start of two rows, whose parameters differ.
+
+    Raise an error unless the model can be mapped over rows and differentiated.
+    """
     ids = torch.arange(min(2, len(p)), device=p.device)
     part = data.take(ids)
+    p = p[ids] * (1.0 + _CHANGE * ids[:, None]).to(p.dtype)
+    p = p if lower is None or upper is None else p.clamp(lower[ids], upper[ids])
     try:
-        curves = vmap(lambda q, x: f(x, *q), in_dims=(0, data.x_dim))(p[ids], part.x)
+        curves = mapped.curves(p, part)
     except Exception as error:
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise ArgumentError(
@@ -197,21 +190,12 @@ def _check_model(f: Callable[..., Any], p: Tensor, data: RowData) -> None:
         shape = tuple(curves.shape[1:]) if isinstance(curves, Tensor) else type(curves).__name__
         raise ArgumentError(f"f returned {shape} for a row of {data.y.shape[1]} observations: return one for each.")
     try:
-        MappedModel(f).linearised(p[ids], part)
+        linearised = mapped.linearised(p, part)
     except Exception as error:
         raise ArgumentTypeError(
             f"f cannot be differentiated ({shown(error)}): use operators of torch with forward derivatives."
         ) from error
-
-
-def _chosen_model(
-    mapped: MappedModel, p: Tensor, data: RowData, lower: Tensor | None, upper: Tensor | None
-) -> MappedModel | PointwiseModel:
-    """Return a pointwise model if it agrees with the mapped one at the start of two rows, whose parameters differ."""
-    ids = torch.arange(min(2, len(p)), device=p.device)
-    changed = p[ids] * (1.0 + _CHANGE * ids[:, None]).to(p.dtype)
-    changed = changed if lower is None or upper is None else changed.clamp(lower[ids], upper[ids])
-    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, changed, data.take(ids)) else mapped
+    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, p, part, *linearised) else mapped
 
 
 class _RowFits:
@@ -267,8 +251,8 @@ class _RowFits:
             r, other = model.residuals(p[ids], part), mapped.residuals(p[ids], part)
             if not bool(same_numbers(r, other, size).all()):
                 return False
-        some = torch.arange(min(len(p), _COMPARED), device=p.device)
-        return is_pointwise(mapped.f, p[some], data.take(some)) or len(p) == 1
+        p, data = p[:_COMPARED], data.take(torch.arange(min(len(p), _COMPARED), device=p.device))
+        return len(p) == 1 or is_pointwise(mapped.f, p, data, *mapped.linearised(p, data))
 
     def _is_stopped(self) -> bool:
         """Whether the time limit or the callback ended a run."""

@@ -82,10 +82,14 @@ class MappedModel:
         self.f = f
         self._row_hessian: Callable[..., Tensor] = self._forward_hessian
 
+    def curves(self, p: Tensor, data: RowData) -> Tensor:
+        """Return the curves of rows."""
+        with torch.no_grad():
+            return self._mapped(self._curve, p, data)  # type: ignore[no-any-return]
+
     def residuals(self, p: Tensor, data: RowData) -> Tensor:
         """Return the weighted residuals of rows."""
-        with torch.no_grad():
-            return data.weighted(self._mapped(self._curve, p, data) - data.y)
+        return data.weighted(self.curves(p, data) - data.y)
 
     def linearised(self, p: Tensor, data: RowData) -> tuple[Tensor, Tensor]:
         """Return the weighted residuals and the transposed Jacobians of rows."""
@@ -180,15 +184,14 @@ def _derivatives(output: Tensor, inputs: list[Tensor], weights: Tensor, **graph:
     return [torch.zeros_like(output) if part is None else part for part in found]
 
 
-def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData) -> bool:
-    """Return whether a model is pointwise at some rows: whether `PointwiseModel` returns what `MappedModel` does."""
+def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData, r: Tensor, columns: Tensor) -> bool:
+    """Return whether a model is pointwise at some rows, given the residuals and columns that `MappedModel` returns."""
     if len(p) < 2:
         return False  # with one row, a model that mixes rows is not noticed
     try:
         own_r, own_columns = PointwiseModel(f).linearised(p, data)
     except Exception:  # whatever the model raises if parameters are no scalars
         return False
-    r, columns = MappedModel(f).linearised(p, data)
     if r.shape != own_r.shape or columns.shape != own_columns.shape:
         return False
     size = torch.linalg.vector_norm(data.weighted(data.y), dim=1, keepdim=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import Before, Evaluation, Problem, Rows, Spectra
+from sanc.many.rows import Point, Problem, Rows, Spectra
 from sanc.many.spectra import decompose
 
 _WORTH_OF_HESSIAN = 0.5
@@ -73,7 +74,7 @@ class FitProblem(Problem):
         value = 0.5 * self.model.residuals(x, self._data_of(ids)).double().square().sum(1)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
         more = {
             "norms": torch.linalg.vector_norm(columns, dim=2),
@@ -82,82 +83,85 @@ class FitProblem(Problem):
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
         }
         more["gauss_newton"] = matrix = gram(columns)
-        return Evaluation(0.5 * (r * r).sum(1), multiply(columns, r), matrix, more)
+        return Point(x, 0.5 * (r * r).sum(1), multiply(columns, r), matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
         return multiply(columns, r)
 
     def spectra(self, rows: Rows) -> Spectra:
-        return decompose(rows.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
+        return decompose(rows.point.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
 
     def is_complete(self, rows: Rows) -> Tensor:
-        return rows.more["complete"]
+        return rows.point.more["complete"]
 
     def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        x, ids = (rows.x, rows.ids) if indices is None else (rows.x[indices], rows.ids[indices])
-        matrix = self.model.hessians(x, self._data_of(ids)).double()
+        point, ids = rows.point, rows.ids
+        if indices is not None:
+            point, ids = point.take(indices), ids[indices]
+        matrix = self.model.hessians(point.x, self._data_of(ids)).double()
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
-        chosen = slice(None) if indices is None else indices
-        matrix = torch.where(finite[:, None, None], matrix, rows.matrix[chosen])
-        rows.matrix, complete = rows.matrix.clone(), rows.more["complete"].clone()
-        rows.matrix[chosen], complete[chosen] = matrix, finite
-        rows.more = rows.more | {"complete": complete}
+        matrix = torch.where(finite[:, None, None], matrix, point.matrix)
+        whole = replace(point, matrix=matrix, more=point.more | {"complete": finite})
+        rows.point = whole if indices is None else rows.point.put(indices, whole)
 
     # Units of the variables, and tolerances.
 
-    def prepare(self, rows: Rows, before: Before | None) -> None:
+    def prepare(self, rows: Rows, before: Point | None) -> None:
         """Scale the variables by the largest column norms so far; at a stationary point, by those of the point."""
-        norms = rows.more["norms"]
+        x, more = rows.point.x, rows.point.more
+        norms = more["norms"]
         now = torch.where(norms.isfinite(), norms.log2().round(), -torch.inf)
         old = now if before is None else before.more["exponents"]
-        step = None if before is None else rows.x - before.x
+        step = None if before is None else x - before.x
         self._rescale(rows, torch.maximum(old, now), step, first=before is None)
-        effects = norms * rows.x.abs()
+        effects = norms * x.abs()
         rounding = ROUNDING_ERRORS * self.eps * torch.linalg.vector_norm(effects, dim=1)
-        weighted = rows.more["residual_norm"]
+        weighted = more["residual_norm"]
         rows.tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
         stationary = self._projected_norm(rows) <= rows.tol
         if bool(stationary.any()):
             has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
-            exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, rows.more["exponents"])
+            exponents = torch.where(
+                now.isfinite() & has_effect & stationary[:, None], now, rows.point.more["exponents"]
+            )
             self._rescale(rows, exponents, step, first=before is None)
         self._add_second_order_term(rows, before)
         size = torch.linalg.vector_norm(effects, dim=1)
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         rows.curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
 
-    def _add_second_order_term(self, rows: Rows, before: Before | None) -> None:
+    def _add_second_order_term(self, rows: Rows, before: Point | None) -> None:
         """Use the whole Hessian in rows where the second-order term is worth it, as measured along the last step."""
         late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
         if before is None or not bool(late.any()):
             return
-        step = (rows.x - before.x).double()
+        step = (rows.point.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
-        second = (step * (rows.g - before.g)).sum(1) - model
+        second = (step * (rows.point.g - before.g)).sum(1) - model
         places = torch.nonzero(late & (second.abs() > _WORTH_OF_HESSIAN * model)).reshape(-1)
         if len(places):
             self.set_whole_hessians(rows, places)
 
     def _projected_norm(self, rows: Rows) -> Tensor:
-        g = rows.g * rows.scale
+        g = rows.point.g * rows.scale
         if rows.box is not None:
-            g = g * rows.box.free(rows.x, g)
+            g = g * rows.box.free(rows.point.x, g)
         norm: Tensor = torch.linalg.vector_norm(g, dim=1)
         return norm
 
     def _rescale(self, rows: Rows, exponents: Tensor, step: Tensor | None, *, first: bool) -> None:
         """Change the units of the variables; σ and the lengths change so that the last model keeps its terms."""
-        rows.more["exponents"] = exponents
-        old = rows.scale
+        rows.point = replace(rows.point, more=rows.point.more | {"exponents": exponents})
+        x, g, old = rows.point.x, rows.point.g, rows.scale
         powers = torch.where(exponents.isfinite(), -exponents, 0.0).clamp(-self._exponent_limit, self._exponent_limit)
         rows.scale = torch.exp2(powers)
         if first or not bool((old != rows.scale).any()):
             return
-        reference = rows.x if step is None else torch.where((step != 0.0).any(1)[:, None], step, rows.x)
+        reference = x if step is None else torch.where((step != 0.0).any(1)[:, None], step, x)
         step_norm_ratio = _ratio(reference / rows.scale, reference / old)
-        grad_norm_ratio = _ratio(rows.g * rows.scale, rows.g * old)
+        grad_norm_ratio = _ratio(g * rows.scale, g * old)
         rows.sigma = rows.sigma / step_norm_ratio**3
         rows.unit_cubic = rows.unit_cubic / step_norm_ratio**3
         rows.unit_length = rows.unit_length * step_norm_ratio
@@ -176,7 +180,7 @@ class FitProblem(Problem):
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, rounding: Tensor) -> Tensor:
         sigma = super().after_trial(rows, verdict, actual, rounding)
-        smallest = rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.step_sigma)
+        smallest = rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
         return torch.where(verdict == rules.VERY_SUCCESSFUL, smallest, sigma)
 
 

@@ -8,57 +8,44 @@ of all faces are positive semidefinite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
 from sanc.many.algebra import multiply, multiply_decomposed
-from sanc.many.rows import Rows
+from sanc.many.rows import Rows, Trial
 
 
-@dataclass(frozen=True, slots=True)
-class BoxSteps:
-    """Trial points in the box, the norms and predicted decreases of their steps, and which of them bounds truncated."""
-
-    trial: Tensor
-    step_norm: Tensor
-    predicted: Tensor
-    truncated: Tensor
-
-
-def fit_steps(rows: Rows, s: Tensor) -> BoxSteps:
+def fit_steps(rows: Rows, s: Tensor) -> Trial:
     """Return the trial points of rows with the steps s, where those outside the box are replaced."""
     assert rows.lower is not None
     assert rows.upper is not None
-    truncated = ((rows.trial < rows.lower) | (rows.trial > rows.upper)).any(1)
+    truncated = ((rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)).any(1)
     places = torch.nonzero(truncated).reshape(-1)
     if len(places) == 0:
-        return BoxSteps(rows.trial, rows.step_norm, rows.predicted, truncated)
+        return rows.trial
     part = rows.take(places)
     assert part.lower is not None
     assert part.upper is not None
     assert part.free is not None
-    lower, upper = (part.lower - part.x) / part.scale, (part.upper - part.x) / part.scale
+    x = part.point.x
+    lower, upper = (part.lower - x) / part.scale, (part.upper - x) / part.scale
     model = _BoxModels(part, torch.where(part.free, lower, 0.0), torch.where(part.free, upper, 0.0))
     start = s[places] / part.scale
     best = start.clamp(model.lower, model.upper)
     value = model.evaluate(best)
-    for candidate in (model.fixed_minimiser(start, part.multiplier), model.cauchy_point()):
+    for candidate in (model.fixed_minimiser(start, part.trial.multiplier), model.cauchy_point()):
         other = model.evaluate(candidate)
         better = other < value
         best, value = torch.where(better[:, None], candidate, best), torch.where(better, other, value)
-    trial = (part.x + (best * part.scale).to(part.x.dtype)).clamp(part.lower, part.upper)
+    trial = (x + (best * part.scale).to(x.dtype)).clamp(part.lower, part.upper)
     trial = torch.where((best <= lower) & part.free, part.lower, trial)
     trial = torch.where((best >= upper) & part.free, part.upper, trial)
     norm = torch.linalg.vector_norm(best, dim=1)
-    return BoxSteps(
-        trial=rows.trial.index_copy(0, places, trial),
-        step_norm=rows.step_norm.index_copy(0, places, norm),
-        predicted=rows.predicted.index_copy(0, places, -value),
-        truncated=truncated,
-    )
+    fitted = replace(part.trial, x=trial, norm=norm, predicted=-value, truncated=truncated[places])
+    return rows.trial.put(places, fitted)
 
 
 class _BoxModels:
@@ -66,9 +53,9 @@ class _BoxModels:
 
     def __init__(self, rows: Rows, lower: Tensor, upper: Tensor) -> None:
         assert rows.free is not None
-        self.lower, self.upper, self._cubic_coefficient = lower, upper, rows.step_sigma
-        self.g = rows.g * rows.scale * rows.free
-        self.vectors, self.values = rows.vectors, rows.values
+        self.lower, self.upper, self._cubic_coefficient = lower, upper, rows.trial.sigma
+        self.g = rows.point.g * rows.scale * rows.free
+        self.vectors, self.values = rows.spectra.vectors, rows.spectra.values
 
     def multiply(self, v: Tensor) -> Tensor:
         """Return Bv."""

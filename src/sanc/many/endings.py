@@ -22,23 +22,25 @@ def is_success(status: Tensor) -> Tensor:
 def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
     """Estimate the norms of the rounding errors of gradients at x, in scaled variables."""
     generator = torch.Generator().manual_seed(11)
-    change = hessian_norm = torch.zeros_like(rows.value)
-    x = rows.x / rows.scale
+    change = hessian_norm = torch.zeros_like(rows.point.value)
+    x = rows.point.x / rows.scale
     for _ in range(3):
         v = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-        moved, product = (multiply_decomposed(rows.values, rows.vectors, part) for part in (x * v, v))
+        spectra = rows.spectra
+        moved, product = (multiply_decomposed(spectra.values, spectra.vectors, part) for part in (x * v, v))
         change = torch.maximum(change, torch.linalg.vector_norm(moved, dim=1))
         hessian_norm = torch.maximum(hessian_norm, torch.linalg.vector_norm(product, dim=1))
-    sum_error = problem.eps * (2.0 * hessian_norm).sqrt() * rows.value.abs().sqrt()
+    sum_error = problem.eps * (2.0 * hessian_norm).sqrt() * rows.point.value.abs().sqrt()
     return ROUNDING_ERRORS * (problem.eps * change + torch.minimum(sum_error, _gradient_noise(problem, rows)))
 
 
 def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
-    d = torch.randn(rows.x.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(rows.x.device)
+    x = rows.point.x
+    d = torch.randn(x.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(x.device)
     length = torch.maximum(rows.x_norm, 1e-2 * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
     step = (1e3 * problem.eps * length)[:, None] * d * rows.scale
-    points = [(rows.x + step * k).to(rows.x.dtype) for k in range(-3, 4)]
+    points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
     if rows.lower is not None:
         points = [point.clamp(rows.lower, rows.upper) for point in points]
     gradients = torch.stack([problem.gradients(point, rows.ids) * rows.scale for point in points])
@@ -46,39 +48,36 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
     return (differences.square().sum((0, 2)) / (20.0 * len(differences))).sqrt()
 
 
-def leave_saddles(problem: Problem, rows: Rows) -> Tensor:
-    """Move rows along negative curvature to points with lower values; return which moved.
+def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return points along negative curvature with lower values, and the places of the rows that have one.
 
     The steps are those of `sanc.core.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f, each
     twice the last, up to √(|f|/|λ|), ‖x‖ or the unit of length.
     """
-    moved = torch.zeros(len(rows), dtype=torch.bool, device=rows.x.device)
-    error = ROUNDING_ERRORS * problem.eps * rows.curvature
-    places = torch.nonzero(rows.ritz_value + error < -rows.curvature_tol).reshape(-1)
+    error = ROUNDING_ERRORS * problem.eps * rows.spectra.curvature
+    places = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)
     if len(places) == 0 or rows.lower is not None:
-        return moved
+        return rows.point.x[:0], places[:0]
     part, eps = rows.take(places), problem.eps
-    f_length = (part.value.abs() / -part.ritz_value).sqrt()
+    x, value, spectra = part.point.x, part.point.value, part.spectra
+    f_length = (value.abs() / -spectra.ritz_value).sqrt()
     max_step = torch.maximum(torch.maximum(f_length, part.x_norm), part.unit_length)
     first_step = torch.maximum((2.0 * eps) ** 0.5 * f_length, eps**0.5 * max_step)
-    sign = torch.where(part.c[:, 0] > 0.0, -1.0, 1.0)
-    best, below = part.x.clone(), part.value - eps * part.value.abs()
-    found = torch.zeros(len(part), dtype=torch.bool, device=part.x.device)
+    sign = torch.where(spectra.c[:, 0] > 0.0, -1.0, 1.0)
+    best, below = x, value - eps * value.abs()
+    found = torch.zeros_like(part.sigma_untested)
     for side in (1.0, -1.0):
         step, searching, lowered = first_step, ~found, torch.zeros_like(found)
         while bool((searching & (step <= max_step)).any()):
             searching = searching & (step <= max_step)
-            d = (part.vectors[:, :, 0] * (side * sign * step)[:, None] * part.scale).to(part.x.dtype)
-            value = problem.values(part.x + d, part.ids)
+            d = (spectra.vectors[:, :, 0] * (side * sign * step)[:, None] * part.scale).to(x.dtype)
+            value = problem.values(x + d, part.ids)
             lower = searching & (value < below) & (value > -torch.inf)
-            best = torch.where(lower[:, None], part.x + d, best)
+            best = torch.where(lower[:, None], x + d, best)
             below = torch.where(lower, value, below)
             searching = searching & (lower | ~lowered)
             lowered = lowered | lower
             step = 2.0 * step
         found = found | lowered
-    finite = problem.evaluate(best, part.ids).is_finite()
-    kept = found & finite
-    rows.x[places[kept]] = best[kept]
-    moved[places[kept]] = True
-    return moved
+    kept = torch.nonzero(found & problem.evaluate(best, part.ids).is_finite()).reshape(-1)
+    return best[kept], places[kept]

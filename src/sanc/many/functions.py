@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.many import cubic, rules
+from sanc.many import rules
+from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
-from sanc.many.rows import Before, Evaluation, Problem, Rows, Spectra
+from sanc.many.rows import Point, Problem, Rows, Spectra
 from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
@@ -241,15 +243,15 @@ class FunctionProblem(Problem):
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         return self.function.gradients(x, ids)[1].double()
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
         value, g = self.function.gradients(x, ids)
         matrix = self.function.hessians(x, ids).double()
-        return Evaluation(value.double(), g.double(), 0.5 * (matrix + matrix.mT))
+        return Point(x, value.double(), g.double(), 0.5 * (matrix + matrix.mT))
 
     def spectra(self, rows: Rows) -> Spectra:
-        return decompose(rows.matrix, rows, self.eps)
+        return decompose(rows.point.matrix, rows, self.eps)
 
-    def prepare(self, rows: Rows, before: Before | None) -> None:
+    def prepare(self, rows: Rows, before: Point | None) -> None:
         rows.tol = rows.tol.clamp(min=self.tol)
         if self.curvature_tol is not None:
             rows.curvature_tol = torch.full_like(rows.tol, self.curvature_tol)
@@ -266,31 +268,33 @@ class LargeFunctionProblem(FunctionProblem):
 
     confidence = 0.99
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
         value, g = self.function.gradients(x, ids)
         no_matrix = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
         more = {"complete": torch.zeros(len(x), dtype=torch.bool, device=x.device)}
-        return Evaluation(value.double(), g.double(), no_matrix, more)
+        return Point(x, value.double(), g.double(), no_matrix, more)
 
     def is_complete(self, rows: Rows) -> Tensor:
-        return rows.more["complete"]
+        return rows.point.more["complete"]
 
     def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        rows.more = rows.more | {"complete": torch.ones_like(rows.more["complete"])}
+        complete = torch.ones_like(rows.point.more["complete"])
+        rows.point = replace(rows.point, more={"complete": complete})
 
     def spectra(self, rows: Rows) -> Spectra:
-        products = self.function.products(rows.x, rows.ids)
+        x, g = rows.point.x, rows.point.g
+        products = self.function.products(x, rows.ids)
 
         def in_float64(v: Tensor) -> Tensor:
-            return products(v.to(rows.x.dtype)).double()
+            return products(v.to(x.dtype)).double()
 
-        if bool(rows.more["complete"].all()):
+        if bool(rows.point.more["complete"].all()):
             # All rows have the same start vector, so that no row depends on the others.
-            start = torch.randn(rows.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            process = RowLanczos(in_float64, start.to(rows.x.device).expand(rows.x.shape), self.eps)
-            return certified_spectra(process, rows.g, rows.curvature_tol, self.confidence, self.eps)
-        process = RowLanczos(in_float64, rows.g, self.eps)
-        return step_spectra(process, self._residual_test(rows, process), rows.x.shape[1])
+            start = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            process = RowLanczos(in_float64, start.to(x.device).expand(x.shape), self.eps)
+            return certified_spectra(process, g, rows.curvature_tol, self.confidence, self.eps)
+        process = RowLanczos(in_float64, g, self.eps)
+        return step_spectra(process, self._residual_test(rows, process), x.shape[1])
 
     def _residual_test(self, rows: Rows, process: RowLanczos) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the function for `step_spectra`, with the forcing term of `CubicModel`."""
@@ -299,8 +303,8 @@ class LargeFunctionProblem(FunctionProblem):
 
         def quotients(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
             product_norm = torch.hypot(process.alpha[0], process.beta[0])
-            unit = rules.measure_units(rows.value, rows.grad_norm, product_norm, rows.x_norm)[1]
+            unit = rules.measure_units(rows.point.value, rows.grad_norm, product_norm, rows.x_norm)[1]
             sigma = torch.where(rows.unit_length > 0.0, rows.sigma, rules.first_sigma(unit))
-            return (last * cubic.solve(values, c, sigma).y).sum(1).abs() / tolerance
+            return (last * CubicModels(values, c).solve(sigma).y).sum(1).abs() / tolerance
 
         return quotients

@@ -7,22 +7,24 @@ from the same eigenvalues, while others have moved. So no row waits for another.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sanc.core.acceptance import CANCELLATION_ERRORS
+from sanc.core.bounds import Box
 from sanc.core.box_model import SHORTER_STEP
 from sanc.core.escape import HALVINGS
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
-from sanc.many import cubic, rules
+from sanc.many import rules
 from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps
+from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
-from sanc.many.rows import CUBIC, ESCAPE, LONGER, RUNNING, WAITING, Before, Evaluation, Problem, Rows
+from sanc.many.rows import CUBIC, ESCAPE, LONGER, PENDING, RUNNING, WAITING, Accepted, Point, Problem, Rows, Trial
 
 _HASH_FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """2⁶⁴ over the golden ratio, as a signed integer: the factor of Knuth's multiplicative hash."""
@@ -45,40 +47,37 @@ class ManyIteration:
         self.problem, self.max_iter, self.max_trials = problem, max_iter, max_trials
         self._seed = seed
 
-    def start(self, rows: Rows) -> Rows:
-        """Evaluate the rows at their starting points, and propose the first steps."""
-        found = self.problem.evaluate(rows.x, rows.ids)
-        rows.nfev += 1
-        rows.njev += 1
-        rows.accept(found)
-        rows.status.fill_(RUNNING)
-        rows.first_value = found.value.clone()
-        rows.best_grad_norm.fill_(torch.inf)
-        rows.status[~found.is_finite()] = Status.NOT_FINITE
-        _replace_failed(rows)
+    def start(self, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
+        """Return rows, evaluated at their starting points."""
+        point = self.problem.evaluate(x, ids)
+        failed = ~point.is_finite()
+        if bool(failed.any()):
+            point = _without_failed(point, failed)
+        rows = Rows.start(ids, point, lower, upper)
+        rows.status = torch.where(failed, int(Status.NOT_FINITE), rows.status)
         self._enter(rows, None)
-        self._propose(rows)
         return rows
 
     def make_round(self, rows: Rows) -> None:
-        """Evaluate the trial points of all rows, and decide; afterwards every running row has a new trial point."""
-        value = self.problem.values(rows.trial, rows.ids)
-        limit = (rows.value.abs() + rows.unit_value) / self.problem.eps**2
-        value = torch.where(rows.value - value > limit, -torch.inf, value)  # one such value is not trusted
-        rows.nfev += 1
-        rows.trials += 1
-        was_longer, was_escape = rows.mode == LONGER, rows.mode == ESCAPE
+        """Evaluate a trial point of every row, and decide."""
+        self._propose_pending(rows)
+        value = self.problem.values(rows.trial.x, rows.ids)
+        limit = (rows.point.value.abs() + rows.unit_value) / self.problem.eps**2
+        value = torch.where(rows.point.value - value > limit, -torch.inf, value)  # one such value is not trusted
+        rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
+        was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
         accepted, rejected = self._test_cubic_steps(rows, value)
         if bool(was_longer.any()):
-            accepted |= self._test_longer_steps(rows, value, was_longer)
-        stays = torch.zeros_like(accepted)
-        if bool(was_escape.any()):
+            accepted = accepted | self._test_longer_steps(rows, value, was_longer)
+        has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
+        if has_escapes:
             lower, stays = self._test_escape_steps(rows, value, was_escape)
-            accepted |= lower
-        rejected |= self._move(rows, accepted)
-        if bool(was_escape.any()):
+            accepted = accepted | lower
+        rejected = rejected | self._move(rows, accepted)
+        if has_escapes:
             self._stay(rows, stays)
-        self._propose_next(rows, rejected)
+        mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
+        rows.trial = replace(rows.trial, mode=mode)
         if self.max_trials < math.inf:
             reached = (rows.status == RUNNING) & (rows.nfev > self.max_trials)
             rows.status = torch.where(reached, int(Status.ITERATION_LIMIT), rows.status)
@@ -87,44 +86,41 @@ class ManyIteration:
 
     def _test_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return which cubic steps are accepted, and which are rejected; some rows try a longer step instead."""
-        is_cubic = rows.mode == CUBIC
-        rounding = ROUNDING_ERRORS * self.problem.eps * rows.value.abs()
-        actual = self._guarded_decrease(rows, rows.value - value, is_cubic)
-        verdict = rules.classify(actual, rows.predicted, rounding)
+        is_cubic = rows.trial.mode == CUBIC
+        rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
+        actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic)
+        verdict = rules.classify(actual, rows.trial.predicted, rounding)
         sigma = self.problem.after_trial(rows, verdict, actual, rounding)
         accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
         rejected = is_cubic & ~accepted
-        _set(rows, accepted, value, sigma)
-        rows.verdict = torch.where(accepted, verdict, rows.verdict)
+        before, rows.accepted = rows.accepted, Accepted(rows.trial, value, sigma, verdict)
+        if self.problem.tries_longer_steps:  # rows that try a longer step keep the point that they have accepted
+            rows.accepted = rows.accepted.where(accepted, before)
         rows.sigma = torch.where(rejected, sigma, rows.sigma)
         if self.problem.tries_longer_steps:
-            rho = rules.ratio(actual, rows.predicted, rounding)
-            longer = accepted & rows.sigma_untested & rules.tries_longer_step(rho, sigma, rows.step_sigma)
+            rho = rules.ratio(actual, rows.trial.predicted, rounding)
+            longer = accepted & rows.sigma_untested & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
             accepted = accepted & ~self._propose_longer(rows, longer)
         return accepted, rejected
 
     def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor) -> Tensor:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
-        eps = self.problem.eps
+        eps, predicted = self.problem.eps, rows.trial.predicted
         length = torch.maximum(rows.unit_length, rows.x_norm)
-        quadratic_terms = rows.curvature * length * length
-        f_scale = torch.maximum(rows.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
-        within_cancellation = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (
-            rows.predicted <= eps**0.5 * f_scale
-        )
-        within_cancellation &= (actual < rules.ETA1 * rows.predicted) & is_cubic & (rows.trials == 1)
+        quadratic_terms = rows.spectra.curvature * length * length
+        f_scale = torch.maximum(rows.point.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
+        within_cancellation = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= eps**0.5 * f_scale)
+        within_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
         places = torch.nonzero(within_cancellation).reshape(-1)
         if len(places) == 0:
             return actual
-        part = rows.take(places)
-        g = self.problem.gradients(part.trial, part.ids) * part.scale
-        rows.njev[places] += 1
-        if part.box is not None:
-            g = g * part.box.free(part.trial, g)
-        halved = torch.linalg.vector_norm(g, dim=1) <= 0.5 * part.grad_norm
-        actual = actual.clone()
-        actual[places] = torch.where(halved, part.predicted, actual[places])
-        return actual
+        trial = rows.trial.x[places]
+        g = self.problem.gradients(trial, rows.ids[places]) * rows.scale[places]
+        rows.njev = rows.njev + within_cancellation
+        if rows.lower is not None and rows.upper is not None:
+            g = g * Box(rows.lower[places], rows.upper[places]).free(trial, g)
+        halved = torch.linalg.vector_norm(g, dim=1) <= 0.5 * rows.grad_norm[places]
+        return actual.index_copy(0, places, torch.where(halved, predicted[places], actual[places]))
 
     def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
         """Set longer trial points in some of the rows `wanted`; return in which."""
@@ -133,70 +129,71 @@ class ManyIteration:
         if len(places) == 0:
             return proposed
         part = rows.take(places)
-        part.sigma = part.next_sigma
+        part.sigma = part.accepted.sigma
         self._propose(part)
-        is_longer = (part.step_norm >= 2.0 * part.next_norm) & (part.mode == CUBIC)
-        part.mode.fill_(LONGER)
+        is_longer = (part.trial.norm >= 2.0 * part.accepted.trial.norm) & (part.trial.mode == CUBIC)
+        part.trial = replace(part.trial, mode=torch.full_like(part.trial.mode, LONGER))
         kept = torch.nonzero(is_longer).reshape(-1)
-        rows.put(places[kept], part.take(kept))
+        rows.set(places[kept], part.take(kept))
         proposed[places[kept]] = True
         return proposed
 
     def _test_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
         """Accept longer steps with a lower value; return the rows that do not try a further one."""
-        lower = longer & (value > -torch.inf) & (value < rows.next_value)
-        actual = rows.value - value
+        lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
+        actual = rows.point.value - value
         zero = torch.zeros_like(actual)
-        verdict = rules.classify(actual, rows.predicted, zero)
+        verdict = rules.classify(actual, rows.trial.predicted, zero)
         sigma = self.problem.after_trial(rows, verdict, actual, zero)
-        _set(rows, lower, value, sigma)
-        rho = rules.ratio(actual, rows.predicted, zero)
-        return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.step_sigma))
+        rows.accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(lower, rows.accepted)
+        rho = rules.ratio(actual, rows.trial.predicted, zero)
+        return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma))
 
     def _test_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
         """Accept escape steps with a lower value, and halve the others; return the former, and the rows that stay."""
-        lower = escapes & (value > -torch.inf) & (value < rows.value)
-        _set(rows, lower, value, rows.sigma)
+        lower = escapes & (value > -torch.inf) & (value < rows.point.value)
+        verdict = torch.full_like(rows.accepted.verdict, rules.UNSUCCESSFUL)
+        rows.accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(lower, rows.accepted)
         return lower, self._halve(rows, escapes & ~lower)
 
     def _halve(self, rows: Rows, wanted: Tensor) -> Tensor:
         """Halve the escape steps of some rows; return those whose steps are too short."""
-        rows.halvings += wanted
-        rows.step_norm = torch.where(wanted, 0.5 * rows.step_norm, rows.step_norm)
-        rows.trial = torch.where(wanted[:, None], rows.x + 0.5 * (rows.trial - rows.x), rows.trial)
-        is_short = rows.step_norm <= self.problem.eps * rows.x_norm.clamp(min=1e-300)
+        rows.halvings = rows.halvings + wanted
+        x, trial = rows.point.x, rows.trial
+        halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
+        rows.trial = halved.where(wanted, trial)
+        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=1e-300)
         return wanted & (is_short | (rows.halvings >= HALVINGS))
 
-    def _propose_next(self, rows: Rows, rejected: Tensor) -> None:
+    def _propose_pending(self, rows: Rows) -> None:
         """Propose the next steps of rows that begin an iteration or whose step was rejected."""
-        places = torch.nonzero((rejected | (rows.trials == 0)) & (rows.status == RUNNING)).reshape(-1)
+        places = torch.nonzero(rows.trial.mode == PENDING).reshape(-1)
         if len(places) == 0:
             return
         every = len(places) == len(rows)
         part = rows if every else rows.take(places)
-        last_norm, was_truncated = part.step_norm, part.truncated & (part.trials > 0)
+        last_norm, was_truncated = part.trial.norm, part.trial.truncated & (part.trials > 0)
         self._propose(part)
         if part.lower is not None:
             self._shorten(part, was_truncated, last_norm)
         last = torch.nonzero(part.trials > rules.RESOLVES).reshape(-1)
         if len(last):
-            ending = part.take(last)
-            self._propose_escape(ending)
-            part.put(last, ending)
+            part.trial = part.trial.put(last, self._escape_steps(part.take(last)))
         if not every:
-            rows.put(places, part)
+            rows.set(places, part)
 
     def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
         while True:
-            repeated = was_truncated & rows.truncated & (rows.step_norm > SHORTER_STEP * last_norm)
-            places = torch.nonzero(repeated & (rows.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
+            trial = rows.trial
+            repeated = was_truncated & trial.truncated & (trial.norm > SHORTER_STEP * last_norm)
+            places = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
             if len(places) == 0:
                 break
             part = rows.take(places)
             part.sigma = rules.bounded(4.0 * part.sigma)
             self._propose(part)
-            rows.put(places, part)
+            rows.set(places, part)
 
     # Moves.
 
@@ -211,8 +208,8 @@ class ManyIteration:
             return rejected
         every = len(places) == len(rows)
         part = rows if every else rows.take(places)
-        found = self.problem.evaluate(part.next_x, part.ids)
-        part.njev += 1
+        found = self.problem.evaluate(part.accepted.trial.x, part.ids)
+        part.njev = part.njev + 1
         finite = found.is_finite()
         if not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
@@ -220,44 +217,37 @@ class ManyIteration:
             kept = torch.nonzero(finite).reshape(-1)
             if len(kept) == 0:
                 return rejected
-            every, part, places = False, part.take(kept), places[kept]
-            found = _taken_evaluation(found, kept)
+            every, part, places, found = False, part.take(kept), places[kept], found.take(kept)
         self._advance(part, found)
         if not every:
-            rows.put(places, part)
+            rows.set(places, part)
         return rejected
 
-    def _advance(self, part: Rows, found: Evaluation) -> None:
+    def _advance(self, part: Rows, found: Point) -> None:
         """Begin the next iteration of all rows at their accepted points."""
-        before = Before(part.x, part.value, part.g, part.more)
-        end_derivative = (found.g * (part.next_x - part.x)).sum(1)
-        lowered = rules.after_derivative(
-            part.next_sigma, part.next_step_sigma, part.next_predicted, part.next_norm, end_derivative
-        )
-        uses_derivative = (part.verdict == rules.SUCCESSFUL) & (part.mode != ESCAPE)
-        part.sigma = torch.where(uses_derivative, lowered, part.next_sigma)
-        decreased = part.value - part.next_value > self.problem.eps * part.value.abs()
+        before, accepted, step = part.point, part.accepted, part.accepted.trial
+        end_derivative = (found.g * (found.x - before.x)).sum(1)
+        lowered = rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
+        part.sigma = torch.where(accepted.verdict == rules.SUCCESSFUL, lowered, accepted.sigma)
+        decreased = before.value - accepted.value > self.problem.eps * before.value.abs()
         self._count_iteration(part, torch.ones_like(decreased), decreased)
-        part.last_step_norm = torch.where(part.next_norm > 0.0, part.next_norm, part.last_step_norm)
-        part.x = part.next_x
-        part.accept(found)
+        part.last_step_norm = torch.where(step.norm > 0.0, step.norm, part.last_step_norm)
+        part.point = found
         self._enter(part, before)
 
     def _reject(self, rows: Rows, places: Tensor, part: Rows) -> Tensor:
         """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
-        nan = torch.full_like(part.value, torch.nan)
-        part.step_sigma, part.step_norm, part.predicted = part.next_step_sigma, part.next_norm, part.next_predicted
-        escapes = part.mode == ESCAPE
-        sigma = self.problem.after_trial(part, torch.zeros_like(part.verdict), nan, torch.zeros_like(nan))
+        nan = torch.full_like(part.point.value, torch.nan)
+        escapes = part.accepted.trial.mode == ESCAPE
+        part.trial = replace(part.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
+        sigma = self.problem.after_trial(part, torch.zeros_like(part.trials), nan, torch.zeros_like(nan))
         part.sigma = torch.where(escapes, part.sigma, sigma)
-        part.mode = torch.where(escapes, ESCAPE, CUBIC)
-        rows.put(places, part)
-        chosen = torch.zeros(len(rows), dtype=torch.bool, device=rows.x.device)
-        chosen[places] = True
-        stays = self._halve(rows, chosen & (rows.mode == ESCAPE))
+        rows.set(places, part)
+        chosen = torch.zeros_like(rows.sigma_untested).index_fill(0, places, True)
+        stays = self._halve(rows, chosen & (rows.trial.mode == ESCAPE))
         if bool(stays.any()):
             self._stay(rows, stays)
-        return chosen & (rows.mode == CUBIC)
+        return chosen & (rows.trial.mode == CUBIC)
 
     def _stay(self, rows: Rows, ended: Tensor) -> None:
         """End the iteration of rows whose trial points were all rejected, and begin the next one at the same point."""
@@ -265,54 +255,48 @@ class ManyIteration:
         if len(places) == 0:
             return
         part = rows.take(places)
-        no = torch.zeros(len(part), dtype=torch.bool, device=part.x.device)
+        no = torch.zeros_like(part.sigma_untested)
         self._count_iteration(part, no, no)
         self._test_stall(part)
         self._test_limit(part)
         part.sigma_untested = no
-        rows.put(places, part)
+        rows.set(places, part)
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
         """Count an iteration, and the iterations without progress."""
         part.stall, part.best_grad_norm = rules.update_stall(
             part.stall, part.best_grad_norm, part.grad_norm, moved, decreased
         )
-        is_flat = part.predicted <= ROUNDING_ERRORS * self.problem.eps * part.value.abs()
+        is_flat = part.trial.predicted <= ROUNDING_ERRORS * self.problem.eps * part.point.value.abs()
         part.flat = torch.where(is_flat, part.flat + 1, 0)
-        part.nit += 1
-        part.trials = torch.zeros_like(part.trials)
-        part.halvings = torch.zeros_like(part.halvings)
-        part.verdict = torch.zeros_like(part.verdict)
+        part.nit = part.nit + 1
+        part.trials = part.halvings = torch.zeros_like(part.trials)
 
     # The beginning of an iteration.
 
-    def _enter(self, rows: Rows, before: Before | None) -> None:
+    def _enter(self, rows: Rows, before: Point | None) -> None:
         """Test rows at new points for their endings."""
         problem = self.problem
         problem.prepare(rows, before)
         self._measure(rows)
-        self._set_spectra(rows)
-        unbounded = rows.first_value - rows.value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
+        rows.spectra = problem.spectra(rows)
+        value = rows.point.value
+        unbounded = rows.first_value - value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._test_stationary(rows, rows.grad_norm <= rows.tol)
         self._test_stall(rows)
         self._test_limit(rows)
         self._measure_units(rows)
 
-    def _set_spectra(self, rows: Rows) -> None:
-        """Set the eigenpairs of the curvature."""
-        found = self.problem.spectra(rows)
-        rows.values, rows.vectors, rows.c, rows.lambda_error = found.values, found.vectors, found.c, found.lambda_error
-
     def _measure(self, rows: Rows) -> None:
         """Measure ‖x‖, the free variables and the norm of their gradient."""
-        g = rows.g * rows.scale
-        rows.x_norm = torch.linalg.vector_norm(rows.x / rows.scale, dim=1)
+        x, g = rows.point.x, rows.point.g * rows.scale
+        rows.x_norm = torch.linalg.vector_norm(x / rows.scale, dim=1)
         box = rows.box
         if box is not None:
-            free = box.free(rows.x, g)
+            free = box.free(x, g)
             stationary = torch.linalg.vector_norm(g * free, dim=1) <= rows.tol
-            rows.free = torch.where(stationary[:, None], box.between(rows.x), free)
+            rows.free = torch.where(stationary[:, None], box.between(x), free)
             g = g * rows.free
         rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
 
@@ -326,20 +310,19 @@ class ManyIteration:
 
     def _test_curvature(self, rows: Rows, stationary: Tensor) -> None:
         """End rows whose curvature is certified, or cannot be; the others follow negative curvature."""
-        certified = rows.ritz_value - rows.lambda_error >= -rows.curvature_tol
-        saddle = rows.ritz_value + rows.lambda_error < -rows.curvature_tol
+        ritz_value, error = rows.spectra.ritz_value, rows.spectra.lambda_error
+        certified = ritz_value - error >= -rows.curvature_tol
+        saddle = ritz_value + error < -rows.curvature_tol
         ended = torch.where(certified, int(Status.SECOND_ORDER), int(Status.UNCERTIFIED))
         rows.status = torch.where(stationary, torch.where(saddle, RUNNING, ended), rows.status)
 
     def certify(self, rows: Rows) -> None:
-        """Test the curvature of rows that waited for the whole Hessian; those at a saddle have a new trial point."""
+        """Test the curvature of rows that waited for the whole Hessian; those at a saddle begin an iteration."""
         self.problem.set_whole_hessians(rows)
-        self._set_spectra(rows)
-        complete = self.problem.is_complete(rows)
-        rows.status.fill_(int(Status.UNCERTIFIED))
-        self._test_curvature(rows, complete)
-        rows.trials = torch.zeros_like(rows.trials)
-        self._propose(rows)
+        rows.spectra = self.problem.spectra(rows)
+        rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
+        self._test_curvature(rows, self.problem.is_complete(rows))
+        rows.trial, rows.trials = Trial.pending(rows.point.x), torch.zeros_like(rows.trials)
 
     def _test_stall(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
@@ -347,26 +330,24 @@ class ManyIteration:
         if len(places) == 0:
             return
         part = rows.take(places)
-        part.status.fill_(int(Status.STALLED))
+        part.status = torch.full_like(part.status, int(Status.STALLED))
         if self.problem.default_tol:
             error = rounding_of_gradients(self.problem, part)
             small = (part.grad_norm <= error) & (part.flat >= STALL_LIMIT)
-            part.status[small] = RUNNING
+            part.status = torch.where(small, RUNNING, part.status)
             part.tol = torch.where(small, torch.maximum(part.tol, error), part.tol)
             self._test_stationary(part, small)
-            part.status[small & (part.status == RUNNING)] = int(Status.STALLED)
-        moved = leave_saddles(self.problem, part)
-        rows.put(places, part)
-        if bool(moved.any()):
+            part.status = torch.where(small & (part.status == RUNNING), int(Status.STALLED), part.status)
+        lower, moved = leave_saddles(self.problem, part)
+        rows.set(places, part)
+        if len(moved):
             again = places[moved]
-            fresh = rows.take(again)
-            fresh.accept(self.problem.evaluate(fresh.x, fresh.ids))
-            fresh.status.fill_(RUNNING)
-            for number in (fresh.stall, fresh.flat, fresh.unit_length, fresh.unit_cubic, fresh.last_step_norm):
-                number.zero_()
-            fresh.best_grad_norm.fill_(torch.inf)
+            old = rows.take(again)
+            fresh = Rows.start(old.ids, self.problem.evaluate(lower, old.ids), old.lower, old.upper)
+            for name in ("first_value", "scale", "tol", "nit", "nfev", "njev", "sigma"):
+                setattr(fresh, name, getattr(old, name))
             self._enter(fresh, None)
-            rows.put(again, fresh)
+            rows.set(again, fresh)
 
     def _test_limit(self, rows: Rows) -> None:
         """End rows that have made `max_iter` iterations."""
@@ -379,11 +360,11 @@ class ManyIteration:
         rows.sigma_untested = first & self.problem.tries_longer_steps
         if not bool(first.any()):
             return
-        norm = torch.linalg.vector_norm(rows.c, dim=1)
-        product_norm = torch.linalg.vector_norm(rows.values * rows.c, dim=1) / norm
+        c, curvature = rows.spectra.c, rows.spectra.curvature
+        product_norm = torch.linalg.vector_norm(rows.spectra.values * c, dim=1) / torch.linalg.vector_norm(c, dim=1)
         grad_norm = torch.where(rows.grad_norm <= self.problem.eps * product_norm * rows.x_norm, 0.0, rows.grad_norm)
-        product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, rows.curvature)
-        length, unit_cubic = rules.measure_units(rows.value, grad_norm, product_norm, rows.x_norm)
+        product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, curvature)
+        length, unit_cubic = rules.measure_units(rows.point.value, grad_norm, product_norm, rows.x_norm)
         rows.unit_length = torch.where(first, length, rows.unit_length)
         rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
         rows.sigma = torch.where(first, self.problem.first_sigma(rows), rows.sigma)
@@ -395,48 +376,54 @@ class ManyIteration:
 
         The norm of the first step of an iteration is limited.
         """
-        sign = self._signs(rows)
-        steps = cubic.solve(rows.values, rows.c, rows.sigma, sign)
+        models = CubicModels(rows.spectra.values, rows.spectra.c)
         is_first = rows.trials == 0
         if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
-            too_long = is_first & (steps.norm > max_norm) & (always | (rows.ritz_value < steps.multiplier))
-            rows.sigma_untested = rows.sigma_untested | (too_long & self.problem.tries_longer_steps)
-            steps = rules.limited_steps(steps, rows.values, rows.c, max_norm, too_long, sign)
-            rows.sigma = steps.sigma
-        rows.step_sigma, rows.step_norm, rows.multiplier = steps.sigma, steps.norm, steps.multiplier
-        rows.predicted = steps.decrease
-        rows.mode = torch.full_like(rows.mode, CUBIC)
-        s = multiply(rows.vectors, steps.y) * rows.scale
-        rows.trial = rows.x + s.to(rows.x.dtype)
+            sigma = rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
+            rows.sigma_untested = rows.sigma_untested | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
+            rows.sigma = sigma
+        steps = models.solve(rows.sigma, self._signs(rows))
+        s = multiply(rows.spectra.vectors, steps.y) * rows.scale
+        rows.trial = Trial(
+            mode=torch.full_like(rows.trial.mode, CUBIC),
+            x=rows.point.x + s.to(rows.point.x.dtype),
+            sigma=rows.sigma,
+            norm=steps.norm,
+            predicted=steps.decrease,
+            multiplier=steps.multiplier,
+            truncated=torch.zeros_like(steps.hard_case),
+        )
         if rows.lower is not None:
-            fitted = fit_steps(rows, s)
-            rows.trial, rows.truncated = fitted.trial, fitted.truncated
-            rows.step_norm, rows.predicted = fitted.step_norm, fitted.predicted
-        below = rows.step_norm <= self.problem.eps * rows.x_norm
-        none = (below | ~(rows.predicted > 0.0)) & (rows.status == RUNNING)
-        places = torch.nonzero(none).reshape(-1)
+            rows.trial = fit_steps(rows, s)
+        below = rows.trial.norm <= self.problem.eps * rows.x_norm
+        places = torch.nonzero(below | ~(rows.trial.predicted > 0.0)).reshape(-1)
         if len(places):
             part = rows.take(places)
-            is_limited = (part.trials == 0) & (part.multiplier > part.curvature)
-            norm_ratio = torch.where(is_limited, part.step_norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
-            negligible = below[places] & (part.predicted > 0.0)
+            trial = part.trial
+            is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.curvature)
+            norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
+            negligible = below[places] & (trial.predicted > 0.0)
             part.sigma = torch.where(negligible, rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
-            self._propose_escape(part)
-            rows.put(places, part)
+            part.trial = self._escape_steps(part)
+            rows.set(places, part)
 
-    def _propose_escape(self, rows: Rows) -> None:
-        """Set an escape step of all rows as trial point: along negative curvature or the gradient."""
-        along, size = rules.choose_branch(rows.ritz_value, rows.curvature, rows.grad_norm, rows.sigma)
-        v = rows.vectors[:, :, 0]
-        g = multiply(rows.vectors, rows.c)
-        sign = -torch.sign(rows.c[:, 0])
+    def _escape_steps(self, rows: Rows) -> Trial:
+        """Return an escape step of all rows as trial point: along negative curvature or the gradient."""
+        spectra = rows.spectra
+        along, size = rules.choose_branch(spectra.ritz_value, spectra.curvature, rows.grad_norm, rows.sigma)
+        v = spectra.vectors[:, :, 0]
+        g = multiply(spectra.vectors, spectra.c)
+        sign = -torch.sign(spectra.c[:, 0])
         sign = torch.where(sign == 0.0, self._signs(rows), sign)
         d = torch.where(along[:, None], v * (size * sign)[:, None], -g * size[:, None])
-        rows.step_norm = torch.linalg.vector_norm(d, dim=1)
-        trial = rows.x + (d * rows.scale).to(rows.x.dtype)
-        rows.trial = trial if rows.lower is None else trial.clamp(rows.lower, rows.upper)
-        rows.mode = torch.full_like(rows.mode, ESCAPE)
+        x = rows.point.x + (d * rows.scale).to(rows.point.x.dtype)
+        return replace(
+            rows.trial,
+            mode=torch.full_like(rows.trial.mode, ESCAPE),
+            x=x if rows.lower is None else x.clamp(rows.lower, rows.upper),
+            norm=torch.linalg.vector_norm(d, dim=1),
+        )
 
     def _signs(self, rows: Rows) -> Tensor:
         """Return a random sign for each row, which depends on seed, row and iteration alone."""
@@ -444,30 +431,7 @@ class ManyIteration:
         return 1.0 - 2.0 * (hashed < 0).double()
 
 
-def _set(rows: Rows, chosen: Tensor, value: Tensor, sigma: Tensor) -> None:
-    """Set the trial points of some rows as their next points."""
-    rows.next_x = torch.where(chosen[:, None], rows.trial, rows.next_x)
-    numbers: tuple[tuple[str, Any], ...] = (
-        ("next_value", value),
-        ("next_sigma", sigma),
-        ("next_norm", rows.step_norm),
-        ("next_predicted", rows.predicted),
-        ("next_step_sigma", rows.step_sigma),
-    )
-    for name, number in numbers:
-        setattr(rows, name, torch.where(chosen, number, getattr(rows, name)))
-
-
-def _taken_evaluation(found: Evaluation, rows: Tensor) -> Evaluation:
-    """Return the evaluation of some rows."""
-    more = {name: part[rows] for name, part in found.more.items()}
-    return Evaluation(found.value[rows], found.g[rows], found.matrix[rows], more)
-
-
-def _replace_failed(rows: Rows) -> None:
-    """Replace numbers that are not finite in rows that have ended, so that no later operation fails for them."""
-    failed = rows.status != RUNNING
-    if not bool(failed.any()):
-        return
-    rows.g = torch.where(failed[:, None], 0.0, rows.g)
-    rows.matrix = torch.where(failed[:, None, None], 0.0, rows.matrix)
+def _without_failed(point: Point, failed: Tensor) -> Point:
+    """Return points with gradients and curvature 0 in rows that have failed, so that no later operation fails."""
+    g = torch.where(failed[:, None], 0.0, point.g)
+    return replace(point, g=g, matrix=torch.where(failed[:, None, None], 0.0, point.matrix))

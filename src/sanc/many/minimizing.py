@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Never
 
 import numpy as np
@@ -125,7 +126,10 @@ def minimize_many(
     arguments, dims = _checked_arguments(args, in_dims, x)
     function = RowFunction(fun, arguments, dims, vectorized, points.build)
     entries = x.shape[1] * min(x.shape[1], MAX_CERTIFICATE_DIM)
-    limits = checked_limits(x, entries, max_iter, max_time, chunk_size, callback, progress, seed)
+    options = RunOptions(
+        max_iter=max_iter, max_time=max_time, chunk_size=chunk_size, callback=callback, progress=progress, seed=seed
+    )
+    limits = options.limits(x, entries)
     lower, upper = row_bounds(bounds, points)
     tolerance = TOLERANCES[x.dtype] if tol is None else tol
     require(is_number(tolerance) and 0 < tolerance < math.inf, "tol", tol, "pass a positive number")
@@ -137,6 +141,40 @@ def minimize_many(
     problem = kind(function, eps, tolerance, curvature_tol, tol is None)
     outputs, rounds = run_rows(problem, x, lower, upper, limits)
     return build_result(outputs, rounds, points, lower, upper, problem.confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of a run of many rows as users pass them; `minimize_many` describes them."""
+
+    tol: float | None = None
+    max_iter: int | None = None
+    max_time: float | None = None
+    chunk_size: int | str = "auto"
+    callback: Callable[[Progress], Any] | None = None
+    progress: bool = False
+    seed: int = 0
+
+    def limits(self, x: Tensor, entries: int) -> RunLimits:
+        """Return the limits of a run after checks; `entries` are the numbers that one row holds at a time."""
+        require_integer("max_iter", self.max_iter, 0)
+        require_number("max_time", self.max_time)
+        require_integer("seed", self.seed, 0, none=False)
+        require(isinstance(self.progress, bool), "progress", self.progress, "pass True or False")
+        if self.callback is not None and not callable(self.callback):
+            raise ArgumentTypeError(
+                f"callback = {shown(self.callback)} cannot be called: pass a function of the progress."
+            )
+        if self.chunk_size != "auto":
+            require_integer("chunk_size", self.chunk_size, 1, none=False)
+        return RunLimits(
+            math.inf if self.max_iter is None else self.max_iter,
+            math.inf if self.max_time is None else self.max_time,
+            rows_in_memory(x, entries) if self.chunk_size == "auto" else int(self.chunk_size),
+            self.callback,
+            self.progress,
+            self.seed,
+        )
 
 
 class StartingRows:
@@ -259,37 +297,6 @@ def _as_tensor(leaf: Any, x: Tensor) -> Any:
         return leaf
     tensor = torch.from_numpy(leaf).to(x.device)
     return tensor.to(x.dtype) if tensor.is_floating_point() else tensor
-
-
-def checked_limits(
-    x: Tensor,
-    entries: int,
-    max_iter: Any,
-    max_time: Any,
-    chunk_size: Any,
-    callback: Any,
-    progress: Any,
-    seed: Any,
-) -> RunLimits:
-    """Return the limits of a run after checks; `entries` are the numbers that one row holds at a time."""
-    require_integer("max_iter", max_iter, 0)
-    require_number("max_time", max_time)
-    require_integer("seed", seed, 0, none=False)
-    require(isinstance(progress, bool), "progress", progress, "pass True or False")
-    if callback is not None and not callable(callback):
-        raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the progress.")
-    if chunk_size == "auto":
-        chunk_size = rows_in_memory(x, entries)
-    else:
-        require_integer("chunk_size", chunk_size, 1, none=False)
-    return RunLimits(
-        math.inf if max_iter is None else max_iter,
-        math.inf if max_time is None else max_time,
-        int(chunk_size),
-        callback,
-        progress,
-        seed,
-    )
 
 
 def row_bounds(bounds: Any, points: StartingRows) -> tuple[Tensor | None, Tensor | None]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,18 +12,66 @@ from torch import Tensor
 from sanc.core.bounds import Box
 from sanc.many import rules
 
-CUBIC, LONGER, ESCAPE = 0, 1, 2
-"""What the trial point of a row is: a cubic step, a longer one after a success, or an escape step."""
+PENDING, CUBIC, LONGER, ESCAPE = -1, 0, 1, 2
+"""What the trial point of a row is: not proposed yet, a cubic step, a longer one after a success, or an escape step."""
 RUNNING, WAITING = -1, -2
 """The status of a row that has not ended, and of one whose gradient is small and whose curvature is to be tested."""
 
+AnyGroup = TypeVar("AnyGroup", bound="Group")
 
-@dataclass
-class Evaluation:
-    """Values, gradients and curvature at the points of some rows.
+
+class Group:
+    """Tensors of one purpose, with one entry, vector or matrix for each row; other groups; and dicts of tensors.
+
+    Subclasses are dataclasses.
+    """
+
+    def take(self: AnyGroup, indices: Tensor) -> AnyGroup:
+        """Return some of the rows, as copies."""
+        return self._mapped(lambda entry: entry.index_select(0, indices))
+
+    def put(self: AnyGroup, indices: Tensor, others: AnyGroup) -> AnyGroup:
+        """Return the rows with some of them replaced."""
+        return self._mapped(lambda entry, other: entry.index_copy(0, indices, other), others)
+
+    def join(self: AnyGroup, *others: AnyGroup) -> AnyGroup:
+        """Return the rows followed by others."""
+        return self._mapped(lambda *entries: torch.cat(entries), *others)
+
+    def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
+        """Return the rows that are chosen, and others elsewhere."""
+        return self._mapped(lambda entry, other: torch.where(_like(chosen, entry), entry, other), others)
+
+    def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
+        """Return a group with a function applied to the corresponding tensors of groups."""
+        columns = zip(vars(self).items(), *(vars(other).values() for other in others), strict=True)
+        return type(self)(**{name: _applied(function, entry, *more) for (name, entry), *more in columns})
+
+
+def _applied(function: Callable[..., Tensor], entry: Any, *others: Any) -> Any:
+    """Return a function of tensors, or that of all tensors in dicts or groups."""
+    if isinstance(entry, Tensor):
+        return function(entry, *others)
+    if isinstance(entry, Group):
+        return entry._mapped(function, *others)
+    if entry is None:
+        return None
+    return {name: function(part, *(other[name] for other in others)) for name, part in entry.items()}
+
+
+def _like(chosen: Tensor, entry: Tensor) -> Tensor:
+    """Return a mask of rows with as many dimensions as a tensor."""
+    return chosen if entry.ndim == 1 else chosen.reshape(-1, *[1] * (entry.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Point(Group):
+    """Points, with what was evaluated there.
 
     Attributes
     ----------
+    x : Tensor
+        The points.
     value : Tensor
         f, in float64.
     g : Tensor
@@ -31,9 +79,10 @@ class Evaluation:
     matrix : Tensor
         The Hessians, or the matrices of the model.
     more : dict of Tensor
-        What the problem needs later, a row each.
+        What the problem needs later.
     """
 
+    x: Tensor
     value: Tensor
     g: Tensor
     matrix: Tensor
@@ -45,18 +94,8 @@ class Evaluation:
         return self.value.isfinite() & largest.isfinite()
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The points of rows before their last step, with what was evaluated there."""
-
-    x: Tensor
-    value: Tensor
-    g: Tensor
-    more: dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Spectra:
+@dataclass(frozen=True)
+class Spectra(Group):
     """Eigenvalues of the curvature of free variables, eigenvectors as columns, and the gradients in their bases.
 
     `lambda_error` is the rounding error of eigenvalues. In Krylov spaces it bounds the smallest one, or is infinite.
@@ -66,182 +105,6 @@ class Spectra:
     vectors: Tensor
     c: Tensor
     lambda_error: Tensor
-
-
-@dataclass
-class Rows:
-    """The rows that have not ended. Every tensor has one entry, vector or matrix for each of them.
-
-    Attributes
-    ----------
-    ids : Tensor
-        The numbers of the rows in the call of the user.
-    x, value, g, matrix, more
-        The current points, with what was evaluated there.
-    scale : Tensor
-        Units of the variables: norms, gradients and steps of the rules are those of x/scale.
-    lower, upper : Tensor or None
-        The bounds.
-    free : Tensor or None
-        The variables that the step may change; None if there are no bounds.
-    values, vectors, c : Tensor
-        Eigenvalues of the curvature of the free variables, eigenvectors as columns, and the gradient in their basis.
-    sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
-        As in `sanc.core.point`.
-    tol, curvature_tol, lambda_error : Tensor
-        Tolerances of the row, and the error of its eigenvalues.
-    stall, best_grad_norm, flat : Tensor
-        Iterations without progress, the smallest gradient norm, and iterations whose model predicted no decrease beyond
-        roundoff.
-    first_value : Tensor
-        f at the start.
-    nit, nfev, njev, status : Tensor
-        Counts, and the ending.
-    mode, trials, halvings : Tensor
-        What the trial point is, trial points of the iteration, and halvings of its escape step.
-    trial, step_sigma, step_norm, predicted, multiplier : Tensor
-        The trial point, with σ, norm, predicted decrease and μ of its step.
-    sigma_untested, truncated : Tensor
-        Whether no value of f has confirmed σ, and whether bounds truncated the step.
-    next_x, next_value, next_sigma, next_norm, next_predicted, next_step_sigma, verdict : Tensor
-        The accepted trial point with its step, and the class of the first accepted step of the iteration.
-    """
-
-    ids: Tensor
-    x: Tensor
-    scale: Tensor
-    sigma: Tensor
-    unit_length: Tensor
-    unit_cubic: Tensor
-    last_step_norm: Tensor
-    grad_norm: Tensor
-    x_norm: Tensor
-    tol: Tensor
-    curvature_tol: Tensor
-    lambda_error: Tensor
-    best_grad_norm: Tensor
-    first_value: Tensor
-    step_sigma: Tensor
-    step_norm: Tensor
-    predicted: Tensor
-    multiplier: Tensor
-    next_value: Tensor
-    next_sigma: Tensor
-    next_norm: Tensor
-    next_predicted: Tensor
-    next_step_sigma: Tensor
-    stall: Tensor
-    flat: Tensor
-    nit: Tensor
-    nfev: Tensor
-    njev: Tensor
-    status: Tensor
-    mode: Tensor
-    trials: Tensor
-    halvings: Tensor
-    verdict: Tensor
-    sigma_untested: Tensor
-    truncated: Tensor
-    trial: Tensor
-    next_x: Tensor
-    lower: Tensor | None = None
-    upper: Tensor | None = None
-    free: Tensor | None = None
-    value: Tensor = field(default_factory=lambda: torch.empty(0))
-    g: Tensor = field(default_factory=lambda: torch.empty(0))
-    matrix: Tensor = field(default_factory=lambda: torch.empty(0))
-    more: dict[str, Tensor] = field(default_factory=dict)
-    values: Tensor = field(default_factory=lambda: torch.empty(0))
-    vectors: Tensor = field(default_factory=lambda: torch.empty(0))
-    c: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    @classmethod
-    def start(cls, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
-        """Return rows at their starting points, before the first evaluation."""
-        count, device = len(x), x.device
-        numbers: dict[str, Any] = {}
-        numbers |= {name: torch.zeros(count, dtype=torch.float64, device=device) for name in _NUMBERS}
-        numbers |= {name: torch.zeros(count, dtype=torch.long, device=device) for name in _INTEGERS}
-        return cls(
-            ids=ids,
-            x=x,
-            scale=torch.ones(x.shape, dtype=torch.float64, device=device),
-            **numbers,
-            sigma_untested=torch.zeros(count, dtype=torch.bool, device=device),
-            truncated=torch.zeros(count, dtype=torch.bool, device=device),
-            trial=x,
-            next_x=x,
-            lower=lower,
-            upper=upper,
-        )
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, indices: Tensor) -> Rows:
-        """Return some of the rows, as copies."""
-        taken: dict[str, Tensor] = {}
-        for names in self._groups():
-            stacked = torch.stack([self._entry(name) for name in names])
-            taken |= zip(names, stacked.index_select(1, indices).unbind(), strict=True)
-        return self._with_entries(taken)
-
-    def put(self, indices: Tensor, others: Rows) -> None:
-        """Replace some of the rows."""
-        entries: dict[str, Tensor] = {}
-        for names in self._groups():
-            stacked = torch.stack([self._entry(name) for name in names])
-            stacked.index_copy_(1, indices, torch.stack([others._entry(name) for name in names]))
-            entries |= zip(names, stacked.unbind(), strict=True)
-        changed = self._with_entries(entries)
-        for item in fields(self):
-            setattr(self, item.name, getattr(changed, item.name))
-
-    def join(self, others: Rows) -> Rows:
-        """Return the rows followed by others."""
-        joined: dict[str, Tensor] = {}
-        for names in self._groups():
-            stacks = [torch.stack([rows._entry(name) for name in names]) for rows in (self, others)]
-            joined |= zip(names, torch.cat(stacks, 1).unbind(), strict=True)
-        return self._with_entries(joined)
-
-    def _groups(self) -> Iterable[list[str]]:
-        """Return the names of the tensors that have the same type and shape: each group is copied at once.
-
-        Those of `more` are named more.*.
-        """
-        groups: dict[Any, list[str]] = {}
-        entries = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "more"}
-        entries |= {f"{_MORE}{name}": part for name, part in self.more.items()}
-        for name, entry in entries.items():
-            if entry is not None and entry.numel():
-                groups.setdefault((entry.dtype, entry.shape), []).append(name)
-        return groups.values()
-
-    def _entry(self, name: str) -> Tensor:
-        """Return a tensor by the name that `_groups` gives it."""
-        entry: Tensor = self.more[name.removeprefix(_MORE)] if name.startswith(_MORE) else getattr(self, name)
-        return entry
-
-    def _with_entries(self, entries: dict[str, Tensor]) -> Rows:
-        """Return rows with the tensors that `_groups` names replaced."""
-        more = {name.removeprefix(_MORE): part for name, part in entries.items() if name.startswith(_MORE)}
-        fixed = {name: part for name, part in entries.items() if not name.startswith(_MORE)}
-        return replace(self, **fixed, more=self.more | more)
-
-    def accept(self, found: Evaluation) -> None:
-        """Set what was evaluated at x."""
-        self.value, self.g, self.matrix, self.more = found.value, found.g, found.matrix, self.more | found.more
-
-    @property
-    def box(self) -> Box | None:
-        """The bounds; None if there are none."""
-        return None if self.lower is None or self.upper is None else Box(self.lower, self.upper)
-
-    @property
-    def unit_value(self) -> Tensor:
-        """The units of f: the change of f over a unit of length."""
-        return self.unit_cubic * self.unit_length**3
 
     @property
     def ritz_value(self) -> Tensor:
@@ -254,14 +117,170 @@ class Rows:
         return torch.maximum(-self.values[:, 0], self.values[:, -1])
 
 
-_NUMBERS = (
-    "sigma", "unit_length", "unit_cubic", "last_step_norm", "grad_norm", "x_norm", "tol",
-    "curvature_tol", "lambda_error", "best_grad_norm", "first_value", "step_sigma", "step_norm", "predicted",
-    "multiplier", "next_value", "next_sigma", "next_norm", "next_predicted", "next_step_sigma",
-)  # fmt: skip
-_MORE = "more."
-"""Prefix of the names of entries of `Rows.more`."""
-_INTEGERS = ("stall", "flat", "nit", "nfev", "njev", "status", "mode", "trials", "halvings", "verdict")
+@dataclass(frozen=True)
+class Trial(Group):
+    """Trial points, with their steps.
+
+    Attributes
+    ----------
+    mode : Tensor
+        What the trial point is.
+    x : Tensor
+        The trial points.
+    sigma, norm, predicted, multiplier : Tensor
+        σ, norm, predicted decrease and μ of the step.
+    truncated : Tensor
+        Whether bounds truncated the step.
+    """
+
+    mode: Tensor
+    x: Tensor
+    sigma: Tensor
+    norm: Tensor
+    predicted: Tensor
+    multiplier: Tensor
+    truncated: Tensor
+
+    @classmethod
+    def pending(cls, x: Tensor) -> Trial:
+        """Return rows without a trial point."""
+        zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        mode = torch.full(zero.shape, PENDING, device=x.device)
+        return cls(mode, x, zero, zero, zero, zero, zero.bool())
+
+
+@dataclass(frozen=True)
+class Accepted(Group):
+    """The trial points that are accepted in an iteration so far, with their values, and σ of the next iteration.
+
+    `verdict` is the class of the first accepted step of the iteration.
+    """
+
+    trial: Trial
+    value: Tensor
+    sigma: Tensor
+    verdict: Tensor
+
+
+@dataclass
+class Rows(Group):
+    """The rows that have not ended.
+
+    Attributes
+    ----------
+    ids : Tensor
+        The numbers of the rows in the call of the user.
+    point, spectra : Point, Spectra
+        The current points, and the spectra of their curvature.
+    trial, accepted : Trial, Accepted
+        The trial points, and the accepted ones.
+    lower, upper : Tensor or None
+        The bounds.
+    free : Tensor or None
+        The variables that the step may change; None if there are no bounds.
+    scale : Tensor
+        Units of the variables: norms, gradients and steps of the rules are those of x/scale.
+    sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
+        As in `sanc.core.point`.
+    sigma_untested : Tensor
+        Whether no value of f has confirmed σ.
+    tol, curvature_tol : Tensor
+        Tolerances of the row.
+    first_value : Tensor
+        f at the start.
+    best_grad_norm, stall, flat : Tensor
+        The smallest gradient norm, iterations without progress, and iterations whose model predicted no decrease beyond
+        roundoff.
+    nit, nfev, njev, status : Tensor
+        Counts, and the ending.
+    trials, halvings : Tensor
+        Trial points of the iteration, and halvings of its escape step.
+    """
+
+    ids: Tensor
+    point: Point
+    spectra: Spectra
+    trial: Trial
+    accepted: Accepted
+    lower: Tensor | None
+    upper: Tensor | None
+    free: Tensor | None
+    scale: Tensor
+    sigma: Tensor
+    sigma_untested: Tensor
+    unit_length: Tensor
+    unit_cubic: Tensor
+    last_step_norm: Tensor
+    grad_norm: Tensor
+    x_norm: Tensor
+    tol: Tensor
+    curvature_tol: Tensor
+    first_value: Tensor
+    best_grad_norm: Tensor
+    stall: Tensor
+    flat: Tensor
+    nit: Tensor
+    nfev: Tensor
+    njev: Tensor
+    status: Tensor
+    trials: Tensor
+    halvings: Tensor
+
+    @classmethod
+    def start(cls, ids: Tensor, point: Point, lower: Tensor | None, upper: Tensor | None) -> Rows:
+        """Return rows at their starting points, whose scales, tolerances and spectra are still to be set."""
+        zero = torch.zeros_like(point.value)
+        none, count = zero.bool(), zero.long()
+        trial = Trial.pending(point.x)
+        return cls(
+            ids=ids,
+            point=point,
+            spectra=Spectra(point.g, point.matrix, point.g, zero),
+            trial=trial,
+            accepted=Accepted(trial, zero, zero, count),
+            lower=lower,
+            upper=upper,
+            free=None,
+            scale=torch.ones_like(point.g),
+            sigma=zero,
+            sigma_untested=none,
+            unit_length=zero,
+            unit_cubic=zero,
+            last_step_norm=zero,
+            grad_norm=zero,
+            x_norm=zero,
+            tol=zero,
+            curvature_tol=zero,
+            first_value=point.value,
+            best_grad_norm=torch.full_like(zero, torch.inf),
+            stall=count,
+            flat=count,
+            nit=count,
+            nfev=torch.ones_like(count),
+            njev=torch.ones_like(count),
+            status=torch.full_like(count, RUNNING),
+            trials=count,
+            halvings=count,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def set(self, indices: Tensor, others: Rows) -> None:
+        """Replace some of the rows, in place."""
+        changed = self.put(indices, others)
+        for item in fields(self):
+            setattr(self, item.name, getattr(changed, item.name))
+
+    @property
+    def box(self) -> Box | None:
+        """The bounds; None if there are none."""
+        return None if self.lower is None or self.upper is None else Box(self.lower, self.upper)
+
+    @property
+    def unit_value(self) -> Tensor:
+        """The units of f: the change of f over a unit of length."""
+        return self.unit_cubic * self.unit_length**3
 
 
 class Problem:
@@ -292,11 +311,11 @@ class Problem:
         """Return the gradients of some rows, in float64."""
         raise NotImplementedError
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Evaluation:
-        """Return values, gradients and curvature of some rows."""
+    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
+        """Return points of some rows, with values, gradients and curvature."""
         raise NotImplementedError
 
-    def prepare(self, rows: Rows, before: Before | None) -> None:
+    def prepare(self, rows: Rows, before: Point | None) -> None:
         """Set scales and tolerances of rows at new points; `before` has the points before the last step."""
         raise NotImplementedError
 
@@ -306,7 +325,7 @@ class Problem:
 
     def is_complete(self, rows: Rows) -> Tensor:
         """Return where `matrix` is the whole Hessian, with which curvature is tested."""
-        return torch.ones(len(rows), dtype=torch.bool, device=rows.x.device)
+        return torch.ones(len(rows), dtype=torch.bool, device=rows.ids.device)
 
     def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
         """Replace the matrices of all rows, or of some, by the whole Hessians."""
@@ -324,4 +343,5 @@ class Problem:
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, rounding: Tensor) -> Tensor:
         """Return σ after the trial steps."""
-        return rules.after_trial(rows.step_sigma, verdict, actual, rows.predicted, rows.step_norm, rounding)
+        trial = rows.trial
+        return rules.after_trial(trial.sigma, verdict, actual, trial.predicted, trial.norm, rounding)

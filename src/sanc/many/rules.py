@@ -6,7 +6,7 @@ from the same constants. tests/many compares them, row by row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from sanc.core.sigma import (
 )
 from sanc.core.stall import GRADIENT_PROGRESS
 from sanc.core.units import FIRST_SIGMA, X_FRACTION
-from sanc.many import cubic
-from sanc.many.cubic import CubicSteps
+from sanc.many.cubic import CubicModels
 from sanc.presets import PRESETS
 
 UNSUCCESSFUL, SUCCESSFUL, VERY_SUCCESSFUL = 0, 1, 2
@@ -122,27 +121,22 @@ def after_derivative(
     return torch.where(ray.valid & (end_derivative < 0.0), lowered, sigma)
 
 
-def limited_steps(
-    steps: CubicSteps, values: Tensor, c: Tensor, max_norm: Tensor, limited: Tensor, sign: Tensor
-) -> CubicSteps:
-    """Return the steps with σ doubled until ‖s‖ ≤ `max_norm`, in the rows `limited` (`SigmaRule.limit_step`)."""
-    rows = torch.nonzero(limited).reshape(-1)
-    if len(rows) == 0:
-        return steps
-    part, values, c, max_norm, sign = steps.take(rows), values[rows], c[rows], max_norm[rows], sign[rows]
+def limited_sigma(models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor) -> Tensor:
+    """Return the smallest 2ᵏσ whose steps have norms up to `max_norm` (`SigmaRule.limit_step`).
+
+    Where the limit does not hold `always`, it holds for steps with μ above the smallest eigenvalue alone.
+    """
+    limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
+    too_long = models.exceed(sigma, limit)
+    if not bool(too_long.any()):
+        return sigma
     # With σ up to the lower bound the step is too long, so the first σ to try is the next one.
-    sigma = _doubled(part.sigma, cubic.sigma_lower_bound(values, c, part, max_norm) / part.sigma)
-    part = cubic.solve(values, c, sigma, sign)
+    limited = _doubled(sigma, models.sigma_lower_bound(max_norm) / sigma)
     while True:
-        too_long = torch.nonzero((part.norm > max_norm) & (part.sigma < SIGMA_CEILING)).reshape(-1)
-        if len(too_long) == 0:
-            break
-        factor = 0.5 * (part.norm / max_norm)[too_long]
-        sigma = _doubled(part.sigma[too_long], factor)
-        part.put(too_long, cubic.solve(values[too_long], c[too_long], sigma, sign[too_long]))
-    steps = replace(steps, sigma=steps.sigma.clone())  # it may be the σ of the caller
-    steps.put(rows, part)
-    return steps
+        again = too_long & (limited < SIGMA_CEILING) & models.exceed(limited, max_norm)
+        if not bool(again.any()):
+            return torch.where(too_long, limited, sigma)
+        limited = torch.where(again, bounded(2.0 * limited), limited)
 
 
 def _doubled(sigma: Tensor, min_factor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,7 @@ class RunLimits:
     max_trials: float = math.inf
 
 
-_OUTPUTS = ("value", "status", "nit", "nfev", "njev", "grad_norm", "lambda_error", "tol", "curvature_tol")
+_OUTPUTS = ("status", "nit", "nfev", "njev", "grad_norm", "tol", "curvature_tol")
 
 
 def run_rows(
@@ -90,7 +90,7 @@ def run_rows(
     iteration = ManyIteration(problem, limits.max_iter, limits.max_trials, limits.seed)
     outputs: dict[str, Tensor] = {}
     rows: Rows | None = None
-    waiting: Rows | None = None
+    waiting: list[Rows] = []
     begun = ended = rounds = 0
     last_report = -math.inf
     while ended < count:
@@ -98,22 +98,23 @@ def run_rows(
             ids = torch.arange(begun, min(count, begun + limits.chunk_size - _length(rows)), device=x0.device)
             begun += len(ids)
             sides = [None if side is None else side[ids] for side in (lower, upper)]
-            rows = _joined(rows, iteration.start(Rows.start(ids, x0[ids].clone(), *sides)))
+            rows = _joined([rows, iteration.start(ids, x0[ids], *sides)])
         seconds = time.perf_counter() - clock
-        report = Progress(rounds, _length(rows) + _length(waiting), count - begun, ended, seconds)
+        report = Progress(rounds, _length(rows, *waiting), count - begun, ended, seconds)
         asked = limits.callback is not None and rounds > 0 and asks_to_stop(limits.callback, report)
         if asked or seconds >= limits.max_time:
             status = Status.CALLBACK if asked else Status.TIME_LIMIT
-            ended += _stop(_joined(rows, waiting), outputs, count, status)
+            ended += _stop(_joined([rows, *waiting]), outputs, count, status)
             _write_pending(outputs, torch.arange(begun, count, device=x0.device), x0, problem, status)
             break
         assert rows is not None
         rows, left, newly_waiting = _without_ended(rows, outputs, count)
-        waiting = _joined(waiting, newly_waiting)
+        waiting += newly_waiting
         ended += left
-        if waiting is not None and len(waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
-            iteration.certify(waiting)
-            rows, waiting = rows.join(waiting) if len(rows) else waiting, None
+        if waiting and _length(*waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
+            tested = _joined(waiting)
+            iteration.certify(tested)
+            rows, waiting = _joined([rows, tested]), []
         elif len(rows):
             iteration.make_round(rows)
             rounds += 1
@@ -125,40 +126,39 @@ def run_rows(
     return outputs, rounds
 
 
-def _length(rows: Rows | None) -> int:
-    return 0 if rows is None else len(rows)
+def _length(*parts: Rows | None) -> int:
+    return sum(len(part) for part in parts if part is not None)
 
 
-def _joined(rows: Rows | None, others: Rows | None) -> Rows | None:
-    """Return the rows of both, either of which may be None or empty."""
-    if rows is None or len(rows) == 0:
-        return others if others is not None else rows
-    return rows if others is None or len(others) == 0 else rows.join(others)
+def _joined(parts: Sequence[Rows | None]) -> Rows:
+    """Return the rows of all parts, some of which may be None or empty."""
+    filled = [part for part in parts if part is not None and len(part)]
+    return filled[0].join(*filled[1:]) if len(filled) > 1 else filled[0]
 
 
-def _stop(rows: Rows | None, outputs: dict[str, Tensor], count: int, status: Status) -> int:
+def _stop(rows: Rows, outputs: dict[str, Tensor], count: int, status: Status) -> int:
     """End all rows with a status, unless they have ended, and write their results; return their number."""
-    if rows is None:
-        return 0
     rows.status = torch.where(rows.status < 0, int(status), rows.status)
     return _without_ended(rows, outputs, count)[1]
 
 
-def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[Rows, int, Rows | None]:
+def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[Rows, int, list[Rows]]:
     """Write the results of rows that have ended; return the running ones, the number of the former, and the waiting."""
     running = rows.status == RUNNING
     if bool(running.all()):
-        return rows, 0, None
+        return rows, 0, []
     ended, waiting = (torch.nonzero(part).reshape(-1) for part in (rows.status >= 0, rows.status == WAITING))
     if len(ended):
         results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
-        results |= {"x": rows.x[ended], "g": rows.g[ended], "lambda_min": rows.ritz_value[ended]}
+        results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
+        spectra = rows.spectra
+        results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
         ids = rows.ids[ended]
         for name, result in results.items():
             if name not in outputs:
                 outputs[name] = result.new_zeros((count, *result.shape[1:]))
             outputs[name][ids] = result
-    stationary = rows.take(waiting) if len(waiting) else None
+    stationary = [rows.take(waiting)] if len(waiting) else []
     return rows.take(torch.nonzero(running).reshape(-1)), len(ended), stationary
 
 

@@ -12,7 +12,7 @@ from sanc.many.rows import Rows, Spectra
 
 def decompose(matrix: Tensor, rows: Rows, eps: float) -> Spectra:
     """Return the eigenpairs of the matrices of all rows, in scaled variables, restricted to the free ones."""
-    g = rows.g * rows.scale
+    g = rows.point.g * rows.scale
     if rows.free is not None:
         matrix, g = _restricted(matrix, rows.free), g * rows.free
     values, vectors = eigenpairs(matrix)
