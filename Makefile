@@ -20,6 +20,7 @@ OLDEST ?= .venv-oldest
 OLDEST_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 PYTEST := python -m pytest -n auto --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which would compile the package each
 
 .PHONY: demo test test-slow test-oldest lint docs wheel release-check publish-docs clean
 
