@@ -13,8 +13,6 @@ _CUDA_BATCH = 2**15
 """Matrices in one call of cuSOLVER, which fails above 65,535."""
 _SMALL = 12
 """Rows of a matrix up to which its products are element-wise on a CPU without MKL, if its rows are longer."""
-_UNPACKED = 3
-"""Rows of a matrix up to which MKL multiplies it without packing: two such products take half the time of one."""
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
@@ -35,11 +33,9 @@ def multiply_decomposed(values: Tensor, vectors: Tensor, v: Tensor) -> Tensor:
 
 def gram(rows: Tensor) -> Tensor:
     """Return MMᵀ of each row."""
-    n = rows.shape[1]
-    if _HAS_MKL and rows.device.type == "cpu" and _UNPACKED < n <= 2 * _UNPACKED:
-        return torch.cat([part @ rows.mT for part in torch.split(rows, _UNPACKED, 1)], 1)
     if not _has_long_rows(rows):
         return rows @ rows.mT
+    n = rows.shape[1]
     product = rows.new_empty(len(rows), n, n)
     for k in range(n):
         column = (rows[:, k:] * rows[:, k : k + 1]).sum(2)
