@@ -66,6 +66,7 @@ from benchmarks.suite_methods import (
     Peer,
     Run,
     Spec,
+    optimizers_of,
     problem_of,
     spec_of,
     try_run,
@@ -146,7 +147,7 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """Time an evaluation (of one batch) of SANC without and with closures and AdamW, one at a time on the device.
+    """Time an evaluation (of one batch) of SANC without and with closures, AdamW, SOAP and Muon, one at a time.
 
     SANC with closures and AdamW are also captured.
     """
@@ -157,7 +158,7 @@ def timing(options: argparse.Namespace) -> None:
         problem = problem_of(task, options.data_dir, options.device)
         batches = [batch for batch, _ in zip(problem.batches(0), range(50), strict=False)]
         row: dict[str, Any] = {}
-        for name in ("adamw", "loop", "sanc", "adamw captured", "sanc captured") if cuda else ("adamw", "loop", "sanc"):
+        for name in ("adamw", "soap", "muon", "loop", "sanc", *(("adamw captured", "sanc captured") if cuda else ())):
             try:
                 step = timed_step(name, problem, batches[0], cuda)
                 for i in range(count // 2):
@@ -168,7 +169,7 @@ def timing(options: argparse.Namespace) -> None:
                     total = step(batches[i % 50])
                 synchronise(device)
                 row[name] = (time.perf_counter() - clock) * problem.size / (total - spent)
-            except RuntimeError as error:
+            except (RuntimeError, ImportError) as error:
                 row[name] = str(error)[:200]
         rows[task] = row
         print(task, {k: v if isinstance(v, str) else f"{1000 * v:.3f} ms" for k, v in row.items()}, flush=True)
@@ -206,13 +207,17 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
 
         return sanc_step
     capture = name.endswith("captured")
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=cuda, capturable=capture)
+    if name in ("soap", "muon"):
+        optimizers = optimizers_of(name, model, PEERS[name].default)
+    else:
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=cuda, capturable=capture)]
     held = [t.clone() for t in first]
 
     def body() -> None:
-        adamw.zero_grad()
+        model.zero_grad()
         loss(*held).backward()
-        adamw.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     replay = captured(body, problem.device) if capture else body
 

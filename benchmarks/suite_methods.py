@@ -106,7 +106,8 @@ def units(calls: Any) -> float:
     return float(calls.gradient + 0.5 * calls.value + 2.0 * calls.product)
 
 
-def _optimizers(method: str, model: nn.Module, lr: float | None) -> list[torch.optim.Optimizer]:
+def optimizers_of(method: str, model: nn.Module, lr: float | None) -> list[torch.optim.Optimizer]:
+    """Return a peer's optimisers of a model; that of Muon is for the matrices of linear layers, beside AdamW."""
     weights = list(model.parameters())
     if method == "adamw":
         return [torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)]
@@ -182,7 +183,7 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
             lbfgs.step(closure)
 
         return Stepper(lbfgs_step, lambda: spent, [lbfgs])
-    optimizers = _optimizers(spec.method, model, spec.lr)
+    optimizers = optimizers_of(spec.method, model, spec.lr)
 
     def factor(step: int) -> float:
         if not spec.cosine:
