@@ -71,7 +71,7 @@ class AcceleratedSubspace(KrylovSubspace):
     found: Any = None
     factor: float = 1.0
     face: Any = None
-    known: list[tuple[Any, Floats]] = field(default_factory=list)  # the last step, and its r''(s, s)
+    cached_second: list[tuple[Any, Floats]] = field(default_factory=list)  # a cache: the last step, and its r''(s, s)
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
         """Return x + s + a, or x + s if σ does not limit the step, or if a is too long or leads out of the box."""
@@ -98,13 +98,13 @@ class AcceleratedSubspace(KrylovSubspace):
 
     def _second_derivative(self, x: Any, s: Any) -> Floats:
         """Return r''(s, s), of a step along a rejected one without an evaluation."""
-        for before, second in self.known:
+        for before, second in self.cached_second:
             ratio = float(s @ before) / float(before @ before)
             if np.linalg.norm(s - ratio * before) <= _SAME_DIRECTION * np.linalg.norm(s):
                 return ratio * ratio * second
         z, change = self.face.full_point(x), self.face.full_step(s)
         second = second_derivative(self.oracle, self.found, self.found.jacobian, z, change)
-        self.known[:] = [(s, second)]
+        self.cached_second[:] = [(s, second)]
         return second
 
 

@@ -85,12 +85,12 @@ class Evaluation:
         product: Floats = self.jacobian.T @ w
         return product
 
-    def curvature_along(self, v: Floats) -> float:
+    def gauss_newton_form(self, v: Floats) -> float:
         """Return vᵀJᵀ diag(h) J v, with h ≥ 0."""
         weights, change = self.model_weights(), self.jacobian @ v
         return float(change @ (change if weights is None else weights * change))
 
-    def curvature(self, v: Floats) -> Floats:
+    def gauss_newton_product(self, v: Floats) -> Floats:
         """Return Jᵀ diag(h) J v, with h ≥ 0."""
         weights = self.model_weights()
         change = self.jacobian @ v
@@ -417,7 +417,7 @@ class _ModelOperator(Operator):
         found = oracle.with_jacobian(self.z)
         if oracle.term.is_used and not oracle.term.is_estimated:
             return _full_operator(oracle, self.z)(v)
-        product = oracle.variables.gradient(found.curvature(oracle.unscaled(v)))
+        product = oracle.variables.gradient(found.gauss_newton_product(oracle.unscaled(v)))
         if oracle.term.is_used:
             product = product + oracle.term.matrix @ v
         return product.astype(oracle.space.dtype, copy=False)

@@ -65,7 +65,7 @@ class SecondOrderTerm:
         square = float(second @ second)
         if not (math.isfinite(square) and math.isfinite(float(change @ change))):
             return
-        model = before.curvature_along(step)
+        model = before.gauss_newton_form(step)
         if not self.is_estimated:
             self.is_used = abs(float(s @ second)) > _WORTH * model
             return
