@@ -10,10 +10,10 @@ from sanc.errors import NonFiniteError, NonFiniteStartError
 from sanc.minibatch.state import State
 
 _REQUIRED_REDUCTION = 0.5
-"""Factor by which second-order steps have to reduce the loss within `_SLOW_LIMIT` steps to be worth their products."""
-_SLOW_LIMIT = 4
-"""Second-order steps in which the loss has to be reduced; twice as many if the last step was longer than an averaged
-step."""
+"""Factor by which second-order steps have to reduce the loss within a few steps to be worth their products."""
+_SHORT_STEP_LIMIT, _LONG_STEP_LIMIT = 1, 8
+"""Second-order steps in which the loss has to be reduced, if the last step was shorter or longer than an averaged step.
+A short step moves the parameters less than one averaged step, and costs as much as twelve of them."""
 _DISAGREEMENT_LIMIT = 2
 """Consecutive batches that disagree with the last step and thereby end the second-order phase."""
 _LARGE_DISAGREEMENT = 10.0
@@ -47,8 +47,8 @@ def compare_batches(state: State, value: float, noise: float, eps: float) -> tup
 
     Returned is whether the second-order phase continues, and the comparison. The phase continues if the losses are
     equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues while the loss
-    is halved every few steps. It ends after two consecutive batches that differ by more than that, or after one that
-    differs by ten times as much.
+    is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by more than
+    that, or after one that differs by ten times as much.
     """
     difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
@@ -57,7 +57,7 @@ def compare_batches(state: State, value: float, noise: float, eps: float) -> tup
     else:
         steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
     agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _LARGE_DISAGREEMENT * noise * state.last_decrease
-    is_fast = steps_since_halving < (2 * _SLOW_LIMIT if state.last_step_was_long else _SLOW_LIMIT)
+    is_fast = steps_since_halving < (_LONG_STEP_LIMIT if state.last_step_was_long else _SHORT_STEP_LIMIT)
     continues = difference <= 0.0 or (agrees and is_fast)
     return continues, BatchComparison(disagreements, steps_since_halving, reference_loss)
 
