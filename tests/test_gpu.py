@@ -457,12 +457,13 @@ def test_a_batch_that_is_not_finite_leaves_buffers_unchanged(preset):
     assert torch.isfinite(flat(model)).all()
 
 
-def test_a_loop_without_closures_does_not_wait_for_the_device():
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_loop_without_closures_does_not_wait_for_the_device(capture):
     """From the step on from which results are read late, no step synchronises; refreshes of the bases are included."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, 3)).cuda()
     groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": [p for m in model[1:] for p in m.parameters()]}]
-    opt = sanc.SANC(groups, seed=0)
+    opt = sanc.SANC(groups, seed=0, capture=capture)
     x, y = torch.randn(64, 16, device="cuda"), torch.randn(64, 3, device="cuda")
 
     def step():
@@ -479,10 +480,12 @@ def test_a_loop_without_closures_does_not_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert opt.record.iteration == 59 and opt.record.grad_norm > 0
+    assert (opt.capture_reason == "") is capture
 
 
-def test_results_that_are_read_late_change_no_step(monkeypatch):
-    """Against the same loop that reads them at once."""
+@pytest.mark.parametrize("capture", [False, True])
+def test_results_that_are_read_late_change_no_step(monkeypatch, capture):
+    """Against the same loop that reads them at once, and does not replay recordings."""
 
     def trained(late):
         with monkeypatch.context() as patch:
@@ -490,7 +493,7 @@ def test_results_that_are_read_late_change_no_step(monkeypatch):
                 patch.setattr(MinibatchIteration, "_can_read_later", lambda self, oracle: False)
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 3)).cuda()
-            opt = sanc.SANC(model.parameters(), seed=0)
+            opt = sanc.SANC(model.parameters(), seed=0, capture=capture and late)
             for _ in range(60):
                 x = torch.randn(64, 16, device="cuda")
                 opt.zero_grad()

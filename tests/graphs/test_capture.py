@@ -15,7 +15,7 @@ from torch import nn
 
 import sanc
 from composing import composed
-from sanc.graphs import capture
+from sanc.graphs import capture, recording
 from sanc.graphs.recording import identity, reset_gradient_accumulators
 from sanc.lab.authors import AUTHORS
 
@@ -573,3 +573,53 @@ def test_functions_are_compared_by_code_and_objects():
     model = network()
     assert identity(model.forward) == identity(model.forward) != identity(network().forward)
     assert identity(model) != identity(network())
+
+
+def train_without_closures(captured, steps=40, *, frozen_from=None, resumed_at=None, bad=()):
+    """Train by ``backward()`` and ``step()``; return the weights, and for each step whether it was replayed."""
+    model = network("dropout")
+    opt = sanc.SANC(model.parameters(), seed=3, capture=captured, weight_decay=0.01)
+    replayed = []
+    for k, (x, y) in enumerate(batches(steps)):
+        if k == frozen_from:
+            model[0].weight.requires_grad_(False)
+        if k == resumed_at:
+            file = io.BytesIO()
+            torch.save((model.state_dict(), opt.state_dict()), file)
+            file.seek(0)
+            weights, state = torch.load(file)
+            model = network("dropout")
+            opt = sanc.SANC(model.parameters(), seed=3, capture=captured, weight_decay=0.01)
+            model.load_state_dict(weights)
+            opt.load_state_dict(state)
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        (loss * math.nan if k in bad else loss).backward()
+        opt.step()
+        replayed.append(not opt.capture_reason)
+    opt.eval()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), replayed
+
+
+@pytest.mark.filterwarnings("ignore:state_dict")
+@pytest.mark.parametrize("options", [{}, {"frozen_from": 25}, {"resumed_at": 25}, {"bad": (5, 30)}])
+def test_recorded_work_of_a_loop_without_closures_equals_eager_work(options):
+    """The network has dropout: the passes are the caller's, so only the work of the optimiser is recorded."""
+    (eager, _), (recorded, replayed) = (train_without_closures(captured, **options) for captured in (False, True))
+    assert torch.equal(eager, recorded)
+    assert not replayed[0]  # there is no offset yet
+    assert all(replayed[1:])
+
+
+def test_work_that_cannot_be_recorded_is_done_eagerly_with_one_warning(monkeypatch):
+    def fails(self, body):
+        body()  # what it changes is restored
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    expected, _ = train_without_closures(False)
+    monkeypatch.setattr(recording.Recorder, "record", fails)
+    with pytest.warns(RuntimeWarning, match="cannot be recorded .*not permitted") as caught:
+        weights, replayed = train_without_closures(True)
+    assert len(caught) == 1
+    assert torch.equal(weights, expected)
+    assert not any(replayed)

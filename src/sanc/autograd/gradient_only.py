@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
@@ -13,10 +14,22 @@ from sanc.core.oracle import Meter, Oracle
 from sanc.core.space import Vector
 
 
+def do_work(work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
+    """Do the vector work of a step, which follows the gradient."""
+    return list(work(value, g, inputs))
+
+
 class GradientOnlyOracle(Oracle):
-    """Returns the gradient in the leaves at every point; evaluates neither values nor products."""
+    """Returns the gradient in the leaves at every point; evaluates neither values nor products.
+
+    Attributes
+    ----------
+    do_work : callable
+        Does the vector work of a step; it may replay it from a CUDA graph.
+    """
 
     has_values = False
+    do_work: Callable[[Any, Tensor, Tensor, Any], list[Tensor]] = staticmethod(do_work)
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         self.space = leaves.space()
@@ -31,6 +44,10 @@ class GradientOnlyOracle(Oracle):
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         return math.nan, self.g
+
+    def advance(self, work: Any, inputs: Any) -> list[Any]:
+        """Return ``work(f, ∇f, inputs)``; f is unknown, and 0 stands for it."""
+        return self.do_work(work, self.g.new_zeros((), dtype=torch.float64), self.g, inputs)
 
     def value(self, x: Vector) -> NoReturn:
         raise NotImplementedError

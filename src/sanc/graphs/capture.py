@@ -7,12 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves
 from sanc.core.method import Method
 from sanc.core.model import KrylovModel
 from sanc.graphs.oracle import CapturedOracle
 from sanc.graphs.recording import BatchNotRecordableError, NotRecordableError, Recorder, signature
+from sanc.graphs.work import RecordedWork
 
 DEVICES = ("cuda",)
 """Devices on which steps are recorded. On others a recording runs eagerly, which is useful for tests only."""
@@ -45,15 +49,18 @@ class Capture:
         self._oracles: dict[tuple[Any, ...], CapturedOracle] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._recorder: Recorder | None = None
+        self._work: RecordedWork | None = None
+        self._work_problem = ""  # why the work of steps without closures cannot be recorded
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the recordings, which belong to this process and its device."""
-        return self.__dict__ | {"_oracles": {}, "_recorder": None, "_seen": Counter()}
+        return self.__dict__ | {"_oracles": {}, "_recorder": None, "_work": None, "_seen": Counter()}
 
     def reset(self) -> None:
         """Delete all recordings, since their parameters were replaced."""
         self._oracles.clear()
+        self._work = None
 
     def oracle(
         self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
@@ -75,8 +82,8 @@ class Capture:
 
     def _obstacle(self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None) -> str:
         """Return why this step cannot be recorded; empty if it can."""
-        if leaves.device.type not in DEVICES:
-            return f"the parameters are on {leaves.device}, and only {', '.join(DEVICES)} has graphs"
+        if obstacle := _device_obstacle(leaves.device):
+            return obstacle
         if hvp == "finite-difference":
             return 'hvp = "finite-difference" chooses its step on the host'
         if hvp == "gauss-newton":
@@ -121,8 +128,6 @@ class Capture:
 
     def _new_oracle(self, batches: Sequence[Batch | None], leaves: Leaves, hvp: str) -> CapturedOracle:
         """Return an oracle with recordings for batches of these shapes."""
-        if self._recorder is None:
-            self._recorder = Recorder(leaves.device)
         model = self._method.model
         assert isinstance(model, KrylovModel)
         assert model.krylov_dim is not None
@@ -134,11 +139,37 @@ class Capture:
             joint=not self._method.on_samples,
             hvp=hvp,
             exact=self._method.exact,
-            recorder=self._recorder,
+            recorder=self._recorder_on(leaves.device),
         )
+
+    def _recorder_on(self, device: torch.device) -> Recorder:
+        """Return the recorder of all recordings."""
+        if self._recorder is None:
+            self._recorder = Recorder(device)
+        return self._recorder
+
+    def do_work(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
+        """Return ``work(value, g, inputs)`` of a step without a closure, replayed where that is possible."""
+        self.reason = self._work_problem or _device_obstacle(g.device)
+        if not self.reason:
+            self._work = self._work or RecordedWork(self._recorder_on(g.device))
+            try:
+                return self._work(work, value, g, inputs)
+            except RuntimeError as problem:
+                text = str(problem).strip().split("\n")[0]
+                self.reason = self._work_problem = f"the step cannot be recorded ({text})"
+                self._work = None
+        self._warn()
+        return list(work(value, g, inputs))
 
     def _warn(self) -> None:
         """Warn once that steps are eager."""
         if not self._warned:
             self._warned = True
             warnings.warn(f"capture = True has no effect: {self.reason}.", RuntimeWarning, stacklevel=4)
+
+
+def _device_obstacle(device: torch.device) -> str:
+    """Return why steps on this device cannot be recorded; empty if they can."""
+    known = device.type in DEVICES
+    return "" if known else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"

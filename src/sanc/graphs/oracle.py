@@ -30,6 +30,7 @@ from sanc.graphs.recording import (
     Recorder,
     Recording,
     reset_gradient_accumulators,
+    restored,
 )
 
 _GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -284,8 +285,7 @@ class CapturedOracle(AutogradOracle):
         """
         inner, trained = self._inner, None
         static_inputs = inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
-        changed = work.tensors()
-        before, point = [tensor.clone() for tensor in changed], self.leaves.read()
+        point = self.leaves.read()
 
         def body() -> list[Tensor]:
             nonlocal trained
@@ -297,14 +297,12 @@ class CapturedOracle(AutogradOracle):
             assert inner.raw_loss is not None
             return [inner.raw_loss, read, *found]
 
-        with Buffers() as buffers:
+        with restored(work.tensors()), Buffers() as buffers:
             try:
                 recording = self._recorder.record(body)
             finally:
                 buffers.restore()
                 self.leaves.write(point)
-                for tensor, content in zip(changed, before, strict=True):
-                    tensor.copy_(content)
         return static_inputs, trained, recording
 
 

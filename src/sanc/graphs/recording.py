@@ -7,7 +7,8 @@ graph has the same effect, so the code that uses recordings can be tested on any
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -109,6 +110,17 @@ class Recording:
                     if old is not new:
                         old.copy_(new)
         return self.outputs
+
+
+@contextmanager
+def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the content of tensors after the block, in which recordings change them in place."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, content in zip(tensors, before, strict=True):
+            tensor.copy_(content)
 
 
 def reset_gradient_accumulators(leaves: Sequence[Tensor]) -> None:

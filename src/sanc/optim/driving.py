@@ -343,7 +343,10 @@ class Driver:
         try:
             x, y = self._average_and_gradient_point(leaves)
             iteration.rates = leaves.rates
-            point, record = iteration.iterate(x, self.mode.gradient_oracle(leaves, y, self.meter))
+            oracle = self.mode.gradient_oracle(leaves, y, self.meter)
+            if self.capture is not None:
+                oracle.do_work = self.capture.do_work
+            point, record = iteration.iterate(x, oracle)
         except BaseException:
             iteration.roll_back(snapshot)
             self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter

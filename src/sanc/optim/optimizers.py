@@ -78,8 +78,9 @@ class CubicOptimizer(Optimizer):
         Largest number of rows of a `Batch` that are in memory at a time.
     capture : bool
         Record gradients, values and Krylov spaces as CUDA graphs and replay them, for samples given as `Batch`. The
-        loss function must be the same in every step, draw no random numbers and decide nothing on the host. A step that
-        cannot be recorded runs without a graph, and a warning gives the reason, which `capture_reason` holds too.
+        loss function must be the same in every step, draw no random numbers and decide nothing on the host. Without a
+        closure only the work of the optimiser is recorded, and the loss may be any. A step that cannot be recorded runs
+        without a graph, and a warning gives the reason, which `capture_reason` holds too.
     seed : int, optional
         Seed of the optimiser and of the random numbers in closures; by default it is drawn from torch's generator.
     check : bool
