@@ -1,6 +1,7 @@
 """The constants that `benchmarks.constants` varies exist, and each of its other values differs from the present one."""
 
 import pytest
+
 from benchmarks import constants
 
 NAMED = {
