@@ -1,12 +1,12 @@
 """Ratios with intervals over tasks, from the runs of `benchmarks.networks`.
 
     python -m benchmarks.intervals docs/results/networks/runs.jsonl     # sanc and each tuned peer
-    python -m benchmarks.intervals RUNS --parts                         # parts of the default, paired by seed
+    python -m benchmarks.intervals RUNS [RUNS …] --parts                # parts of the default, paired by seed
 
 A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
---parts divides the evaluations of a run with one part switched off by those of the default on the same task and seed,
-so RUNS must have both from the same version of the code. A run that misses the target counts as twice the budget.
-Losses of zero have no ratio and are left out.
+--parts divides evaluations and final loss of a run with one part switched off by those of the default on the same task
+and seed, so RUNS must have both from the same version of the code. A run that misses the target counts as twice the
+budget. Losses of zero have no ratio and are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from benchmarks.suite import TASKS
 from benchmarks.suite_methods import Run
 from benchmarks.suite_tables import UNSOLVED, cost, summary, target_of
 
-PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-curvature",
-         "no-escape")  # fmt: skip
+PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-bound",
+         "no-curvature", "no-escape")  # fmt: skip
 """Variants of the default with one part switched off."""
 
 KEYS = {"ratio": "evaluations", "final": "final loss", "held": "held-out loss"}
@@ -47,9 +48,26 @@ def shown(logs: Sequence[float]) -> str:
     return f"{number(mean, '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
 
 
-def paired(runs: Sequence[Run], part: str, half: str | None = None) -> tuple[list[float], int, int]:
-    """Return the mean log ratio of each task, the number of pairs with equal curves, and that of all pairs."""
-    logs, equal, pairs = [], 0, 0
+class Paired(NamedTuple):
+    """Runs without a part and runs of the default, of the same tasks and seeds.
+
+    Attributes
+    ----------
+    evaluations, finals : list of float
+        Mean log ratio of each task; of the final losses without those of zero.
+    equal, pairs : int
+        Number of pairs with equal curves, and of all pairs.
+    """
+
+    evaluations: list[float]
+    finals: list[float]
+    equal: int
+    pairs: int
+
+
+def paired(runs: Sequence[Run], part: str, half: str | None = None) -> Paired:
+    """Compare the runs without a part with those of the default."""
+    logs, finals, equal, pairs = [], [], 0, 0
     for task in [name for name in TASKS if half in (None, TASKS[name].half)]:
         target = target_of(runs, task)
         mine, default = ({run["seed"]: run for run in runs if (run["task"], run["method"]) == (task, name)}
@@ -63,19 +81,24 @@ def paired(runs: Sequence[Run], part: str, half: str | None = None) -> tuple[lis
         }
         if spent:
             logs.append(float(np.mean([math.log(ours / theirs) for ours, theirs in spent.values()])))
+        losses = [[run["curve"]["train"][-1] for run in (mine[seed], default[seed])] for seed in spent]
+        if ratios := [math.log(ours / theirs) for ours, theirs in losses if 0 < ours * theirs < math.inf]:
+            finals.append(float(np.mean(ratios)))
         equal += sum(mine[seed].get("curve") == default[seed].get("curve") for seed in spent)
         pairs += len(spent)
-    return logs, equal, pairs
+    return Paired(logs, finals, equal, pairs)
 
 
 def parts_table(runs: Sequence[Run]) -> str:
     """Return the table of parts that are switched off."""
     cells = []
     for part in PARTS:
-        every, equal, pairs = paired(runs, part)
-        if pairs:
-            cells.append([part, shown(paired(runs, part, "unseen")[0]), shown(every), f"{equal} of {pairs}"])
-    return markdown_table(("switched off", "evaluations, unseen tasks", "all tasks", "equal curves"), cells)
+        every, unseen = paired(runs, part), paired(runs, part, "unseen")
+        if every.pairs:
+            ratios = (unseen.evaluations, every.evaluations, unseen.finals, every.finals)
+            cells.append([part, *map(shown, ratios), f"{every.equal} of {every.pairs}"])
+    columns = ("evaluations, unseen tasks", "all tasks", "final loss, unseen tasks", "all tasks", "equal curves")
+    return markdown_table(("switched off", *columns), cells)
 
 
 def peers_table(runs: Sequence[Run], half: str = "unseen") -> str:
@@ -97,10 +120,10 @@ def peers_table(runs: Sequence[Run], half: str = "unseen") -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="runs.jsonl of benchmarks.networks")
+    parser.add_argument("runs", type=Path, nargs="+", help="runs.jsonl of benchmarks.networks")
     parser.add_argument("--parts", action="store_true", help="compare variants of the default, paired by seed")
     options = parser.parse_args(arguments)
-    runs = read_runs(options.runs)
+    runs = [run for path in options.runs for run in read_runs(path)]
     print(parts_table(runs) if options.parts else peers_table(runs))
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,30 @@ def penalty_table(runs: Sequence[Run]) -> str:
             line.append(number(median(ends), ".3g") + (" (one seed)" if len(ends) == 1 else ""))
         cells.append(line)
     return markdown_table(("task", "penalty", *names), cells)
+
+
+TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "the same, `capture=True`",
+         "sanc": "sanc with closures"}  # fmt: skip
+"""Methods of --timing that are compared with AdamW, and their columns."""
+
+
+def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> str:
+    """Return the table of the times of an evaluation relative to AdamW's, and of the seconds to its final loss.
+
+    A text instead of a time is the reason why there is none.
+    """
+    evaluations = {row["task"]: row["ratio"] for row in summary(runs) if row["method"] == "sanc"}
+    cells = []
+    for task, times in seconds.items():
+        ms = [f"{1e3 * times[name]:.2f}" for name in ("adamw", "adamw captured")]
+        pairs = [*((name, "adamw") for name in TIMED), ("sanc captured", "adamw captured")]
+        *eager, captured = (
+            "–" if isinstance(times[name], str) else f"{times[name] / times[base]:.2f} ×" for name, base in pairs
+        )
+        to_target = f"{evaluations[task] * times['sanc'] / times['adamw']:.2f} ×"
+        cells.append([task, ms[0], *eager, to_target, ms[1], captured])
+    columns = (*TIMED.values(), "seconds to AdamW's loss", "AdamW captured, ms", "sanc captured")
+    return markdown_table(("task", "AdamW, ms", *columns), cells)
 
 
 LEGEND = f"""\

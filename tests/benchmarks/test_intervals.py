@@ -45,10 +45,18 @@ def test_no_task_gives_no_number() -> None:
 
 
 def test_pairs_are_runs_of_one_task_and_one_seed() -> None:
-    logs, equal, pairs = intervals.paired(runs(), "diagonal")
-    assert logs == pytest.approx([math.log(2.0)] * 2) and (equal, pairs) == (0, 4)
-    logs, equal, pairs = intervals.paired(runs(), "no-escape", "unseen")
+    logs, finals, equal, pairs = intervals.paired(runs(), "diagonal")
+    assert logs == pytest.approx([math.log(2.0)] * 2) and finals == [] and (equal, pairs) == (0, 4)
+    logs, finals, equal, pairs = intervals.paired(runs(), "no-escape", "unseen")
     assert logs == pytest.approx([math.log(0.5) / 2] * 2) and (equal, pairs) == (2, 4)
+
+
+def test_final_losses_are_compared_without_those_of_zero() -> None:
+    listed = runs()
+    for one in listed:
+        if one["seed"] == 0 and one["method"] in ("sanc", "diagonal"):
+            one["curve"]["train"][-1] = {"sanc": 0.25, "diagonal": 1.0}[one["method"]]
+    assert intervals.paired(listed, "diagonal").finals == pytest.approx([math.log(4.0)] * 2)
 
 
 def test_the_command_prints_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
