@@ -19,27 +19,29 @@ class RecordedWork:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._preconditioner: Any = None  # the one whose tensors the recordings change
-        self._recordings: dict[Any, tuple[list[Tensor | None], Recording]] = {}
+        self._recordings: dict[Any, Recording] = {}
+        self._static: dict[Any, Tensor] = {}  # the inputs of all recordings, by their place and shape
 
     def __call__(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
         """Return ``work(value, g, inputs)``."""
         if work.preconditioner is not self._preconditioner:
             self._recordings.clear()
+            self._static.clear()
             self._preconditioner = work.preconditioner
-        tensors = [value, g, *inputs]
-        key = (work, *(None if tensor is None else tensor.shape for tensor in tensors))
+        value, g, *others = (self._fill(place, tensor) for place, tensor in enumerate((value, g, *inputs)))
+        static_inputs = inputs._make(others)
+        key = (work, *(None if tensor is None else tensor.shape for tensor in static_inputs))
         if key not in self._recordings:
-            self._recordings[key] = self._record(work, tensors, inputs)
-        static, recording = self._recordings[key]
-        for old, new in zip(static, tensors, strict=True):
-            if old is not None and new is not None:
-                old.copy_(new, non_blocking=True)
-        return [result.clone() for result in recording.replay()]
+            with restored(work.tensors()):
+                self._recordings[key] = self._recorder.record(lambda: work(value, g, static_inputs))
+        return [result.clone() for result in self._recordings[key].replay()]
 
-    def _record(self, work: Any, tensors: list[Tensor | None], inputs: Any) -> tuple[list[Tensor | None], Recording]:
-        """Record the work on static copies of its inputs; what it changes in place is restored."""
-        static = [None if tensor is None else tensor.clone() for tensor in tensors]
-        value, g, *others = static
-        with restored(work.tensors()):
-            recording = self._recorder.record(lambda: work(value, g, inputs._make(others)))
-        return static, recording
+    def _fill(self, place: int, tensor: Tensor | None) -> Any:
+        """Copy an input into static memory, and return that; None for None."""
+        if tensor is None:
+            return None
+        key = place, tensor.shape
+        if key in self._static:
+            return self._static[key].copy_(tensor, non_blocking=True)
+        self._static[key] = tensor.clone()
+        return self._static[key]
