@@ -212,7 +212,7 @@ def test_minimize_walks_far(n: int) -> None:
 
 
 def test_the_space_ends_with_the_first_negative_curvature() -> None:
-    """All of the space takes more values over humps, and is lost between cosines of variables in other units."""
+    """The model of the whole space needs more values over humps, and fails between cosines of variables in other units."""
     problem, points = zoo.walks(10)[0], []
 
     def watch(intermediate_result: Any) -> None:
@@ -255,8 +255,8 @@ def test_the_first_step_along_negative_curvature_is_short() -> None:
             assert (first.sigma > free) is within
 
 
-def test_the_gradient_decides_where_rounding_hides_the_decrease() -> None:
-    """The value carries the rounding of 1e6, far above itself: it cannot tell the last steps from idle ones."""
+def test_the_gradient_decides_where_the_decrease_is_below_roundoff() -> None:
+    """The value carries the rounding of 1e6, far above itself: it does not distinguish the last steps from no steps."""
 
     def fun(x: torch.Tensor) -> torch.Tensor:
         return (x.cosh().sum() + 1e6) - 1e6 - 3

@@ -93,7 +93,7 @@ def cubic() -> Figure:
 
 
 def sigma() -> Figure:
-    """Draw what a record tells of a run."""
+    """Draw what a record contains of a run."""
     start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
     run = sanc.minimize(lambda x: 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2, start)
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")

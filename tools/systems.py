@@ -1,7 +1,7 @@
 """Print on which systems the tests were run, as a table for the README: `python tools/systems.py`.
 
 A run notes itself with `make test TESTS="tests --record-system docs/results/systems.json"`, and likewise
-`make test-oldest`; `python tools/systems.py --write` then renews the table between its two marks in README.md.
+`make test-oldest`; `python tools/systems.py --write` then writes the table again between its two marks in README.md.
 """
 
 from __future__ import annotations

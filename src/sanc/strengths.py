@@ -35,6 +35,7 @@ _PRECISION, _USABLE = 1e-4, 1e-2
 """Relative errors of the held-out loss because a fit is not exact: from the first one the fit continues with a smaller
 `tol`, and from the second one it counts as failed if it cannot continue."""
 _MOST_FITS, _LEAST_TOL = 4, 1e-12
+"""The most fits of one strength, and the smallest `tol` of one: about the roundoff of a gradient in float64."""
 _PREDICTED = 2.0
 """Largest change of log C along which the derivatives of w predict the start of a fit."""
 _RTOL = 1e-6
@@ -44,6 +45,7 @@ _STARTS = (0.125, 0.375, 0.625, 0.875)
 _RELATIVE_GRADIENT = 1e-3
 """Gradient norm at which a search ends, relative to the held-out loss."""
 _MOST_ITERATIONS = 30
+"""The most iterations of a search."""
 _BLOCK = 1 << 22
 """Entries of margins that third derivatives use at a time."""
 

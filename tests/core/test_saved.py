@@ -67,7 +67,7 @@ def same(new, old):
 
 
 def harmless(path, old, new):
-    """Whether a change is a number of the same kind, which cannot be told from the right one."""
+    """Whether a change is a number of the same kind, which cannot be distinguished from the right one."""
     if path[-1] in FREE:
         return isinstance(new, float | int) and not isinstance(new, bool)
     if path[-1] in ("distance_numerator", "best_grad_norm") or isinstance(old, float):

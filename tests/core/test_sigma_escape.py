@@ -184,7 +184,7 @@ def predicted_decreases(lam, g, L1, L2, eps, eps_g, power=2):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_paper_takes_the_step_of_the_larger_predicted_decrease(seed):
+def test_the_paper_makes_the_step_of_the_larger_predicted_decrease(seed):
     rng = np.random.default_rng(seed)
     lam, g = rng.standard_normal() * 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-4, 1)
     L1, L2, eps = 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-5, -1)

@@ -105,7 +105,7 @@ def test_a_basis_is_orthonormal_and_that_of_reflections(kind, side):
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
-def test_a_matrix_without_a_basis_is_told_apart(bad):
+def test_a_matrix_without_a_basis_is_identified(bad):
     good = torch.eye(3)
     q, fine = orthonormal(torch.stack([good, good * bad, 2 * good]))
     assert fine.tolist() == [True, False, True]
@@ -125,7 +125,7 @@ def test_refreshing_carries_the_second_moments_over():
             assert np.allclose(np.diag(Q_new.T @ covariance @ Q_new), new["second_moment"].numpy().ravel())
 
 
-def test_what_a_factor_says_nothing_about_keeps_its_basis():
+def test_the_null_space_of_a_factor_keeps_its_basis():
     """One gradient of rank 1: rounding decides nothing."""
     metric = Kronecker().create([(6, 5)], LIKE)
     u, v = torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(1.0, 6.0, dtype=torch.float64)

@@ -107,7 +107,7 @@ def test_batch_norm_fits_the_point_that_is_handed_out(digits):
     assert held < 0.05 and abs(held - fresh) < 0.02
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch tells where its kernels for bfloat16 are slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns where its kernels for bfloat16 are slow
 def test_under_autocast_to_bfloat16(digits):
     X, y = digits
     net = network(64, 64, 10)

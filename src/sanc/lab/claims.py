@@ -206,7 +206,7 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
     if expected:
         statement = "Steps along negative curvature after unsuccessful iterations contribute to the decrease of SANC."
         return Claim(statement, panel, measured, _range(counts), share >= _CONTRIBUTES)
-    statement = "With σ0 = 1 SANC takes no step along negative curvature on logistic regression."
+    statement = "With σ0 = 1 SANC makes no step along negative curvature on logistic regression."
     return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 
 
