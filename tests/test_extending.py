@@ -536,6 +536,36 @@ def test_a_state_of_another_metric_is_rejected(pieces):
         opt.load_state_dict(states["ours"])
 
 
+@pytest.mark.parametrize(
+    ("method", "returned", "match"),
+    [
+        ("create", None, r"create\(\) returned None. Return an object of a subclass of sanc.Preconditioner"),
+        ("update", torch.zeros(3), r"update\(\) of its preconditioner returned \(3,\) for a gradient of shape \(6,\)"),
+        ("update", 1.0, r"returned 1.0 for a gradient of shape \(6,\). Return M⁻¹g"),
+    ],
+)
+@pytest.mark.parametrize("style", ["gradients", "closures"])
+def test_what_a_metric_may_not_return_is_named_and_changes_nothing(monkeypatch, method, returned, match, style):
+    owner = sanc.Diagonal if method == "create" else type(sanc.Diagonal().create([(2, 3)], torch.zeros(6)))
+    monkeypatch.setattr(owner, method, lambda *arguments: returned)
+    weights = torch.nn.Parameter(torch.ones(2, 3))
+    opt = sanc.SANC([weights], metric=sanc.Diagonal(), curvature=False)
+    closures = [lambda: weights.square().sum()] if style == "closures" else []
+    if not closures:
+        weights.square().sum().backward()
+    with pytest.raises(sanc.ArgumentTypeError, match=match):
+        opt.step(*closures)
+    assert torch.equal(weights, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", ["losses", "derivatives"])
+def test_the_shape_of_a_loss_of_the_margins_is_checked(monkeypatch, name):
+    problem = sanc.problems.Logistic(np.eye(3), np.array([1, 0, 1]))
+    monkeypatch.setattr(type(problem), name, lambda self, z: np.float64(1.0))
+    with pytest.raises(sanc.ArgumentError, match=rf"Logistic.{name} returned an array of shape \(\): .* \(3,\)"):
+        sanc.minimize(problem, np.zeros(3))
+
+
 @pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])
 def test_what_is_no_metric_is_rejected(metric):
     with pytest.raises(sanc.SancError, match="metric = "):
@@ -642,6 +672,28 @@ def test_an_objective_of_the_caller_is_minimised_and_certified(pieces):
     assert cert.second_order and cert.lambda_min == pytest.approx(2.0, abs=1e-6)
     bounded = sanc.minimize(pieces.Quartic(diagonal), np.full((3, 1), 0.5), bounds=[(0, 1)] * 3)
     assert bounded.x.shape == (3, 1) and bounded.success and (bounded.x >= 0).all() and (bounded.x <= 1).all()
+
+
+def test_an_objective_of_the_caller_is_evaluated_as_often_as_functions(pieces):
+    diagonal, x0 = np.array([1.0, 2.0, 4.0]), np.array([0.3, 0.2, 0.1])
+    points = []
+
+    class Counted(pieces.Quartic):
+        def gradient(self, x):
+            points.append(tuple(x))
+            return super().gradient(x)
+
+    oracle = pieces.Quartic(diagonal)
+    found = sanc.minimize(Counted(diagonal), x0)
+    expected = sanc.minimize(
+        oracle.value,
+        x0,
+        jac=lambda x: oracle.gradient(x)[1],
+        hessp=lambda x, v: oracle.hessian(x)(v),
+    )
+    assert np.array_equal(found.x, expected.x)
+    assert (found.njev, found.nhev) == (expected.njev, expected.nhev) and found.nfev <= expected.nfev
+    assert len(points) == len(set(points))
 
 
 def test_an_oracle_of_torch_makes_the_steps_of_its_function():

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sanc
+from sanc.minibatch.settings import METRICS
 from sanc.minimisation import Result
 from sanc.options import MinimizeOptions, OptimizerOptions
 
@@ -111,3 +112,8 @@ def test_type_checkers_reject_what_is_wrong_and_accept_the_rest(checker, tmp_pat
     }
     wrong = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
     assert said == wrong, done.stdout
+
+
+def test_the_names_of_metrics_in_the_options_are_those_that_are_accepted():
+    *_, names = typing.get_args(typing.get_type_hints(OptimizerOptions)["metric"])
+    assert typing.get_args(names) == tuple(METRICS)

@@ -212,7 +212,7 @@ def test_minimize_walks_far(n: int) -> None:
 
 
 def test_the_space_ends_with_the_first_negative_curvature() -> None:
-    """The model of the whole space needs more values over humps, and fails between cosines of variables in other units."""
+    """The whole space needs more values over humps, and fails between cosines of variables in other units."""
     problem, points = zoo.walks(10)[0], []
 
     def watch(intermediate_result: Any) -> None:

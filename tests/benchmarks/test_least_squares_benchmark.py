@@ -52,7 +52,7 @@ def test_there_are_three_starts_and_bounds_that_cut():
     assert cut.upper.tolist() == [0.9, np.inf, np.inf, 0.9] and np.all(cut.start <= cut.upper)
 
 
-def test_the_check_tells_solutions_from_saddles_and_other_points():
+def test_the_check_distinguishes_solutions_from_saddles_and_other_points():
     problem = by_name()["Rosenbrock-1"]
     assert least_squares.is_second_order(problem, np.ones(2))
     assert not least_squares.is_second_order(problem, problem.start)

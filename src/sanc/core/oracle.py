@@ -336,3 +336,50 @@ def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: floa
     `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
     """
     return float((noise or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))
+
+
+class CachedOracle(WrappedOracle):
+    """The oracle of an exact objective, which is evaluated once at each of the last few points."""
+
+    def __init__(self, inner: Oracle) -> None:
+        super().__init__(inner, inner.space)
+        self.has_matrix = inner.has_matrix
+        self._values: RecentCache[float] = RecentCache()
+        self._gradients: RecentCache[tuple[float, Vector]] = RecentCache()
+
+    @property
+    def box(self) -> Any:
+        """The bounds of `inner`."""
+        return self.inner.box
+
+    @box.setter
+    def box(self, box: Any) -> None:
+        self.inner.box = box
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        return self.inner.shapes
+
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
+        return x in self._values or x in self._gradients, x in self._gradients
+
+    def value(self, x: Vector) -> float:
+        return self.gradient(x)[0] if x in self._gradients else self._values.get(x, self.inner.value)
+
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        return self._gradients.get(x, self.inner.gradient)
+
+    def gradient_error(self, x: Vector) -> float:
+        return self.inner.gradient_error(x)
+
+    def norm(self, v: Vector) -> float:
+        return self.inner.norm(v)
+
+    def hessian(self, x: Vector) -> Operator:
+        return self.inner.hessian(x)
+
+    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
+        return self.inner.eigenbasis(x, places)
+
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
+        return self.inner.lanczos(operator, start, **options)

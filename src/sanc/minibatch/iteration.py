@@ -33,7 +33,15 @@ from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.minibatch import joining, saving, scale, updates, watch
 from sanc.minibatch.averaging import AveragedStep, HostCopy, StepInputs, StepResults, StepScalars, advance, on_device
-from sanc.minibatch.metrics.base import Metric, Preconditioner, check_saved, due_parts, refresh_parts
+from sanc.minibatch.metrics.base import (
+    Metric,
+    Preconditioner,
+    check_direction,
+    check_preconditioner,
+    check_saved,
+    due_parts,
+    refresh_parts,
+)
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
 
@@ -286,6 +294,7 @@ class MinibatchIteration:
         """
         settings, space = self.settings, oracle.space
         preconditioner = self._create_preconditioner(settings.metric, oracle.shapes, space.tensor(x))
+        check_preconditioner(settings.metric, preconditioner)
         new = joining.new_parameters(self.state, oracle.shapes, space)
         if self._saved_tensors and not any(new):
             preconditioner.restore(self._saved_tensors)
@@ -295,7 +304,7 @@ class MinibatchIteration:
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
-            preconditioner.update(space.tensor(g) / unit, 1.0)
+            check_direction(settings.metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
             refresh_parts(preconditioner, range(preconditioner.parts))
             if self._saved_tensors:
                 tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)

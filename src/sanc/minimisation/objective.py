@@ -16,7 +16,7 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
-from sanc.core.oracle import Oracle
+from sanc.core.oracle import CachedOracle, Oracle
 from sanc.core.space import NumpySpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle
@@ -48,8 +48,9 @@ def build_oracle(
 ) -> tuple[Oracle, Vector, Unflatten]:
     """Return the oracle of `fun`, the flat starting point, and the function that restores the caller's form.
 
-    A `FiniteSum` is sampled. An `Oracle` is used as it is. A function with `jac` is called with its derivatives. A
-    function without `jac` is differentiated by torch. A tree is flattened, and the functions are called with trees.
+    A `FiniteSum` is sampled. Evaluations of an `Oracle` are cached. A function with `jac` is called with its
+    derivatives. A function without `jac` is differentiated by torch. A tree is flattened, and the functions are called
+    with trees.
     """
     if not isinstance(args, tuple):
         args = (args,)
@@ -70,8 +71,9 @@ def build_oracle(
         _check_oracle(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
         tensor = start.detach() if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
         if isinstance(fun.space, NumpySpace):
-            return fun, np.array(tensor.cpu().numpy(), fun.space.dtype).reshape(-1), unflatten
-        return fun, tensor.to(fun.space.device, fun.space.dtype, copy=True).reshape(-1), unflatten
+            return CachedOracle(fun), np.array(tensor.cpu().numpy(), fun.space.dtype).reshape(-1), unflatten
+        flat = tensor.to(fun.space.device, fun.space.dtype, copy=True).reshape(-1)
+        return CachedOracle(fun), flat, unflatten
     if isinstance(fun, FiniteSum):
         _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
         array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start

@@ -169,18 +169,28 @@ class LinearSum(FiniteSum):
     def value(self, w: Array) -> float:
         point = self._point(w)
         if point.value is None:
-            losses = self._weighted(self.losses(point.margins))
+            losses = self._weighted(self._by_row("losses", self.losses(point.margins), (self.n,)))
             point.value = float(losses.sum()) / self.n + self.penalty.value(self._coefficients(w))
         return point.value
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        derivatives, g = self._weighted(self.derivatives(self._margins(w))), np.zeros(self.dim, self.dtype)
+        margins, g = self._margins(w), np.zeros(self.dim, self.dtype)
+        derivatives = self._weighted(self._by_row("derivatives", self.derivatives(margins), margins.shape))
         for rows, X in self._blocks():
             g += self._transposed_times(X, derivatives[rows])
         g /= self.n
         penalised = self._coefficients(g)
         penalised += self.penalty.gradient(self._coefficients(w))
         return self.value(w), g
+
+    def _by_row(self, name: str, values: Any, shape: tuple[int, ...]) -> Any:
+        """Return what a function of the margins returned; raise an error if it has another shape."""
+        if np.shape(values) != shape:
+            raise ArgumentError(
+                f"{type(self).__name__}.{name} returned an array of shape {np.shape(values)}: return one of shape "
+                f"{shape}, with an entry for each margin."
+            )
+        return values
 
     def hessian(self, w: Array) -> Callable[[Array], Array]:
         second, curvature = (

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.saved import require_mapping, require_vector, state_error
+from sanc.errors import ArgumentTypeError, shown
 
 Shape = tuple[int, ...]
 
@@ -112,6 +113,25 @@ class Metric(Protocol):
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return a preconditioner for parameters of these shapes, on the device and of the type of `like`."""
         ...
+
+
+def check_preconditioner(metric: Metric, preconditioner: object) -> None:
+    """Raise an error if a metric of the caller created something else than a preconditioner."""
+    if not isinstance(preconditioner, Preconditioner):
+        raise ArgumentTypeError(
+            f"metric = {shown(metric)} cannot be used: its create() returned {shown(preconditioner)}. Return an object "
+            "of a subclass of sanc.Preconditioner."
+        )
+
+
+def check_direction(metric: Metric, direction: object, g: Tensor) -> None:
+    """Raise an error if a preconditioner of the caller returned something else than a vector like the gradient."""
+    if not isinstance(direction, Tensor) or direction.shape != g.shape:
+        found = tuple(direction.shape) if isinstance(direction, Tensor) else shown(direction)
+        raise ArgumentTypeError(
+            f"metric = {shown(metric)} cannot be used: update() of its preconditioner returned {found} for a gradient "
+            f"of shape {tuple(g.shape)}. Return M⁻¹g, a vector of that shape."
+        )
 
 
 def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequence[Any]) -> None:
