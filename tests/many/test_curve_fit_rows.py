@@ -258,3 +258,11 @@ def test_rows_that_converge_slowly_end_at_the_limit_of_evaluations(monkeypatch):
     with pytest.warns(OptimizeWarning):
         _, _, res = sanc.curve_fit(lambda x, b: x * b**4, X, y, [1.0], full_output=True, max_iter=7)
     assert (res.nit == 7).all()
+
+
+def test_rows_that_wait_at_a_saddle_end_at_the_limit_of_iterations():
+    y = np.stack([X, 2.0 * X])
+    with pytest.warns(OptimizeWarning, match="2 of 2 rows led to no fit"):
+        _, _, res = sanc.curve_fit(lambda x, b: x * b**2, X, y, [0.0], full_output=True, restarts=0, max_iter=0)
+    assert (res.status == sanc.Status.ITERATION_LIMIT).all()
+    assert (res.nit == 0).all()

@@ -6,7 +6,6 @@ from the same eigenvalues, while others have moved. So no row waits for another.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -56,6 +55,7 @@ class ManyIteration:
         rows = Rows.start(ids, point, lower, upper)
         rows.status = torch.where(failed, int(Status.NOT_FINITE), rows.status)
         self._enter(rows, None)
+        self._test_limits(rows)
         return rows
 
     def make_round(self, rows: Rows) -> None:
@@ -78,9 +78,7 @@ class ManyIteration:
             self._stay(rows, stays)
         mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
         rows.trial = replace(rows.trial, mode=mode)
-        if self.max_trials < math.inf:
-            reached = (rows.status == RUNNING) & (rows.nfev > self.max_trials)
-            rows.status = torch.where(reached, int(Status.ITERATION_LIMIT), rows.status)
+        self._test_limits(rows)
 
     # Decisions about trial points.
 
@@ -258,7 +256,6 @@ class ManyIteration:
         no = torch.zeros_like(part.sigma_untested)
         self._count_iteration(part, no, no)
         self._test_stall(part)
-        self._test_limit(part)
         part.sigma_untested = no
         rows.set(places, part)
 
@@ -285,7 +282,6 @@ class ManyIteration:
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._test_stationary(rows, rows.grad_norm <= rows.tol)
         self._test_stall(rows)
-        self._test_limit(rows)
         self._measure_units(rows)
 
     def _measure(self, rows: Rows) -> None:
@@ -323,6 +319,7 @@ class ManyIteration:
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
         self._test_curvature(rows, self.problem.is_complete(rows))
         rows.trial, rows.trials = Trial.pending(rows.point.x), torch.zeros_like(rows.trials)
+        self._test_limits(rows)
 
     def _test_stall(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
@@ -349,10 +346,10 @@ class ManyIteration:
             self._enter(fresh, None)
             rows.set(again, fresh)
 
-    def _test_limit(self, rows: Rows) -> None:
-        """End rows that have made `max_iter` iterations."""
-        reached = (rows.status == RUNNING) & (rows.nit >= self.max_iter)
-        rows.status = torch.where(reached, int(Status.ITERATION_LIMIT), rows.status)
+    def _test_limits(self, rows: Rows) -> None:
+        """End rows that have made `max_iter` iterations or `max_trials` trial points."""
+        reached = (rows.nit >= self.max_iter) | (rows.nfev > self.max_trials)
+        rows.status = torch.where(reached & (rows.status == RUNNING), int(Status.ITERATION_LIMIT), rows.status)
 
     def _measure_units(self, rows: Rows) -> None:
         """Measure the units of rows at their first points, and their initial σ."""
