@@ -13,7 +13,9 @@ from scipy.optimize import curve_fit as scipy_fit
 import sanc
 from sanc.leastsquares import row_fits
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise
+from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs
+from sanc.many.running import RowRun, RunLimits
 
 X = np.linspace(0.1, 8.0, 60)
 
@@ -266,3 +268,37 @@ def test_rows_that_wait_at_a_saddle_end_at_the_limit_of_iterations():
         _, _, res = sanc.curve_fit(lambda x, b: x * b**2, X, y, [0.0], full_output=True, restarts=0, max_iter=0)
     assert (res.status == sanc.Status.ITERATION_LIMIT).all()
     assert (res.nit == 0).all()
+
+
+def decay_run(true, y):
+    problem = FitProblem(
+        PointwiseModel(decay), RowData(torch.tensor(X), torch.tensor(y), None, None, True), 2e-16, 1e-8
+    )
+    return RowRun(problem, RunLimits(np.inf, np.inf, 100, None, False, 0)), torch.tensor(true * 1.4)
+
+
+def test_a_run_that_was_limited_goes_on_as_if_it_had_not_been():
+    true, y = data(12, seed=11)
+    whole, start = decay_run(true, y)
+    whole.run(start, None, None)
+    limited, start = decay_run(true, y)
+    limited.run(start, None, None, max_trials=3)
+    assert (limited.outputs["status"] == sanc.Status.ITERATION_LIMIT).any()
+    limited.run(start[:0], None, None, max_trials=4, resumed=torch.arange(12))
+    limited.run(start[:0], None, None, resumed=torch.arange(11))
+    assert limited.outputs["status"][11] == sanc.Status.ITERATION_LIMIT  # dropped
+    for name, numbers in whole.outputs.items():
+        torch.testing.assert_close(limited.outputs[name][:11], numbers[:11], rtol=1e-10, atol=1e-10)
+
+
+def test_further_fits_of_a_row_end_when_one_of_them_fits_well():
+    true, y = data(4, seed=12)
+    run, start = decay_run(true, y)
+    run.run(start, None, None)
+    best = run.outputs["value"].clone()
+    run.problem.repeat_rows(torch.tensor([0, 0, 1]))
+    starts = torch.tensor(np.stack([true[0] * [20.0, 0.05, -5.0], true[0], true[1] * [20.0, 0.05, -5.0]]))
+    run.run(starts, None, None, superseded=row_fits._Superseded(run.problem, 1.1 * best))
+    assert run.outputs["status"].tolist()[4:] == [5, 0, 0]
+    assert run.outputs["nfev"][4] <= run.outputs["nfev"][5] < run.outputs["nfev"][6]
+    torch.testing.assert_close(run.outputs["value"][[5, 6]], best[[0, 1]])

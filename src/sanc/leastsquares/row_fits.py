@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,16 +21,18 @@ from sanc.many.algebra import eigenpairs, gram
 from sanc.many.endings import is_success
 from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.result import ManyResult
-from sanc.many.running import RunLimits, run_rows
+from sanc.many.rows import RUNNING, WAITING, Rows
+from sanc.many.running import RowRun, RunLimits
 
 _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
-_CANDIDATES = 32
-"""Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost."""
-_FIRST_TRIALS = 20
-"""Trial points of a row before it is fitted from other parameters: three times those of a fit from a sensible start."""
 _PASSES = 2
-"""How often rows that still fit poorly are fitted from other parameters."""
+"""How often rows that fit poorly are fitted from other parameters."""
+_CANDIDATES = (32, 512)
+"""Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
+second time, when fewer rows are left, there are as many evaluations as the first time."""
+_FIRST_TRIALS = 12
+"""Trial points of a row before it is fitted from other parameters: twice those of a fit from a sensible start."""
 _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
 _COMPARED = 64
@@ -212,33 +214,48 @@ class _RowFits:
     def __init__(self, problem: FitProblem, lower: Tensor | None, upper: Tensor | None, limits: RunLimits) -> None:
         self.problem, self.lower, self.upper, self.limits = problem, lower, upper, limits
         self.outputs: dict[str, Tensor] = {}
-        self.rounds = 0
-        self._end = time.perf_counter() + limits.max_time
+        self._run = RowRun(problem, limits)
+        self._chosen = problem.data_rows
+
+    @property
+    def rounds(self) -> int:
+        """Rounds made."""
+        return self._run.rounds
 
     def run(self, start: Tensor, restarts: int) -> None:
         """Fit all rows; those that fail or fit poorly again, from parameters of others; and keep the best fits.
 
         With restarts, the trial points of a row are limited at first, so that no row waits for one on a long detour.
-        Those that did not end are fitted further beside the fits from other parameters, and at last alone.
+        Those that did not end go on beside the fits from other parameters, and at last alone.
         """
-        short = replace(self.limits, max_trials=min(_FIRST_TRIALS, self.limits.max_trials))
-        self.outputs, self.rounds = run_rows(
-            self.problem, start, self.lower, self.upper, short if restarts else self.limits
-        )
-        generator = torch.Generator().manual_seed(self.limits.seed)
+        first, later = (_FIRST_TRIALS, 2 * _FIRST_TRIALS) if restarts else (math.inf, math.inf)
+        self._run.run(start, self.lower, self.upper, max_trials=first)
+        self._collect()
+        generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0
         for _ in range(_PASSES if restarts else 0):
-            poor = _poor_fits(self.outputs, self.problem.data)
+            limit = _largest_good_cost(self.outputs, self.problem.data)
+            poor = _poor_fits(self.outputs, limit)
             good = ~poor & is_success(self.outputs["status"])
             places, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
             if len(places) == 0 or len(others) == 0 or self._is_stopped():
                 break
-            starts = [self._parameters_of(others, places, generator) for _ in range(restarts)]
-            if not self._run_again(places, torch.stack([*starts, self.outputs["x"][places]]), short):
+            evaluations = evaluations or _CANDIDATES[0] * len(places)
+            candidates = min(max(evaluations // len(places), _CANDIDATES[0]), _CANDIDATES[1])
+            drawn = torch.randint(len(others), (restarts, candidates), generator=generator).to(others.device)
+            starts = self._best_parameters(places, self.outputs["x"][others[drawn]])
+            if not self._run_again(places, starts, limit, later):
                 break
-        unfinished = (self.outputs["status"] == Status.ITERATION_LIMIT) & (self.outputs["nit"] < self.limits.max_iter)
-        places = torch.nonzero(unfinished).reshape(-1)
-        if restarts and len(places) and not self._is_stopped():
-            self._run_again(places, self.outputs["x"][places][None], self.limits)
+        if restarts and not self._is_stopped():
+            self._run.run(start[:0], self.lower, self.upper, resumed=self._chosen)
+            self._collect()
+
+    def _collect(self) -> None:
+        """Set the outputs to those of the chosen fits, with the evaluations of all fits of a row."""
+        everything = self._run.outputs
+        self.outputs = {name: numbers[self._chosen] for name, numbers in everything.items()}
+        for name in ("nfev", "njev", "nit"):
+            total = torch.zeros_like(self.outputs[name])
+            self.outputs[name] = total.index_add(0, self.problem.data_rows, everything[name])
 
     def agree_with(self, mapped: MappedModel) -> bool:
         """Whether the residuals of all rows at their solutions are those of a mapped model, and Jacobians of some."""
@@ -259,67 +276,95 @@ class _RowFits:
         status = self.outputs["status"]
         return bool(((status == Status.TIME_LIMIT) | (status == Status.CALLBACK)).any())
 
-    def _parameters_of(self, others: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Return starts for the rows `places`: the best fitting parameters of a random selection of other rows."""
-        problem = self.problem.of_rows(places)
-        ids = torch.arange(len(places), device=places.device)
-        start = self.outputs["x"][places]
-        best = torch.full_like(self.outputs["value"][places], torch.inf)
-        chosen = others[torch.randint(len(others), (_CANDIDATES,), generator=generator).to(others.device)]
-        for candidate in self.outputs["x"][chosen]:
-            p = candidate.expand_as(start)
-            p = p if self.lower is None or self.upper is None else p.clamp(self.lower[places], self.upper[places])
-            value = problem.values(p, ids)
-            better = value < best
-            best, start = torch.where(better, value, best), torch.where(better[:, None], p, start)
-        return start
+    def _best_parameters(self, places: Tensor, candidates: Tensor) -> Tensor:
+        """Return, for each set of candidates and each of some rows, the parameters with the lowest cost."""
+        problem, count, p = self.problem.of_rows(places), len(places), candidates.flatten(0, 1)
+        costs = []
+        for part in torch.split(p, max(1, self.limits.chunk_size // count)):
+            ids = torch.arange(count, device=places.device).repeat(len(part))
+            costs.append(problem.values(self._projected(part.repeat_interleave(count, 0), places[ids]), ids))
+        cost = torch.cat(costs).nan_to_num(nan=torch.inf).reshape(*candidates.shape[:2], count)
+        best = torch.stack([part[choice] for part, choice in zip(candidates, cost.argmin(1), strict=True)])
+        return self._projected(best.flatten(0, 1), places.repeat(len(best))).reshape_as(best)
 
-    def _run_again(self, places: Tensor, starts: Tensor, limits: RunLimits) -> bool:
-        """Fit some rows from several starts each, which are along the first dimension, and keep the best fits.
+    def _projected(self, p: Tensor, places: Tensor) -> Tensor:
+        """Return parameters of some rows within their bounds."""
+        return p if self.lower is None or self.upper is None else p.clamp(self.lower[places], self.upper[places])
 
-        Return whether there are better ones.
+    def _run_again(self, places: Tensor, starts: Tensor, limit: Tensor, max_trials: float) -> bool:
+        """Fit some rows from several starts each, which are along the first dimension, and choose the best fits.
+
+        The other fits of a row end as soon as one of them is stationary with a cost up to `limit`. Return whether
+        there are better fits.
         """
         repeated = places.repeat(len(starts))
-        low, high = (None if side is None else side[repeated] for side in (self.lower, self.upper))
-        left = max(self._end - time.perf_counter(), 1e-9)
-        limits = replace(limits, progress=False, max_time=left)
-        again, rounds = run_rows(self.problem.of_rows(repeated), starts.flatten(0, 1), low, high, limits)
-        self.rounds += rounds
-        again = {name: numbers.reshape(*starts.shape[:2], *numbers.shape[1:]) for name, numbers in again.items()}
-        succeeded = is_success(again["status"])
-        rank = torch.where(again["value"].isfinite(), again["value"], torch.inf)
-        best = torch.where(succeeded | ~succeeded.any(0), rank, torch.inf).argmin(0)
-        for name in ("nfev", "njev", "nit"):
-            self.outputs[name][places] += again.pop(name).sum(0)
-        chosen = {
-            name: numbers[best, torch.arange(len(places), device=places.device)] for name, numbers in again.items()
-        }
-        old, failed = self.outputs["value"][places], ~is_success(self.outputs["status"][places])
-        succeeded = is_success(chosen["status"])
-        lower = (chosen["value"] < (1.0 - _SAME_COST) * old) | ~old.isfinite()
-        same = chosen["value"] <= (1.0 + _SAME_COST) * old
-        improved = (lower & (succeeded | failed)) | (same & succeeded & failed)
-        for name, numbers in chosen.items():
-            self.outputs[name][places[improved]] = numbers[improved]
+        fits = (len(self.problem.data_rows) + torch.arange(len(repeated), device=places.device)).reshape(
+            len(starts), -1
+        )
+        self.problem.repeat_rows(repeated)
+        sides = [None if side is None else side[repeated] for side in (self.lower, self.upper)]
+        superseded = _Superseded(self.problem, limit)
+        self._run.run(starts.flatten(0, 1), *sides, max_trials=max_trials, resumed=self._chosen, superseded=superseded)
+        value, status = self._run.outputs["value"], self._run.outputs["status"]
+        succeeded = is_success(status)
+        rank = torch.where(value.isfinite(), value, torch.inf)[fits]
+        best = torch.where(succeeded[fits] | ~succeeded[fits].any(0), rank, torch.inf).argmin(0)
+        new, old = fits[best, torch.arange(len(places), device=places.device)], self._chosen[places]
+        lower = (value[new] < (1.0 - _SAME_COST) * value[old]) | ~value[old].isfinite()
+        same = value[new] <= (1.0 + _SAME_COST) * value[old]
+        improved = (lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
+        self._chosen = self._chosen.index_put((places,), torch.where(improved, new, old))
+        self._collect()
         return bool(improved.any())
 
 
-def _poor_fits(outputs: dict[str, Tensor], data: RowData) -> Tensor:
-    """Return the rows that failed, or whose mean squared residual and unexplained variance are far above the median.
+class _Superseded:
+    """Fits that need not go on, since another fit of the same row is stationary with a low cost.
 
-    A row that did not end and fits well has not failed.
+    Parameters
+    ----------
+    problem : FitProblem
+        The fits, with their rows of data.
+    limit : Tensor
+        The largest low cost of each row.
     """
+
+    def __init__(self, problem: FitProblem, limit: Tensor) -> None:
+        self._data_rows, self._limit = problem.data_rows, limit
+        self._fitted = torch.zeros_like(limit, dtype=torch.bool)
+
+    def __call__(self, rows: Rows) -> Tensor:
+        """Return which of the rows need not go on."""
+        data_rows = self._data_rows[rows.ids]
+        stationary = (rows.status == WAITING) | is_success(rows.status)
+        fitted = stationary & (rows.point.value <= self._limit[data_rows])
+        self._fitted[data_rows[fitted]] = True
+        return self._fitted[data_rows] & (rows.status == RUNNING)
+
+
+def _largest_good_cost(outputs: dict[str, Tensor], data: RowData) -> Tensor:
+    """Return the largest cost with which each row fits well; infinity if no row has succeeded.
+
+    Its mean squared residual or its unexplained variance is not far above the median then.
+    """
+    succeeded = is_success(outputs["status"])
+    if not bool(succeeded.any()):
+        return torch.full_like(outputs["value"], torch.inf)
     y = data.y.double()
     weights = torch.ones_like(y) if data.weights is None else data.weights.double().square()
     mean = (weights * y).sum(1) / weights.sum(1).clamp(min=1e-300)
-    variance = (weights * (y - mean[:, None]).square()).sum(1)
-    succeeded = is_success(outputs["status"])
-    if not bool(succeeded.any()):
-        return ~succeeded
-    poor = torch.ones_like(succeeded)
-    for measure in (outputs["value"] / data.observations, outputs["value"] / variance.clamp(min=1e-300)):
-        poor &= ~(measure <= _POOR_FIT_FACTOR * measure[succeeded].median())
-    return poor | ~(succeeded | (outputs["status"] == Status.ITERATION_LIMIT))
+    variance = (weights * (y - mean[:, None]).square()).sum(1).clamp(min=1e-300)
+    limits = [
+        _POOR_FIT_FACTOR * (outputs["value"] / size)[succeeded].median() * size
+        for size in (data.observations, variance)
+    ]
+    return torch.maximum(*limits)
+
+
+def _poor_fits(outputs: dict[str, Tensor], limit: Tensor) -> Tensor:
+    """Return the rows that failed, or whose cost is above a limit. A row that did not end has not failed."""
+    status = outputs["status"]
+    return ~(outputs["value"] <= limit) | ~(is_success(status) | (status == Status.ITERATION_LIMIT))
 
 
 def _warn_about_failures(result: ManyResult) -> None:

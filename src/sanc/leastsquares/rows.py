@@ -46,6 +46,11 @@ class FitProblem(Problem):
         Machine epsilon of the residuals.
     tol : float
         Tolerance on the cosine between residuals and columns of the Jacobian.
+
+    Attributes
+    ----------
+    data_rows : Tensor
+        The row of the data of each fit.
     """
 
     tries_longer_steps = False
@@ -55,10 +60,15 @@ class FitProblem(Problem):
         self.model, self.data, self.eps, self.tol = model, data, eps, tol
         self._exponent_limit = 0.25 * math.frexp(torch.finfo(torch.float64).max)[1]
         self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_BATCHES)
+        self.data_rows = torch.arange(len(data), device=data.y.device)
 
     def of_rows(self, rows: Tensor) -> FitProblem:
         """Return the problem of some of the rows, which are numbered from 0."""
         return FitProblem(self.model, self.data.take(rows), self.eps, self.tol)
+
+    def repeat_rows(self, rows: Tensor) -> None:
+        """Add further fits of some of the rows, which have the next numbers."""
+        self.data_rows = torch.cat([self.data_rows, rows])
 
     # Evaluations.
 
@@ -67,7 +77,7 @@ class FitProblem(Problem):
         for known, data in self._taken:
             if known is ids:
                 return data
-        self._taken.append((ids, self.data.take(ids)))
+        self._taken.append((ids, self.data.take(self.data_rows[ids])))
         return self._taken[-1][1]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from sanc.many.endings import is_success
 from sanc.many.functions import FunctionProblem, LargeFunctionProblem, RowFunction
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.many.result import ManyResult
-from sanc.many.running import Progress, RunLimits, rows_in_memory, run_rows
+from sanc.many.running import Progress, RowRun, RunLimits, rows_in_memory
 from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
@@ -139,8 +139,9 @@ def minimize_many(
     eps = torch.finfo(x.dtype).eps
     kind = LargeFunctionProblem if is_large else FunctionProblem
     problem = kind(function, eps, tolerance, curvature_tol, tol is None)
-    outputs, rounds = run_rows(problem, x, lower, upper, limits)
-    return build_result(outputs, rounds, points, lower, upper, problem.confidence)
+    run = RowRun(problem, limits)
+    run.run(x, lower, upper)
+    return build_result(run.outputs, run.rounds, points, lower, upper, problem.confidence)
 
 
 @dataclass(frozen=True, kw_only=True)

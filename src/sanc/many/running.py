@@ -82,48 +82,155 @@ class RunLimits:
 _OUTPUTS = ("status", "nit", "nfev", "njev", "grad_norm", "tol", "curvature_tol")
 
 
-def run_rows(
-    problem: Problem, x0: Tensor, lower: Tensor | None, upper: Tensor | None, limits: RunLimits
-) -> tuple[dict[str, Tensor], int]:
-    """Minimise all rows; return what they ended with, and the number of rounds."""
-    count, clock = len(x0), time.perf_counter()
-    iteration = ManyIteration(problem, limits.max_iter, limits.max_trials, limits.seed)
-    outputs: dict[str, Tensor] = {}
-    rows: Rows | None = None
-    waiting: list[Rows] = []
-    begun = ended = rounds = 0
-    last_report = -math.inf
-    while ended < count:
-        if begun < count and _length(rows) <= limits.chunk_size // 2:
-            ids = torch.arange(begun, min(count, begun + limits.chunk_size - _length(rows)), device=x0.device)
-            begun += len(ids)
-            sides = [None if side is None else side[ids] for side in (lower, upper)]
-            rows = _joined([rows, iteration.start(ids, x0[ids], *sides)])
-        seconds = time.perf_counter() - clock
-        report = Progress(rounds, _length(rows, *waiting), count - begun, ended, seconds)
-        asked = limits.callback is not None and rounds > 0 and asks_to_stop(limits.callback, report)
-        if asked or seconds >= limits.max_time:
-            status = Status.CALLBACK if asked else Status.TIME_LIMIT
-            ended += _stop(_joined([rows, *waiting]), outputs, count, status)
-            _write_pending(outputs, torch.arange(begun, count, device=x0.device), x0, problem, status)
-            break
-        assert rows is not None
-        rows, left, newly_waiting = _without_ended(rows, outputs, count)
-        waiting += newly_waiting
-        ended += left
-        if waiting and _length(*waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
-            tested = _joined(waiting)
-            iteration.certify(tested)
-            rows, waiting = _joined([rows, tested]), []
-        elif len(rows):
-            iteration.make_round(rows)
-            rounds += 1
-        if limits.progress and (seconds - last_report > _REPORT_SECONDS or ended == count):
-            last_report = seconds
-            print(f"\r{ended} of {count} rows ended, {len(rows)} active, {seconds:.1f} s", end="", file=sys.stderr)
-    if limits.progress:
-        print(file=sys.stderr)
-    return outputs, rounds
+class RowRun:
+    """The run of all rows, which others may join later, and which goes on with rows that reached a limit.
+
+    Parameters
+    ----------
+    problem : Problem
+        Evaluates the rows.
+    limits : RunLimits
+        Limits on all calls of `run` together.
+
+    Attributes
+    ----------
+    outputs : dict of Tensor
+        What the rows ended with.
+    rounds : int
+        Rounds made.
+    """
+
+    def __init__(self, problem: Problem, limits: RunLimits) -> None:
+        self.problem, self.limits = problem, limits
+        self.outputs: dict[str, Tensor] = {}
+        self.rounds = self._count = 0
+        self._unfinished: list[Rows] = []
+        self._clock = time.perf_counter()
+
+    def run(
+        self,
+        x0: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        *,
+        max_trials: float = math.inf,
+        resumed: Tensor | None = None,
+        superseded: Callable[[Rows], Tensor] | None = None,
+    ) -> None:
+        """Minimise further rows, which have the next numbers, until they end or have tried `max_trials` points.
+
+        Rows with the numbers `resumed` that reached a lower limit before go on, and all others are dropped. Rows end
+        where `superseded` says so after a round.
+        """
+        limits, first = self.limits, self._count
+        self._count += len(x0)
+        max_trials = min(max_trials, limits.max_trials)
+        iteration = ManyIteration(self.problem, limits.max_iter, max_trials, limits.seed)
+        rows, begun = self._resume(resumed, max_trials), first
+        waiting: list[Rows] = []
+        is_reported = limits.progress and first == 0
+        last_report = -math.inf
+        while begun < self._count or _length(rows, *waiting):
+            if begun < self._count and _length(rows) <= limits.chunk_size // 2:
+                new = slice(begun - first, min(len(x0), begun - first + limits.chunk_size - _length(rows)))
+                ids = first + torch.arange(new.start, new.stop, device=x0.device)
+                begun += len(ids)
+                sides = [None if side is None else side[new] for side in (lower, upper)]
+                rows = _joined([rows, iteration.start(ids, x0[new], *sides)])
+            seconds = time.perf_counter() - self._clock
+            ended = begun - _length(rows, *waiting)
+            report = Progress(self.rounds, _length(rows, *waiting), self._count - begun, ended, seconds)
+            asked = limits.callback is not None and self.rounds > 0 and asks_to_stop(limits.callback, report)
+            if asked or seconds >= limits.max_time:
+                status = Status.CALLBACK if asked else Status.TIME_LIMIT
+                stopped = _joined([rows, *waiting])
+                stopped.status = torch.where(stopped.status < 0, int(status), stopped.status)
+                self._without_ended(stopped)
+                self._write_pending(torch.arange(begun, self._count, device=x0.device), x0[begun - first :], status)
+                break
+            assert rows is not None
+            rows, newly_waiting = self._without_ended(rows)
+            waiting += newly_waiting
+            if waiting and _length(*waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
+                tested = _joined(waiting)
+                iteration.certify(tested)
+                rows, waiting = _joined([rows, tested]), []
+            elif len(rows):
+                iteration.make_round(rows)
+                self.rounds += 1
+            if superseded is not None and len(rows):
+                rows.status = torch.where(superseded(rows), int(Status.ITERATION_LIMIT), rows.status)
+            if is_reported and seconds - last_report > _REPORT_SECONDS:
+                last_report = seconds
+                _print_progress(report)
+        if is_reported:
+            _print_progress(Progress(self.rounds, 0, 0, self._count, time.perf_counter() - self._clock))
+            print(file=sys.stderr)
+
+    def _resume(self, ids: Tensor | None, max_trials: float) -> Rows | None:
+        """Return the unfinished rows with some numbers that are below the limit, and keep those above it."""
+        unfinished, self._unfinished = self._unfinished, []
+        if ids is None or not unfinished:
+            return None
+        rows = _joined(unfinished)
+        named, goes_on = torch.isin(rows.ids, ids), rows.nfev <= max_trials
+        places, others = (torch.nonzero(named & part).reshape(-1) for part in (goes_on, ~goes_on))
+        if len(others):
+            self._unfinished = [rows.take(others)]
+        rows = rows.take(places)
+        rows.status = torch.full_like(rows.status, RUNNING)
+        return rows
+
+    def _without_ended(self, rows: Rows) -> tuple[Rows, list[Rows]]:
+        """Write the results of rows that have ended; return the running ones, and the waiting ones."""
+        running = rows.status == RUNNING
+        if bool(running.all()):
+            return rows, []
+        ended, waiting = (torch.nonzero(part).reshape(-1) for part in (rows.status >= 0, rows.status == WAITING))
+        if len(ended):
+            results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
+            results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
+            spectra = rows.spectra
+            results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
+            self._write(rows.ids[ended], results)
+            self._keep_unfinished(rows)
+        stationary = [rows.take(waiting)] if len(waiting) else []
+        return rows.take(torch.nonzero(running).reshape(-1)), stationary
+
+    def _keep_unfinished(self, rows: Rows) -> None:
+        """Keep the rows that may go on with a higher limit of trial points."""
+        may_go_on = (rows.nit < self.limits.max_iter) & (rows.nfev <= self.limits.max_trials)
+        places = torch.nonzero((rows.status == Status.ITERATION_LIMIT) & may_go_on).reshape(-1)
+        if len(places):
+            self._unfinished.append(rows.take(places))
+
+    def _write(self, ids: Tensor, results: dict[str, Tensor]) -> None:
+        """Write the results of some rows."""
+        for name, result in results.items():
+            known = self.outputs.get(name, result[:0])
+            if len(known) < self._count:
+                known = torch.cat([known, result.new_zeros((self._count - len(known), *result.shape[1:]))])
+                self.outputs[name] = known
+            known[ids] = result
+
+    def _write_pending(self, ids: Tensor, x0: Tensor, status: Status) -> None:
+        """Write the results of rows that never began."""
+        if len(ids) == 0:
+            return
+        for name, result in self.outputs.items():
+            if name == "x":
+                result[ids] = x0
+            elif name == "status":
+                result[ids] = int(status)
+            elif result.is_floating_point():
+                result[ids] = torch.nan
+        self.outputs["value"][ids] = self.problem.values(x0, ids)
+
+
+def _print_progress(report: Progress) -> None:
+    count = report.ended + report.active + report.pending
+    line = f"\r{report.ended} of {count} rows ended, {report.active} active, {report.seconds:.1f} s"
+    print(line, end="", file=sys.stderr)
 
 
 def _length(*parts: Rows | None) -> int:
@@ -134,46 +241,6 @@ def _joined(parts: Sequence[Rows | None]) -> Rows:
     """Return the rows of all parts, some of which may be None or empty."""
     filled = [part for part in parts if part is not None and len(part)]
     return filled[0].join(*filled[1:]) if len(filled) > 1 else filled[0]
-
-
-def _stop(rows: Rows, outputs: dict[str, Tensor], count: int, status: Status) -> int:
-    """End all rows with a status, unless they have ended, and write their results; return their number."""
-    rows.status = torch.where(rows.status < 0, int(status), rows.status)
-    return _without_ended(rows, outputs, count)[1]
-
-
-def _without_ended(rows: Rows, outputs: dict[str, Tensor], count: int) -> tuple[Rows, int, list[Rows]]:
-    """Write the results of rows that have ended; return the running ones, the number of the former, and the waiting."""
-    running = rows.status == RUNNING
-    if bool(running.all()):
-        return rows, 0, []
-    ended, waiting = (torch.nonzero(part).reshape(-1) for part in (rows.status >= 0, rows.status == WAITING))
-    if len(ended):
-        results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
-        results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
-        spectra = rows.spectra
-        results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
-        ids = rows.ids[ended]
-        for name, result in results.items():
-            if name not in outputs:
-                outputs[name] = result.new_zeros((count, *result.shape[1:]))
-            outputs[name][ids] = result
-    stationary = [rows.take(waiting)] if len(waiting) else []
-    return rows.take(torch.nonzero(running).reshape(-1)), len(ended), stationary
-
-
-def _write_pending(outputs: dict[str, Tensor], ids: Tensor, x0: Tensor, problem: Problem, status: Status) -> None:
-    """Write the results of rows that never began."""
-    if len(ids) == 0:
-        return
-    for name, result in outputs.items():
-        if name == "x":
-            result[ids] = x0[ids]
-        elif name == "status":
-            result[ids] = int(status)
-        elif result.is_floating_point():
-            result[ids] = torch.nan
-    outputs["value"][ids] = problem.values(x0[ids], ids)
 
 
 def rows_in_memory(x0: Tensor, entries: int) -> int:
