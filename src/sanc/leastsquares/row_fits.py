@@ -17,7 +17,7 @@ from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
-from sanc.many.algebra import eigenpairs, gram
+from sanc.many.algebra import gram
 from sanc.many.endings import is_success
 from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.result import ManyResult
@@ -403,10 +403,13 @@ def _inverses(columns: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(columns, dim=2)
     scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
     scaled = columns * scale[:, :, None]
-    finite = scaled.isfinite().flatten(1).all(1)
-    values, vectors = eigenpairs(gram(torch.where(finite[:, None, None], scaled, 0.0)))
-    inverse = gram(vectors / values.clamp(min=1e-300).sqrt()[:, None, :]) * scale[:, :, None] * scale[:, None, :]
-    determined = finite & (values[:, 0] > _ILL_CONDITIONED * values[:, -1])
+    matrix = gram(scaled)  # with ones on its diagonal
+    finite = matrix.isfinite().flatten(1).all(1)
+    factor, failed = torch.linalg.cholesky_ex(torch.where(finite[:, None, None], matrix, 0.0))
+    inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], factor, 1.0))
+    largest = torch.linalg.matrix_norm(inverse)  # at least 1/λ, where λ is the smallest eigenvalue of the matrix
+    determined = finite & (failed == 0) & (largest * _ILL_CONDITIONED < 1.0 / columns.shape[1])
+    inverse = inverse * scale[:, :, None] * scale[:, None, :]
     for row in torch.nonzero(finite & ~determined).reshape(-1).tolist():
         singular, rows = torch.linalg.svd(scaled[row].mT, full_matrices=False)[1:]
         is_full = bool(singular[-1] > torch.finfo(singular.dtype).eps * max(columns.shape[1:]) * singular[0])

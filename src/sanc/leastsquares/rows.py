@@ -86,14 +86,15 @@ class FitProblem(Problem):
 
     def evaluate(self, x: Tensor, ids: Tensor) -> Point:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
+        square, matrix = (r * r).sum(1), gram(columns)
         more = {
-            "norms": torch.linalg.vector_norm(columns, dim=2),
-            "residual_norm": torch.linalg.vector_norm(r, dim=1),
+            "norms": matrix.diagonal(dim1=1, dim2=2).sqrt(),
+            "residual_norm": square.sqrt(),
             "exponents": torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
+            "gauss_newton": matrix,
         }
-        more["gauss_newton"] = matrix = gram(columns)
-        return Point(x, 0.5 * (r * r).sum(1), multiply(columns, r), matrix, more)
+        return Point(x, 0.5 * square, multiply(columns, r), matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
@@ -121,24 +122,18 @@ class FitProblem(Problem):
     def prepare(self, rows: Rows, before: Point | None) -> None:
         """Scale the variables by the largest column norms so far; at a stationary point, by those of the point."""
         x, more = rows.point.x, rows.point.more
-        norms = more["norms"]
+        norms, weighted = more["norms"], more["residual_norm"]
         now = torch.where(norms.isfinite(), norms.log2().round(), -torch.inf)
-        old = now if before is None else before.more["exponents"]
-        step = None if before is None else x - before.x
-        self._rescale(rows, torch.maximum(old, now), step, first=before is None)
+        exponents = now if before is None else torch.maximum(before.more["exponents"], now)
         effects = norms * x.abs()
-        rounding = ROUNDING_ERRORS * self.eps * torch.linalg.vector_norm(effects, dim=1)
-        weighted = more["residual_norm"]
-        rows.tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
-        stationary = self._projected_norm(rows) <= rows.tol
-        if bool(stationary.any()):
-            has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
-            exponents = torch.where(
-                now.isfinite() & has_effect & stationary[:, None], now, rows.point.more["exponents"]
-            )
-            self._rescale(rows, exponents, step, first=before is None)
-        self._add_second_order_term(rows, before)
         size = torch.linalg.vector_norm(effects, dim=1)
+        rounding = ROUNDING_ERRORS * self.eps * size
+        rows.tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
+        stationary = self._projected_norm(rows, self._scale(exponents)) <= rows.tol
+        has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
+        exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
+        self._rescale(rows, exponents, before)
+        self._add_second_order_term(rows, before)
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         rows.curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
 
@@ -154,26 +149,32 @@ class FitProblem(Problem):
         if len(places):
             self.set_whole_hessians(rows, places)
 
-    def _projected_norm(self, rows: Rows) -> Tensor:
-        g = rows.point.g * rows.scale
+    def _projected_norm(self, rows: Rows, scale: Tensor) -> Tensor:
+        g = rows.point.g * scale
         if rows.box is not None:
             g = g * rows.box.free(rows.point.x, g)
         norm: Tensor = torch.linalg.vector_norm(g, dim=1)
         return norm
 
-    def _rescale(self, rows: Rows, exponents: Tensor, step: Tensor | None, *, first: bool) -> None:
+    def _scale(self, exponents: Tensor) -> Tensor:
+        """Return the units of variables whose columns have norms of about 2 to some powers."""
+        powers = torch.where(exponents.isfinite(), -exponents, 0.0)
+        return torch.exp2(powers.clamp(-self._exponent_limit, self._exponent_limit))
+
+    def _rescale(self, rows: Rows, exponents: Tensor, before: Point | None) -> None:
         """Change the units of the variables; σ and the lengths change so that the last model keeps its terms."""
         rows.point = replace(rows.point, more=rows.point.more | {"exponents": exponents})
         x, g, old = rows.point.x, rows.point.g, rows.scale
-        powers = torch.where(exponents.isfinite(), -exponents, 0.0).clamp(-self._exponent_limit, self._exponent_limit)
-        rows.scale = torch.exp2(powers)
-        if first or not bool((old != rows.scale).any()):
+        rows.scale = self._scale(exponents)
+        if before is None or not bool((old != rows.scale).any()):
             return
-        reference = x if step is None else torch.where((step != 0.0).any(1)[:, None], step, x)
+        step = x - before.x
+        reference = torch.where((step != 0.0).any(1)[:, None], step, x)
         step_norm_ratio = _ratio(reference / rows.scale, reference / old)
         grad_norm_ratio = _ratio(g * rows.scale, g * old)
-        rows.sigma = rows.sigma / step_norm_ratio**3
-        rows.unit_cubic = rows.unit_cubic / step_norm_ratio**3
+        cubed = step_norm_ratio**3
+        rows.sigma = rows.sigma / cubed
+        rows.unit_cubic = rows.unit_cubic / cubed
         rows.unit_length = rows.unit_length * step_norm_ratio
         rows.last_step_norm = rows.last_step_norm * step_norm_ratio
         rows.best_grad_norm = rows.best_grad_norm * grad_norm_ratio

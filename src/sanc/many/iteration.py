@@ -165,20 +165,21 @@ class ManyIteration:
 
     def _propose_pending(self, rows: Rows) -> None:
         """Propose the next steps of rows that begin an iteration or whose step was rejected."""
-        places = torch.nonzero(rows.trial.mode == PENDING).reshape(-1)
-        if len(places) == 0:
+        pending = rows.trial.mode == PENDING
+        count = int(pending.sum())
+        if count == 0:
             return
-        every = len(places) == len(rows)
-        part = rows if every else rows.take(places)
-        last_norm, was_truncated = part.trial.norm, part.trial.truncated & (part.trials > 0)
-        self._propose(part)
-        if part.lower is not None:
-            self._shorten(part, was_truncated, last_norm)
-        last = torch.nonzero(part.trials > rules.RESOLVES).reshape(-1)
+        before = rows.trial, rows.sigma, rows.sigma_untested
+        self._propose(rows)
+        if rows.lower is not None:
+            self._shorten(rows, pending & before[0].truncated & (rows.trials > 0), before[0].norm)
+        last = torch.nonzero(pending & (rows.trials > rules.RESOLVES)).reshape(-1)
         if len(last):
-            part.trial = part.trial.put(last, self._escape_steps(part.take(last)))
-        if not every:
-            rows.set(places, part)
+            rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
+        if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
+            rows.trial = rows.trial.where(pending, before[0])
+            rows.sigma = torch.where(pending, rows.sigma, before[1])
+            rows.sigma_untested = torch.where(pending, rows.sigma_untested, before[2])
 
     def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""

@@ -28,24 +28,43 @@ class Group:
 
     def take(self: AnyGroup, indices: Tensor) -> AnyGroup:
         """Return some of the rows, as copies."""
-        return self._mapped(lambda entry: entry.index_select(0, indices))
+        return self._mapped(_once(lambda entry: entry.index_select(0, indices)))
 
     def put(self: AnyGroup, indices: Tensor, others: AnyGroup) -> AnyGroup:
         """Return the rows with some of them replaced."""
-        return self._mapped(lambda entry, other: entry.index_copy(0, indices, other), others)
+        return self._mapped(_once(lambda entry, other: entry.index_copy(0, indices, other)), others)
 
     def join(self: AnyGroup, *others: AnyGroup) -> AnyGroup:
         """Return the rows followed by others."""
-        return self._mapped(lambda *entries: torch.cat(entries), *others)
+        return self._mapped(_once(lambda *entries: torch.cat(entries)), *others)
 
     def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
         """Return the rows that are chosen, and others elsewhere."""
-        return self._mapped(lambda entry, other: torch.where(_like(chosen, entry), entry, other), others)
+        return self._mapped(
+            _once(lambda entry, other: entry if entry is other else torch.where(_like(chosen, entry), entry, other)),
+            others,
+        )
 
     def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
         """Return a group with a function applied to the corresponding tensors of groups."""
         columns = zip(vars(self).items(), *(vars(other).values() for other in others), strict=True)
         return type(self)(**{name: _applied(function, entry, *more) for (name, entry), *more in columns})
+
+
+def _once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that is computed once for the same tensors: tensors that groups share stay shared.
+
+    The tensors live as long as the groups, so that no two of them have the same `id`.
+    """
+    known: dict[tuple[int, ...], Tensor] = {}
+
+    def computed(*entries: Tensor) -> Tensor:
+        key = tuple(map(id, entries))
+        if key not in known:
+            known[key] = function(*entries)
+        return known[key]
+
+    return computed
 
 
 def _applied(function: Callable[..., Tensor], entry: Any, *others: Any) -> Any:
