@@ -133,7 +133,8 @@ def _many() -> list[str]:
 
     runs = _document("many.json")["runs"]
     fits = many.fastest([line for run in runs for line in run["fits"]])
-    return [many.tables(fits, [line for run in runs for line in run["starts"]])]
+    tables = many.tables(fits, [line for run in runs for line in run["starts"]])
+    return [tables, many.tables(_document("many-gpu.json")["fits"], [])]
 
 
 @cache

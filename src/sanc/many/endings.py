@@ -54,7 +54,7 @@ def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
     The steps are those of `sanc.core.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f, each
     twice the last, up to √(|f|/|λ|), ‖x‖ or the unit of length.
     """
-    error = ROUNDING_ERRORS * problem.eps * rows.spectra.curvature
+    error = ROUNDING_ERRORS * problem.eps * rows.spectra.hessian_norm
     places = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)
     if len(places) == 0 or rows.lower is not None:
         return rows.point.x[:0], places[:0]

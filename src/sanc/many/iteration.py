@@ -105,7 +105,7 @@ class ManyIteration:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
         length = torch.maximum(rows.unit_length, rows.x_norm)
-        quadratic_terms = rows.spectra.curvature * length * length
+        quadratic_terms = rows.spectra.hessian_norm * length * length
         f_scale = torch.maximum(rows.point.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
         within_cancellation = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= eps**0.5 * f_scale)
         within_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
@@ -358,10 +358,10 @@ class ManyIteration:
         rows.sigma_untested = first & self.problem.tries_longer_steps
         if not bool(first.any()):
             return
-        c, curvature = rows.spectra.c, rows.spectra.curvature
+        c, hessian_norm = rows.spectra.c, rows.spectra.hessian_norm
         product_norm = torch.linalg.vector_norm(rows.spectra.values * c, dim=1) / torch.linalg.vector_norm(c, dim=1)
         grad_norm = torch.where(rows.grad_norm <= self.problem.eps * product_norm * rows.x_norm, 0.0, rows.grad_norm)
-        product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, curvature)
+        product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, hessian_norm)
         length, unit_cubic = rules.measure_units(rows.point.value, grad_norm, product_norm, rows.x_norm)
         rows.unit_length = torch.where(first, length, rows.unit_length)
         rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
@@ -399,7 +399,7 @@ class ManyIteration:
         if len(places):
             part = rows.take(places)
             trial = part.trial
-            is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.curvature)
+            is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.hessian_norm)
             norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
             negligible = below[places] & (trial.predicted > 0.0)
             part.sigma = torch.where(negligible, rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
@@ -409,7 +409,7 @@ class ManyIteration:
     def _escape_steps(self, rows: Rows) -> Trial:
         """Return an escape step of all rows as trial point: along negative curvature or the gradient."""
         spectra = rows.spectra
-        along, size = rules.choose_branch(spectra.ritz_value, spectra.curvature, rows.grad_norm, rows.sigma)
+        along, size = rules.choose_branch(spectra.ritz_value, spectra.hessian_norm, rows.grad_norm, rows.sigma)
         v = spectra.vectors[:, :, 0]
         g = multiply(spectra.vectors, spectra.c)
         sign = -torch.sign(spectra.c[:, 0])

@@ -131,7 +131,7 @@ class Spectra(Group):
         return self.values[:, 0]
 
     @property
-    def curvature(self) -> Tensor:
+    def hessian_norm(self) -> Tensor:
         """The largest absolute eigenvalues."""
         return torch.maximum(-self.values[:, 0], self.values[:, -1])
 
