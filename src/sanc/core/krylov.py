@@ -372,19 +372,27 @@ class Krylov:
         """Return the diagonal and the off-diagonal of T."""
         return np.array(self.alpha, np.float64), np.array(self.beta[: self.dim - 1], np.float64)
 
-    def model_gradient_norm(self, shift: float) -> float:
-        """Return β_j |u_j| for (T + shift·I) u = −‖start‖ e₁ from the pivots; NaN if they are not all positive.
+    def shifted_norms(self, shift: float) -> tuple[float, float]:
+        """Return ‖u‖ and β_j |u_j| for (T + shift·I) u = −‖start‖ e₁ from the pivots; NaN if not all are positive.
 
-        That is ‖∇m‖ if `shift` is the μ of the cubic model's minimiser.
+        These are ‖s‖ and ‖∇m(s)‖ if `shift` is the μ of the cubic model's minimiser, and those of Newton's step for 0.
+        As in conjugate gradients, Qu is the sum of ζ_j w_j with w_j = q_j − l_j w_{j−1}, where the l_j are the entries
+        of L in LDLᵀ. The signs of the ζ_j alternate, so that no term of the sum for ‖u‖² is negative.
         """
-        norm, pivot, previous_beta = self.start_norm, 1.0, 0.0
+        residual, factor, previous_beta = self.start_norm, 0.0, 0.0
+        square = w_square = projection = 0.0  # ‖u‖², ‖w‖² and |uᵀw|
         for alpha, beta in zip(self.alpha, self.beta, strict=True):
-            pivot = alpha + shift - previous_beta * (previous_beta / pivot)
+            pivot = alpha + shift - previous_beta * factor
             if not pivot > 0.0:
-                return math.nan
-            norm *= beta / pivot
-            previous_beta = beta
-        return norm
+                return math.nan, math.nan
+            zeta = residual / pivot
+            w_square = 1.0 + factor * factor * w_square
+            projection *= factor
+            square += zeta * (2.0 * projection + zeta * w_square)
+            projection += zeta * w_square
+            factor, previous_beta = beta / pivot, beta
+            residual *= factor
+        return math.sqrt(square), residual
 
     def model_gradient_lower_bound(self, sigma: float) -> float:
         """Return a lower bound of ‖∇m‖ = β_j |u_j| at the cubic model's minimiser, without eigenpairs.
