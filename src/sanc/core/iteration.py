@@ -137,7 +137,8 @@ class Iteration:
         record : Record
         """
         clock, state, method = time.perf_counter(), self.state, self.method
-        oracle.begin(state.iteration, products=method.needs_products)
+        needs_products = method.needs_products
+        oracle.begin(state.iteration, products=needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
         options = (self.tol, self._one_sample, self._ahead, start)
@@ -145,7 +146,7 @@ class Iteration:
         progress = self._advance(here)
         decision = progress.decision
         dim = 0 if progress.subspace is None else progress.subspace.dim
-        products = method.model.charge(here, dim) if method.needs_products else 0
+        products = method.model.charge(here, dim) if needs_products else 0
         oracle.count_paper_calls(1 + decision.extra_gradients, products)
         seconds = state.seconds + time.perf_counter() - clock
         self.stopping_test_holds = self._stopping_test(progress)
@@ -173,8 +174,8 @@ class Iteration:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
-                progress = _Unfinished(Decision(sigma), here, subspace=subspace)
-                progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
+                start = progress.decision if sigma == here.state.sigma else Decision(sigma)
+                progress = self._try_cubic_steps(_Unfinished(start, here, subspace=subspace), subspace)  # 2.3, 2.5, 2.6
             if progress.decision.point is not None or progress.skips_escape:
                 return progress
             sigma = progress.decision.sigma

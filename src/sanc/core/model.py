@@ -309,8 +309,7 @@ def length_scale(here: Point, first_units: Units) -> float:
     return max(first_units.length, X_FRACTION * here.norm)
 
 
-@dataclass(frozen=True, slots=True)
-class _TestSchedule:
+class _TestSchedule(NamedTuple):
     """The dimensions at which the stopping test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
 
     Attributes

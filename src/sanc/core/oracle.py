@@ -311,10 +311,11 @@ class RecentCache(Generic[T]):
 
     def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
         """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
-        for newer, (cached, evaluation) in enumerate(self._entries[::-1]):
+        entries = self._entries
+        for newer, (cached, evaluation) in enumerate(reversed(entries)):
             if cached() is x:
                 if newer:
-                    self._entries.append(self._entries.pop(-1 - newer))
+                    entries.append(entries.pop(-1 - newer))
                 return evaluation
         return self.put(x, evaluate(x))
 

@@ -190,10 +190,16 @@ class NumpySpace(Space):
     def unread_norm(self, v: Any) -> Scalar:
         return self._nrm2(v)
 
+    def norm(self, v: Vector) -> float:
+        return self._nrm2(v)  # type: ignore[no-any-return]
+
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         floats: list[float] = []
         for number in numbers:
-            floats.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
+            if isinstance(number, np.ndarray):
+                floats.extend(number.tolist())
+            else:
+                floats.append(float(number))
         return floats
 
     def largest_entry(self, v: Any) -> float:
