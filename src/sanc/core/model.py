@@ -274,15 +274,15 @@ class CubicModel(KrylovModel):
         first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm; a
         model with `limits_newton_steps` limits it always.
         """
-        sigma, units, max_norm, sigma_untested = limit
-        step = self._solve(here, krylov, spectrum, sigma)
+        max_norm = limit.max_step_norm
+        step = self._solve(here, krylov, spectrum, limit.sigma)
         is_limited = self.limits_newton_steps or here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier
-        if step.norm > max_norm and is_limited:
-            sigma_untested = self.tries_longer_steps
-            sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
-            solve = partial(self._solve, here, krylov, spectrum)
-            step = here.sigma_rule.limit_step(step, sigma, solve, max_norm, sigma_lower_bound)
-        return step, StepLimit(step.sigma, units, max_norm, sigma_untested)
+        if not (step.norm > max_norm and is_limited):
+            return step, limit
+        sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
+        solve = partial(self._solve, here, krylov, spectrum)
+        step = here.sigma_rule.limit_step(step, limit.sigma, solve, max_norm, sigma_lower_bound)
+        return step, StepLimit(step.sigma, limit.units, max_norm, self.tries_longer_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
