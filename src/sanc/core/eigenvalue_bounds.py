@@ -310,7 +310,7 @@ def bound_missed_eigenvalues(
         shifted = gaps + shifts[:, None]
         rounding_term = rounding * _row_norms(first_entries / shifted)
         component_bound = residual_term(shifts, shifted) + rounding_term  # it decreases as the shift grows
-        possible_count = len(shifts) - np.count_nonzero(component_bound < start_component)
+        possible_count = len(shifts) - int(np.count_nonzero(component_bound < start_component))
         low = float(shifts[max(possible_count - 1, 0)])
         high = float(shifts[min(possible_count, len(shifts) - 1)])
     bound = max(low, high)

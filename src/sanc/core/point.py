@@ -130,7 +130,7 @@ class Point:
     @cached_property
     def objective(self) -> float:
         """f(x) on S_f, evaluated at the first access; an error is raised if it is not finite."""
-        if self.one_sample or self.oracle.exact:
+        if self.one_sample:
             return self.value
         value = self.oracle.value(self.x)
         if not math.isfinite(value):

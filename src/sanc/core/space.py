@@ -190,9 +190,6 @@ class NumpySpace(Space):
     def unread_norm(self, v: Any) -> Scalar:
         return self._nrm2(v)
 
-    def norm(self, v: Vector) -> float:
-        return self._nrm2(v)  # type: ignore[no-any-return]
-
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         floats: list[float] = []
         for number in numbers:
