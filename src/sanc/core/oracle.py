@@ -311,11 +311,10 @@ class RecentCache(Generic[T]):
 
     def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
         """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
-        entries = self._entries
-        for newer, (cached, evaluation) in enumerate(reversed(entries)):
+        for newer, (cached, evaluation) in enumerate(self._entries[::-1]):
             if cached() is x:
                 if newer:
-                    entries.append(entries.pop(-1 - newer))
+                    self._entries.append(self._entries.pop(-1 - newer))
                 return evaluation
         return self.put(x, evaluate(x))
 
