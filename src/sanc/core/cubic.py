@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -32,7 +32,8 @@ _LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 
 
-class Spectrum(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spectrum:
     """All eigenpairs of a symmetric matrix, such as the tridiagonal T.
 
     Attributes

@@ -8,7 +8,7 @@ a length, as are ‖x‖ and |f|/‖g‖, and ‖g‖ over the square of a lengt
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 X_FRACTION = 0.1
 """Fraction of ‖x‖ that serves as a length: with a tenth, a step of unit length changes about the leading digit of x."""
@@ -25,7 +25,8 @@ def default_tolerance(eps: float) -> float:
     return DOUBLE_PRECISION_TOL if eps < 1e-10 else SINGLE_PRECISION_TOL
 
 
-class Units(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Units:
     """The units of the first point; 0 until they are measured.
 
     Attributes
