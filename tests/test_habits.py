@@ -245,8 +245,9 @@ def test_options_of_other_methods_warn_as_in_scipy(name):
     options = {name: 1, "maxiter": 50}
     with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$"):
         res = scipy.optimize.minimize(rosen, X0, jac=rosen_der, method=sanc.scipy_method, options=options)
-    with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$"):
+    with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$") as caught:
         same = sanc.minimize(rosen, X0, jac=rosen_der, options=options)
+    assert caught[0].filename == __file__
     assert res.success and np.array_equal(res.x, same.x)
     with pytest.raises(sanc.ArgumentError, match="maxitre"):
         sanc.minimize(rosen, X0, jac=rosen_der, options={"maxitre": 3})

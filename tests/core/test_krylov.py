@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import sanc
 from sanc.core import cubic
 from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.space import NumpySpace, Space
@@ -205,7 +206,7 @@ def test_torch_norms_neither_overflow_nor_underflow(kind):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 10.0])
-def test_the_gradient_norm_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
+def test_the_norms_of_a_shifted_model_need_no_eigenpairs(rng, shift):
     """β_j |u_j| is the residual of (B + shift·I) s = −g in the whole space, s its solution in the Krylov space."""
     Q = np.linalg.qr(rng.standard_normal((12, 12)))[0]
     B = Q @ np.diag(np.linspace(0.1, 3.0, 12)) @ Q.T
@@ -216,8 +217,9 @@ def test_the_gradient_norm_of_a_shifted_model_needs_no_eigenpairs(rng, shift):
         K = np.linalg.qr(np.column_stack([np.linalg.matrix_power(B, k) @ g for k in range(j)]))[0]
         s = -K @ np.linalg.solve(K.T @ (B + shift * np.eye(12)) @ K, K.T @ g)
         left = np.linalg.norm(B @ s + shift * s + g)
-        assert krylov.model_gradient_norm(shift) == pytest.approx(left, rel=1e-6, abs=1e-9)
-    assert np.isnan(krylov.model_gradient_norm(-1.0))  # T − I is not positive definite
+        norms = [np.linalg.norm(s), left]
+        assert list(krylov.shifted_norms(shift)) == pytest.approx(norms, rel=1e-6, abs=1e-9)
+    assert np.isnan(krylov.shifted_norms(-1.0)).all()  # T − I is not positive definite
 
 
 @pytest.mark.parametrize("reorthogonalise", [False, True])
@@ -298,6 +300,18 @@ def test_the_bound_on_the_gradient_norm_is_near_enough_to_be_of_use():
     krylov.extend()
     assert krylov.last_beta == pytest.approx(0.1)
     assert 0.4 * 0.15 < krylov.model_gradient_lower_bound(1e-12) < 0.15
+
+
+@pytest.mark.parametrize("sigma0", [1e-9, 1.0])
+def test_eigenpairs_are_computed_only_where_the_step_may_be_accurate(monkeypatch, sigma0):
+    dims, B = [], np.diag(np.logspace(0.0, 2.0, 10))
+    compute = cubic.compute_spectrum
+    monkeypatch.setattr(cubic, "compute_spectrum", lambda a, b: dims.append(len(a)) or compute(a, b))
+    calls = {"jac": lambda x: B @ x, "hessp": lambda x, v: B @ v}
+    res = sanc.minimize(lambda x: 0.5 * x @ B @ x, np.ones(10), **calls, sigma0=sigma0, max_iter=4, certify=False)
+    first, *others = [record.krylov_dim for record in res.history]
+    assert dims[-3:] == others and min(others) > 5
+    assert len(dims) <= 3 + first  # the limit on the first step norm may raise σ, so that every dimension is tested
 
 
 def test_there_is_no_bound_where_the_space_was_started_elsewhere(rng):

@@ -52,7 +52,7 @@ def _stationary_ending(run: Run) -> Ending:
         affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // 10)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
-    run.certificate = cert = replace(cert, products=cert.products + int(measures_units))
+    run.certificate = cert = replace(cert, products=cert.products + 1) if measures_units else cert
     if not cert.saddle:
         return _ending_without_saddle(run, cert)
     if cert.inconsistent:

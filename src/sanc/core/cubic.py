@@ -136,7 +136,7 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     -------
     CubicStep
     """
-    c: list[float] = (linear @ spectrum.vectors).tolist()
+    c: list[float] = linear.dot(spectrum.vectors).tolist()
     values: list[float] = spectrum.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
     # so no σ, however large or small, overflows or cancels. The unit a is a power of two, so that scaling is exact.
@@ -153,7 +153,7 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     if hard_case:
         y[0] *= spectrum.orientation
     mu = mu_min + t
-    u = spectrum.vectors @ np.array([scale * entry for entry in y])
+    u = spectrum.vectors.dot([scale * entry for entry in y])
     norm, multiplier = scale * mu, unit * mu
     linear_term, curvature_share = _decrease_terms(c, y, values)
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
@@ -182,7 +182,7 @@ def sigma_lower_bound(spectrum: Spectrum, linear: Floats, step: CubicStep, max_n
     if step.hard_case:
         return 0.0
     mu: Any = np.float64(step.multiplier)
-    c = linear @ spectrum.vectors
+    c = linear.dot(spectrum.vectors)
     with np.errstate(all="ignore"):  # an overflow results in NaN, which is no bound
         for _ in range(4):
             u = c / (spectrum.values + mu)
@@ -195,7 +195,7 @@ def _solve_secular(c: list[float], gaps: list[float], mu_min: float, sign: float
     """Solve ‖y(t)‖ = mu_min + t for t ≥ 0 with y(t) = −c/(gaps + t); return t, y and whether it is the hard case."""
     pairs = list(zip(c, gaps, strict=True))
     # |c_i| ≤ (mu_min + t)(gap_i + t) at the solution, which bounds t from below for each i. An upper bound follows from
-    # ‖c‖ ≥ (mu_min + t)(gap + t) with the smallest gap.
+    # ‖c‖ ≥ (mu_min + t)(gap + t) with the smallest gap, which is the first.
     lower = largest = 0.0
     for ci, gap in pairs:
         if abs(ci) > largest:  # the gaps increase, so that a smaller |c_i| cannot raise the bound
@@ -207,14 +207,15 @@ def _solve_secular(c: list[float], gaps: list[float], mu_min: float, sign: float
         hard_case_y = _solve_hard_case(pairs, mu_min, sign)
         if hard_case_y is not None:
             return 0.0, hard_case_y, True
-    upper = _quadratic_root(math.hypot(*c), min(gaps), mu_min) * (1.0 + 1e-12)
+    upper = _quadratic_root(math.hypot(*c), gaps[0], mu_min) * (1.0 + 1e-12)
     t = _find_secular_root(pairs, mu_min, lower, max(upper, lower, 5e-324))
     y = [-ci / (gap + t) for ci, gap in pairs]
-    other_norm = math.hypot(*y[1:])
     mu = mu_min + t
-    if mu_min > 0.0 and abs(y[0]) > 0.5 * mu and other_norm < mu:
+    if mu_min > 0.0 and abs(y[0]) > 0.5 * mu:
         # Nearly hard: t is a small difference, but ‖y‖, and with it |y_1|, is known to full precision.
-        y[0] = math.copysign(math.sqrt((mu - other_norm) * (mu + other_norm)), y[0])
+        other_norm = math.hypot(*y[1:])
+        if other_norm < mu:
+            y[0] = math.copysign(math.sqrt((mu - other_norm) * (mu + other_norm)), y[0])
     return t, y, False
 
 

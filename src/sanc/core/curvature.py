@@ -225,7 +225,7 @@ def explore(
         lambda_min=process.unscaled(bound.ritz_value),
         error_bound=process.unscaled(bound.rounding if bound.is_full else bound.error),
         rounding=process.unscaled(bound.rounding),
-        residual=process.unscaled(krylov.residual_of(bound.spectrum.leftmost_vector)),
+        residual=process.unscaled(krylov.residual_of(bound.spectrum.vectors[:, 0])),
         asymmetry=process.unscaled(math.sqrt(process.asymmetry_squared)),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
@@ -391,6 +391,7 @@ def _is_decided(
     if relative_error is not None:
         is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, relative_error * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
-    has_converged = process.krylov.residual_of(bound.spectrum.leftmost_vector) <= 0.1 * abs(theta)
-    is_saddle = has_converged and theta + bound.rounding < -tolerance
-    return is_saddle or bound.lower >= -tolerance
+    if bound.lower >= -tolerance:
+        return True
+    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= 0.1 * abs(theta)
+    return has_converged and theta + bound.rounding < -tolerance

@@ -30,9 +30,9 @@ from sanc.core import cubic
 from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import ROUNDING_ERRORS, Space, Vector
+from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
 
-_GRID = np.linspace(0.0, 1.0, 65)[:, None]
+_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
@@ -240,7 +240,7 @@ def bound_curvature(
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
     if negated:
         spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
-    rounding = process.error(float(np.max(np.abs(spectrum.values))))
+    rounding = process.error(spectrum.norm)
     is_full = krylov.dim == dim
     if is_full:
         error, limited_by_roundoff = rounding, True
@@ -292,11 +292,14 @@ def bound_missed_eigenvalues(
     log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
     gaps, first_entries, last_entries = spectrum.values - spectrum.leftmost, spectrum.vectors[0], spectrum.vectors[-1]
 
-    def residual_term(shifts: Any) -> Any:
-        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift, times the bound of |vᵀq_{k+1}| if it is sharp."""
-        logarithm = log_beta_product - np.log(gaps + shifts).sum(-1, keepdims=True)
+    def residual_term(shifts: Any, shifted: Any) -> Any:
+        """Return β |e_1ᵀ(T − λ)⁻¹e_k| for λ = θ_1 − shift, times the bound of |vᵀq_{k+1}| if it is sharp.
+
+        `shifted` is T − λ in its eigenbasis.
+        """
+        logarithm = log_beta_product - np.log(shifted).sum(-1)
         if sharp:
-            tail = krylov.last_beta * np.linalg.norm(last_entries / (gaps + shifts), axis=-1, keepdims=True)
+            tail = krylov.last_beta * _row_norms(last_entries / shifted)
             logarithm = logarithm + np.minimum(np.log1p(rounding / shifts) - np.log(np.hypot(1.0, tail)), 0.0)
         return np.exp(np.minimum(logarithm, 0.0))
 
@@ -304,10 +307,17 @@ def bound_missed_eigenvalues(
     low = max(rounding, 1e-16 * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _GRID
-        rounding_term = rounding * np.linalg.norm(first_entries / (gaps + shifts), axis=-1, keepdims=True)
-        component_bound = residual_term(shifts) + rounding_term  # it decreases as the shift grows
-        possible_count = int(np.sum(~(component_bound < start_component)))
-        low = float(shifts[max(possible_count - 1, 0), 0])
-        high = float(shifts[min(possible_count, len(shifts) - 1), 0])
+        shifted = gaps + shifts[:, None]
+        rounding_term = rounding * _row_norms(first_entries / shifted)
+        component_bound = residual_term(shifts, shifted) + rounding_term  # it decreases as the shift grows
+        possible_count = len(shifts) - int(np.count_nonzero(component_bound < start_component))
+        low = float(shifts[max(possible_count - 1, 0)])
+        high = float(shifts[min(possible_count, len(shifts) - 1)])
     bound = max(low, high)
-    return bound, krylov.last_beta == 0.0 or float(residual_term(bound)[0]) < 0.01 * start_component
+    return bound, krylov.last_beta == 0.0 or float(residual_term(bound, gaps + bound)) < 0.01 * start_component
+
+
+def _row_norms(rows: Floats) -> Floats:
+    """Return the Euclidean norms of the rows of a matrix."""
+    norms: Floats = np.sqrt((rows * rows).sum(-1))
+    return norms

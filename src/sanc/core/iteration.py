@@ -37,12 +37,18 @@ class _Unfinished(NamedTuple):
 
     Attributes
     ----------
-    decision : Decision
-        The last decision of an acceptance or escape rule.
     here : Point
         The current point, with the units that the first Hessian product determines.
+    sigma : float
+        σ for the next trial step, or for the next iteration.
+    decision : Decision or None
+        The last decision of an acceptance or escape rule; None if there was none, or if an evaluation failed since.
     last_trial : Decision or None
-        The last decision of the acceptance rule, with the trials of all its calls.
+        The last decision of the acceptance rule.
+    step : CubicStep or None
+        The last cubic step.
+    trials : int
+        Trial points of the acceptance rule.
     subspace : Subspace or None
         The subspace of the model.
     note : str
@@ -53,9 +59,12 @@ class _Unfinished(NamedTuple):
         Whether the iteration ends without an escape step.
     """
 
-    decision: Decision
     here: Point
+    sigma: float
+    decision: Decision | None = None
     last_trial: Decision | None = None
+    step: CubicStep | None = None
+    trials: int = 0
     subspace: Subspace | None = None
     note: str = ""
     value: float = math.nan
@@ -137,18 +146,19 @@ class Iteration:
         record : Record
         """
         clock, state, method = time.perf_counter(), self.state, self.method
-        oracle.begin(state.iteration, products=method.needs_products)
+        needs_products = method.needs_products
+        oracle.begin(state.iteration, products=needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
         options = (self.tol, self._one_sample, self._ahead, start)
         here = Point(x, g, value, oracle.norm(g), oracle, sigma_rule, state, state.units, *options)
         progress = self._advance(here)
-        decision = progress.decision
+        decision = progress.decision or Decision(progress.sigma)
         dim = 0 if progress.subspace is None else progress.subspace.dim
-        products = method.model.charge(here, dim) if method.needs_products else 0
+        products = method.model.charge(here, dim) if needs_products else 0
         oracle.count_paper_calls(1 + decision.extra_gradients, products)
         seconds = state.seconds + time.perf_counter() - clock
-        self.stopping_test_holds = self._stopping_test(progress)
+        self.stopping_test_holds = self._stopping_test(progress, decision)
         self.state = State(
             seed=state.seed,
             iteration=state.iteration + 1,
@@ -160,11 +170,11 @@ class Iteration:
             unit_cubic=progress.here.units.cubic,
             rule_state=self._next_rule_state(here, decision),
         )
-        return x if decision.point is None else decision.point, self._record(progress, seconds)
+        return x if decision.point is None else decision.point, self._record(progress, decision, seconds)
 
     def _advance(self, here: Point) -> _Unfinished:
         """Return the iteration after 2.2 to 2.6 at a point."""
-        progress, model, subspace = _Unfinished(Decision(here.state.sigma), here), self.method.model, None
+        progress, model, subspace = _Unfinished(here, here.state.sigma), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
                 return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
@@ -173,16 +183,17 @@ class Iteration:
                 subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
-                progress = _Unfinished(Decision(sigma), here, subspace=subspace)
+                progress = _Unfinished(here, sigma, subspace=subspace)
                 progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
-            if progress.decision.point is not None or progress.skips_escape:
+            moved = progress.decision is not None and progress.decision.point is not None
+            if moved or progress.skips_escape:
                 return progress
-            sigma = progress.decision.sigma
+            sigma = progress.sigma
             escaped = self.method.escape(here, progress.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
             escaped = _completed(here, "escape", self.method.escape, escaped, Branch.GRADIENT)
             keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else escaped.note or progress.note
-            return progress._replace(decision=escaped, note=note)
+            return progress._replace(sigma=escaped.sigma, decision=escaped, note=note)
         except NonFiniteValueError as error:
             return self._stay_with_larger_sigma(progress, str(error), error.value)
         except NonFiniteProductError as error:
@@ -198,47 +209,51 @@ class Iteration:
             return self._stay_with_larger_sigma(progress, subspace.problem)
         here = progress.here
         for _ in range(1 + model.resolves if model.proposes else 0):
-            step = model.propose(here, subspace, progress.decision.sigma)  # 2.3  u minimises m, globally
+            step = model.propose(here, subspace, progress.sigma)  # 2.3  u minimises m, globally
             if step is None:
                 break
-            progress, is_rejected = self._try_step(progress, subspace, step)
-            if not is_rejected:
+            progress, rejected = self._try_step(progress, subspace, step)
+            if rejected is None:
                 break
-            here = replace(progress.here, rejected=progress.decision.step)
+            here = replace(progress.here, rejected=rejected)
         return progress
 
-    def _try_step(self, progress: _Unfinished, subspace: Subspace, step: CubicStep) -> tuple[_Unfinished, bool]:
-        """Return the iteration after one cubic step, and whether the step was rejected, so that another σ may be tried.
+    def _try_step(
+        self, progress: _Unfinished, subspace: Subspace, step: CubicStep
+    ) -> tuple[_Unfinished, CubicStep | None]:
+        """Return the iteration after one cubic step, and the step if it was rejected, so that another σ may be tried.
 
         A step that could not be tried is not a rejected one.
         """
-        here, sigma = progress.here, progress.decision.sigma
-        trials = 0 if progress.last_trial is None else progress.last_trial.trials
-
-        def untried() -> _Unfinished:
-            return progress._replace(last_trial=replace(progress.last_trial or Decision(sigma), step=step))
-
+        here, sigma, trials = progress.here, progress.sigma, progress.trials
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
-            return untried()._replace(note=Note.AT_MINIMUM), False
+            return progress._replace(step=step, note=Note.AT_MINIMUM), None
         if here.below_precision(step.norm):
             norm_ratio = _norm_over_precision(here, subspace, step, trials)
-            decision = Decision(here.sigma_rule.after_negligible_step(sigma, norm_ratio))
-            return untried()._replace(decision=decision, note=Note.BELOW_PRECISION), False
+            sigma = here.sigma_rule.after_negligible_step(sigma, norm_ratio)
+            return progress._replace(sigma=sigma, decision=None, step=step, note=Note.BELOW_PRECISION), None
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
         except NonFiniteProductError as error:
-            stayed = self._stay_with_larger_sigma(untried(), str(error))
-            return stayed._replace(subspace=subspace.failed(str(error))), False
+            stayed = self._stay_with_larger_sigma(progress._replace(step=step), str(error))
+            return stayed._replace(subspace=subspace.failed(str(error))), None
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            return self._stay_with_larger_sigma(untried(), str(error), error.value)._replace(skips_escape=True), False
+            stayed = self._stay_with_larger_sigma(progress._replace(step=step), str(error), error.value)
+            return stayed._replace(skips_escape=True), None
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
-        last_trial = replace(decision, trials=trials + decision.trials) if trials else decision
-        note = decision.note or progress.note
-        return progress._replace(decision=decision, last_trial=last_trial, note=note), decision.point is None
+        progress = progress._replace(
+            sigma=decision.sigma,
+            decision=decision,
+            last_trial=decision,
+            step=decision.step,
+            trials=trials + decision.trials,
+            note=decision.note or progress.note,
+        )
+        return progress, decision.step if decision.point is None else None
 
     def _stay_with_larger_sigma(self, progress: _Unfinished, note: str, value: float = math.nan) -> _Unfinished:
         """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
@@ -251,8 +266,8 @@ class Iteration:
                 f"{note} at the starting point (loss {here.known_value!r}, gradient norm {here.grad_norm!r}). "
                 "Start where the loss is finite, and check the data and the initial weights."
             )
-        sigma = here.sigma_rule.after_failure(progress.decision.sigma)
-        return progress._replace(decision=Decision(sigma), note=note, value=value)
+        sigma = here.sigma_rule.after_failure(progress.sigma)
+        return progress._replace(sigma=sigma, decision=None, note=note, value=value)
 
     def _next_rule_state(self, here: Point, decision: Decision) -> Mapping[str, Any]:
         """Return the state of the acceptance rule after a decision, with its numbers as floats."""
@@ -270,34 +285,32 @@ class Iteration:
                 )
         return checked
 
-    def _stopping_test(self, progress: _Unfinished) -> bool:
+    def _stopping_test(self, progress: _Unfinished, decision: Decision) -> bool:
         """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
-        here, last_trial = progress.here, progress.last_trial
-        norm = 0.0 if last_trial is None or last_trial.step is None else last_trial.step.norm
+        here, step = progress.here, progress.step
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
-        return progress.decision.zero_step and is_conclusive and norm <= self.method.epsilon_s
+        return decision.zero_step and is_conclusive and (step is None or step.norm <= self.method.epsilon_s)
 
-    def _record(self, progress: _Unfinished, seconds: float) -> Record:
+    def _record(self, progress: _Unfinished, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
-        here, decision, subspace = progress.here, progress.decision, progress.subspace
-        last_trial = progress.last_trial or Decision(decision.sigma)
-        step, escaped = last_trial.step, decision.point is not None and decision.step is None
+        here, step, last_trial, subspace = progress.here, progress.step, progress.last_trial, progress.subspace
+        escaped = decision.point is not None and decision.step is None
         evaluated = decision if decision.step is not None or escaped else last_trial
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
         share = math.nan if step is None else step.curvature_share
         return Record(
             here.state.iteration,
             branch=decision.branch,
-            rho=last_trial.rho,
+            rho=math.nan if last_trial is None else last_trial.rho,
             sigma=first_sigma if step is None else step.sigma,
             grad_norm=here.grad_norm,
             ritz_value=math.nan if subspace is None else subspace.ritz_value,
             step_norm=decision.step_norm,
             model_decrease=math.nan if step is None else step.decrease,
             value=here.known_value if math.isnan(progress.value) else progress.value,
-            trial_value=evaluated.trial_value,
+            trial_value=math.nan if evaluated is None else evaluated.trial_value,
             krylov_dim=0 if subspace is None else subspace.dim,
-            trials=last_trial.trials + (decision.trials if decision.step is None else 0),
+            trials=progress.trials + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
             curvature_share=float(decision.branch is Branch.CURVATURE) if escaped else share,

@@ -120,7 +120,7 @@ class Lanczos:
         self.columns.append([alpha, space.unread_norm(r), *projection])
 
     def _next_vectors(self, j: int) -> tuple[Vector, Vector | None]:
-        """Return q_j and q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
+        """Return q_j and, for the recurrence, q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
         v: Any = self._residual if j else self._start
         norm = self.columns[-1][1] if j else self.unread_start_norm
         self._residual = None
@@ -135,8 +135,9 @@ class Lanczos:
             larger = self.space.rows(min(2 * j, self.max_dim))
             larger[:j] = self._basis
             self._basis = larger
-        self.space.divide(v, norm, out=self._basis[j])
-        return self._basis[j], self._basis[j - 1] if j else None
+        q = self._basis[j]
+        self.space.divide(v, norm, out=q)
+        return q, self._basis[j - 1] if j and not self._reorthogonalise else None
 
     @property
     def residual(self) -> Any:
@@ -273,30 +274,26 @@ class Krylov:
     ----------
     start_norm : float
         Norm of the start vector.
+    dim : int
+        Lanczos iterations made, j.
     alpha, beta : list of float
         Diagonal of T, and the norms β_j of the component of B q_j outside the space, 0 if the space is invariant.
+    last_beta : float
+        β_j; NaN before the first iteration.
     """
 
     def __init__(self, source: ColumnSource) -> None:
         self.start_norm = source.start_norm
         if not (self.start_norm > 0.0 and math.isfinite(self.start_norm)):
             raise ValueError(f"a Krylov space needs a start vector of positive finite norm, not {self.start_norm}")
+        self.dim = 0
         self.alpha: list[float] = []
         self.beta: list[float] = []
+        self.last_beta = math.nan
         self._source = source
         self._gradient_projections: list[float] = []
         self._norm_bound = 0.0  # of T, by Gershgorin's circles
         self._pivot = 1.0  # the last pivot of T = LDLᵀ, or the first that is not positive
-
-    @property
-    def dim(self) -> int:
-        """Lanczos iterations made, j."""
-        return len(self.alpha)
-
-    @property
-    def last_beta(self) -> float:
-        """β_j; NaN before the first iteration."""
-        return self.beta[-1] if self.beta else math.nan
 
     @property
     def is_invariant(self) -> bool:
@@ -345,7 +342,7 @@ class Krylov:
     @property
     def is_complete(self) -> bool:
         """Whether the space is invariant or has its largest dimension, so that it cannot be extended."""
-        return self.is_invariant or self.dim >= self._source.max_dim
+        return self.last_beta == 0.0 or self.dim >= self._source.max_dim
 
     def extend(self) -> None:
         """Make one Lanczos iteration; the space must not be complete."""
@@ -360,6 +357,7 @@ class Krylov:
             self._pivot = alpha - previous_beta * (previous_beta / self._pivot)
         if beta <= ROUNDING_ERRORS * space.eps * self._norm_bound or j + 1 == space.dim:
             beta = 0.0  # roundoff, or the space is full
+        self.dim, self.last_beta = j + 1, beta
         self.alpha.append(alpha)
         self.beta.append(beta)
         self._gradient_projections += projection
@@ -372,19 +370,27 @@ class Krylov:
         """Return the diagonal and the off-diagonal of T."""
         return np.array(self.alpha, np.float64), np.array(self.beta[: self.dim - 1], np.float64)
 
-    def model_gradient_norm(self, shift: float) -> float:
-        """Return β_j |u_j| for (T + shift·I) u = −‖start‖ e₁ from the pivots; NaN if they are not all positive.
+    def shifted_norms(self, shift: float) -> tuple[float, float]:
+        """Return ‖u‖ and β_j |u_j| for (T + shift·I) u = −‖start‖ e₁ from the pivots; NaN if not all are positive.
 
-        That is ‖∇m‖ if `shift` is the μ of the cubic model's minimiser.
+        These are ‖s‖ and ‖∇m(s)‖ if `shift` is the μ of the cubic model's minimiser, and those of Newton's step for 0.
+        As in conjugate gradients, Qu is the sum of ζ_j w_j with w_j = q_j − l_j w_{j−1}, where the l_j are the entries
+        of L in LDLᵀ. The signs of the ζ_j alternate, so that no term of the sum for ‖u‖² is negative.
         """
-        norm, pivot, previous_beta = self.start_norm, 1.0, 0.0
+        residual, factor, previous_beta = self.start_norm, 0.0, 0.0
+        square = w_square = projection = 0.0  # ‖u‖², ‖w‖² and |uᵀw|
         for alpha, beta in zip(self.alpha, self.beta, strict=True):
-            pivot = alpha + shift - previous_beta * (previous_beta / pivot)
+            pivot = alpha + shift - previous_beta * factor
             if not pivot > 0.0:
-                return math.nan
-            norm *= beta / pivot
-            previous_beta = beta
-        return norm
+                return math.nan, math.nan
+            zeta = residual / pivot
+            w_square = 1.0 + factor * factor * w_square
+            projection *= factor
+            square += zeta * (2.0 * projection + zeta * w_square)
+            projection += zeta * w_square
+            factor, previous_beta = beta / pivot, beta
+            residual *= factor
+        return math.sqrt(square), residual
 
     def model_gradient_lower_bound(self, sigma: float) -> float:
         """Return a lower bound of ‖∇m‖ = β_j |u_j| at the cubic model's minimiser, without eigenpairs.

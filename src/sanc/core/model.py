@@ -274,15 +274,15 @@ class CubicModel(KrylovModel):
         first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm; a
         model with `limits_newton_steps` limits it always.
         """
-        sigma, units, max_norm, sigma_untested = limit
-        step = self._solve(here, krylov, spectrum, sigma)
+        max_norm = limit.max_step_norm
+        step = self._solve(here, krylov, spectrum, limit.sigma)
         is_limited = self.limits_newton_steps or here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier
-        if step.norm > max_norm and is_limited:
-            sigma_untested = self.tries_longer_steps
-            sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
-            solve = partial(self._solve, here, krylov, spectrum)
-            step = here.sigma_rule.limit_step(step, sigma, solve, max_norm, sigma_lower_bound)
-        return step, StepLimit(step.sigma, units, max_norm, sigma_untested)
+        if not (step.norm > max_norm and is_limited):
+            return step, limit
+        sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
+        solve = partial(self._solve, here, krylov, spectrum)
+        step = here.sigma_rule.limit_step(step, limit.sigma, solve, max_norm, sigma_lower_bound)
+        return step, StepLimit(step.sigma, limit.units, max_norm, self.tries_longer_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,8 +309,7 @@ def length_scale(here: Point, first_units: Units) -> float:
     return max(first_units.length, X_FRACTION * here.norm)
 
 
-@dataclass(frozen=True, slots=True)
-class _TestSchedule:
+class _TestSchedule(NamedTuple):
     """The dimensions at which the stopping test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
 
     Attributes
@@ -328,18 +327,16 @@ class _TestSchedule:
     multiplier: float = math.nan
 
     @classmethod
-    def after(cls, dim: int, step: cubic.CubicStep | None) -> _TestSchedule:
-        """Return the schedule after a test at a dimension; `step` is the one tested if its μ predicts ‖∇m‖."""
-        if step is None:
+    def after(cls, dim: int, multiplier: float | None) -> _TestSchedule:
+        """Return the schedule after a test at a dimension; `multiplier` is the μ of its step if μ predicts ‖∇m‖."""
+        if multiplier is None:
             return cls(dim + max(1, dim // 5))
-        return cls(dim + 1, max(dim + 8, dim + dim // 5), step.multiplier)
+        return cls(dim + 1, max(dim + 8, dim + dim // 5), multiplier)
 
     def is_early(self, krylov: Krylov, tolerance: float) -> bool:
         """Whether the test is left out at the present dimension."""
         j = krylov.dim
-        return j < self.next_dim or (
-            j < self.forced_dim and krylov.model_gradient_norm(self.multiplier) > 2.0 * tolerance
-        )
+        return j < self.next_dim or (j < self.forced_dim and krylov.shifted_norms(self.multiplier)[1] > 2.0 * tolerance)
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
@@ -349,7 +346,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     Lanczos therefore stops at the first negative curvature, close to the gradient, as truncated conjugate gradients do.
     It also stops at a product that is not finite; the subspace then has no spectrum.
     """
-    limit, step = StepLimit(here.state.sigma, here.units), None
+    limit = StepLimit(here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
     schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.starts_at_gradient
@@ -364,18 +361,21 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
                 or (model.proposes and krylov.model_gradient_lower_bound(limit.sigma) > tolerance)
             ):
                 continue
-            spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-            if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
-                step, limit = model.limited_step(here, krylov, spectrum, limit)
-                if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
-                    return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
-            schedule = _TestSchedule.after(krylov.dim, step if multiplier_predicts else None)
+            multiplier = None if must_stop else _inaccurate_multiplier(model, here, krylov, limit, tolerance)
+            if multiplier is None:
+                spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
+                if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
+                    step, limit = model.limited_step(here, krylov, spectrum, limit)
+                    if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
+                        return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
+                    multiplier = step.multiplier
+            schedule = _TestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
     except NonFiniteProductError as error:
         return KrylovSubspace(model, krylov, operator, None, *limit, problem=str(error))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
-    """Return the tolerance on ‖∇m‖; with "forcing", `_is_accurate` tightens it for short steps."""
+    """Return the tolerance on ‖∇m‖; with "forcing", `_step_tolerance` lowers it for short steps."""
     if not model.forcing:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
     return forcing_tolerance(here)
@@ -388,20 +388,42 @@ def forcing_tolerance(here: Point) -> float:
     return max(min(MAX_FORCING_TERM, reduction) * norm, TOLERANCE_SHARE * here.tol)
 
 
+def _inaccurate_multiplier(
+    model: KrylovModel, here: Point, krylov: Krylov, limit: StepLimit, tolerance: float
+) -> float | None:
+    """Return a lower bound of the step's μ if a lower bound of ‖∇m(s)‖ shows that the step is not accurate; else None.
+
+    No eigenpairs are needed. If T is positive definite, the norm of Newton's step exceeds ‖s‖. So it bounds μ = σ‖s‖,
+    with which ‖∇m(s)‖ decreases, and the tolerance, which grows with ‖s‖. A step beyond the limit on its norm has a
+    larger σ, for which the bound does not hold.
+    """
+    if not (model.proposes and krylov.is_definite and krylov.starts_at_gradient):
+        return None
+    newton_norm, _ = krylov.shifted_norms(0.0)
+    if not newton_norm < limit.max_step_norm or here.below_precision(newton_norm):
+        return None
+    norm, residual = krylov.shifted_norms(limit.sigma * newton_norm)
+    is_inaccurate = residual > _step_tolerance(model, here, newton_norm, limit.units, tolerance)
+    return limit.sigma * norm if is_inaccurate else None
+
+
 def _is_accurate(
     model: KrylovModel, here: Point, krylov: Krylov, step: cubic.CubicStep, units: Units, tolerance: float
 ) -> bool:
     """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
-    step_norm, residual = step.norm, krylov.residual_of(step.u)
-    if residual > tolerance:
-        return False
-    if not model.forcing:
-        return True
-    if here.below_precision(step_norm):
+    residual = krylov.residual_of(step.u)
+    if model.forcing and here.below_precision(step.norm):
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
-        return here.grad_norm > 0.0 and krylov.dim >= _NEGLIGIBLE_STEP_DIM
+        return residual <= tolerance and here.grad_norm > 0.0 and krylov.dim >= _NEGLIGIBLE_STEP_DIM
+    return residual <= _step_tolerance(model, here, step.norm, units, tolerance)
+
+
+def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Units, tolerance: float) -> float:
+    """Return the tolerance on ‖∇m(s)‖ for a step of this norm; with "forcing" it is smaller for short steps."""
+    if not model.forcing:
+        return tolerance
     forcing_bound = step_norm / length_scale(here, units) * here.grad_norm
-    return residual <= max(forcing_bound, TOLERANCE_SHARE * here.tol)
+    return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
 def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_untested: bool = False) -> StepLimit:

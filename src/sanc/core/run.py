@@ -206,7 +206,7 @@ class Run:
 
     def unscaled_record(self, record: Record) -> Record:
         """Return the record in the units of f."""
-        if self.factor == 1.0:
+        if not self.full_oracle.exponent:
             return record
         names = ("sigma", "grad_norm", "ritz_value", "model_decrease", "value", "trial_value")
         return replace(record, **{name: getattr(record, name) / self.factor for name in names})

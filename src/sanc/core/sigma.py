@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from sanc.core.ratio import Trial, Verdict
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
@@ -28,8 +28,7 @@ NEGLIGIBLE_CUBIC_TERM = 1e-16
 """Ratio of σ‖s‖³ to the predicted decrease below which σ has no effect, so that it is not lowered further."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ray:
+class Ray(NamedTuple):
     """The model along a step s that minimises it, and the σ whose minimiser on this ray is t·s.
 
     The minimiser satisfies −gᵀs = sᵀBs + σ‖s‖³, and the decrease is −½gᵀs + (σ/6)‖s‖³. With p = −gᵀs/(σ‖s‖³) the model

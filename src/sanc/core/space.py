@@ -193,7 +193,10 @@ class NumpySpace(Space):
     def read(self, numbers: Sequence[Scalar]) -> list[float]:
         floats: list[float] = []
         for number in numbers:
-            floats.extend(number.tolist() if isinstance(number, np.ndarray) else (float(number),))
+            if isinstance(number, np.ndarray):
+                floats.extend(number.tolist())
+            else:
+                floats.append(float(number))
         return floats
 
     def largest_entry(self, v: Any) -> float:

@@ -44,8 +44,7 @@ class StallMonitor:
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
         # With the paper's rule a rejection is not a stall, because σ grows in the next iteration. With interpolation σ
         # was already raised to its bound in this iteration.
-        rejection_stalls = iteration.method.initial_sigma_rule.interpolates
         if gradient_decreased or (moved and value_decreased):
             self.iterations = 0
-        elif moved or iteration.stopping_test_holds or rejection_stalls:
+        elif moved or iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates:
             self.iterations += 1

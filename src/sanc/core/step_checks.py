@@ -6,6 +6,7 @@ The tests of `consistency.py` cost evaluations. The numbers of the first steps d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sanc.core import consistency
 from sanc.core.oracle import Oracle
@@ -27,8 +28,7 @@ _SYMMETRY_ITERATION = 50
 """The iteration after which the symmetry of the Hessian products is checked."""
 
 
-@dataclass(frozen=True)
-class MadeStep:
+class MadeStep(NamedTuple):
     """An iteration that was made: the points before and after it, the gradient before it, and its record."""
 
     before: Vector

@@ -43,6 +43,7 @@ class CallableOracle(Oracle):
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
         self.differenced_products = hess is None and hessp is None
         self.shape = x0.shape
+        self._is_flat = len(self.shape) == 1
         self.meter = Meter()
         self.noise: float | None = None  # relative error of the gradients; None: the machine precision
         self.space: Space
@@ -56,8 +57,8 @@ class CallableOracle(Oracle):
 
     def as_vector(self, returned: Any, name: str) -> Vector:
         """Copy the value that the callable `name` returned into a new flat vector."""
-        flat = self.as_array(returned, name).reshape(-1)
-        flat = flat.clone() if isinstance(flat, Tensor) else flat.copy()
+        array = self.as_array(returned, name)
+        flat = array.reshape(-1).clone() if isinstance(array, Tensor) else array.flatten()
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -79,7 +80,7 @@ class CallableOracle(Oracle):
     def as_argument(self, x: Any) -> Any:
         """Return a copy of a vector in the shape of x0. A callable that changes it in place does not affect the run."""
         copy = x.clone() if isinstance(x, Tensor) else x.copy()
-        return copy.reshape(self.shape)
+        return copy if self._is_flat else copy.reshape(self.shape)
 
     def value(self, x: Vector) -> float:
         return self._values.get(x, self._evaluate)

@@ -7,8 +7,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, Unpack
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 import numpy as np
 from scipy.optimize import HessianUpdateStrategy, OptimizeWarning
@@ -51,6 +51,9 @@ from sanc.sums.oracle import SumOracle, require_sum
 
 __all__ = ["Status", "minimize", "scipy_method"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _SCIPY_NAMES = {"maxiter": "max_iter", "maxfev": "max_nfev", "maxfun": "max_nfev", "gtol": "tol"}
 """SciPy's names of some arguments of `minimize`."""
 _IGNORED_OPTIONS = {
@@ -67,6 +70,21 @@ _DIFFERENCE_TOLERANCES = {"2-point": 1e-5, "3-point": 1e-6}
 """Default tolerances for gradients by differences, with errors of about √eps = 1.5e-8 and eps^(2/3) = 4e-11."""
 
 
+def _accepts_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function have its arguments as entries of `options`, too, and by the names that SciPy has for them."""
+    signature, call = inspect.signature(function), cast("Callable[..., T]", function)
+    position = list(signature.parameters).index("options")
+
+    @wraps(function)
+    def with_options(*args: P.args, **kwargs: P.kwargs) -> T:
+        if len(args) <= position and kwargs.get("options") is None and not _SCIPY_NAMES.keys() & kwargs.keys():
+            return function(*args, **kwargs)
+        return call(**_merge_options(signature.bind(*args, **kwargs).arguments))
+
+    return with_options
+
+
+@_accepts_options
 def minimize(
     fun: Any,
     x0: Any,
@@ -211,9 +229,6 @@ def minimize(
     >>> bounded.x.tolist(), bounded.active.tolist(), bounded.multipliers.tolist()
     ([1.0, 2.0], [1, 0], [-2.0, 0.0])
     """
-    if options is not None or _SCIPY_NAMES.keys() & settings.keys():
-        return minimize(fun, x0, **_merge_options({} if options is None else options, locals()))
-
     _reject_constraints(constraints)
     composed = _compose_method(method, preset, settings)
     _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
@@ -357,18 +372,19 @@ def _argument_defaults() -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(minimize).parameters.items() if name != "settings"}
 
 
-def _merge_options(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `minimize` and `options` by our names; a name given twice is an error."""
+def _merge_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of `minimize`, `options` among them, by our names; one given twice is an error."""
+    merged, defaults = dict(arguments), _argument_defaults()
+    settings, options = merged.pop("settings", {}), merged.pop("options", None)
+    options = {} if options is None else options
     fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     require(fits, "options", options, "pass a mapping of names to values")
-    defaults = {name: default for name, default in _argument_defaults().items() if name not in ("fun", "x0", "options")}
-    merged = {name: arguments[name] for name in defaults}
     if ignored := sorted(_IGNORED_OPTIONS & options.keys()):
-        warnings.warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning, stacklevel=4)
+        warnings.warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning, stacklevel=3)
     options = {name: value for name, value in options.items() if name not in ignored}
     if is_number(options.get("disp")):
         options["disp"] = options["disp"] > 0  # in SciPy a number is a level
-    for name, value in [*arguments["settings"].items(), *options.items()]:
+    for name, value in [*settings.items(), *options.items()]:
         ours = _SCIPY_NAMES.get(name, name)
         if ours != name and value is None:
             continue  # in SciPy None is the default
