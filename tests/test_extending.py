@@ -558,6 +558,36 @@ def test_what_a_metric_may_not_return_is_named_and_changes_nothing(monkeypatch, 
     assert torch.equal(weights, torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sigma": math.nan}, "returned sigma = nan: return a finite number"),
+        ({"sigma": -1.0}, "returned sigma = -1.0"),
+        ({"sigma": math.inf}, "returned sigma = inf"),
+        (
+            {"point": np.zeros(3)},
+            r"returned point = array\(.*: return a vector like x, which is ndarray of shape \(2,",
+        ),
+        ({"point": torch.zeros(2)}, r"returned point = tensor\(.*: return a vector like x"),
+    ],
+)
+def test_what_a_rule_may_not_return_is_named(change, match):
+    def rule(here, subspace, step, trial, trials):
+        return sanc.Decision(**({"sigma": 1.0, "point": trial} | change))
+
+    with pytest.raises(sanc.SancError, match=match):
+        sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, acceptance=rule)
+
+
+def test_what_is_no_subspace_is_named(monkeypatch):
+    monkeypatch.setattr(sanc.CubicModel, "build", lambda self, here: object())
+    with pytest.raises(
+        sanc.ArgumentTypeError,
+        match=r"build\(\) returned <object .*: return an object with the members of sanc.extend.Subspace",
+    ):
+        sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod)
+
+
 @pytest.mark.parametrize("name", ["losses", "derivatives"])
 def test_the_shape_of_a_loss_of_the_margins_is_checked(monkeypatch, name):
     problem = sanc.problems.Logistic(np.eye(3), np.array([1, 0, 1]))

@@ -180,7 +180,7 @@ class Iteration:
                 return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
-                subspace = model.build(here)  # 2.2  Lanczos on B from g: Q, T;  2.4  the left-most λ1
+                subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
                 progress = _Unfinished(here, sigma, subspace=subspace)
@@ -275,13 +275,11 @@ class Iteration:
             return here.state.rule_state
         entries = decision.rule_state.items()
         checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in entries}
-        shape = here.space.tensor(here.x).shape
         for name, entry in checked.items():
-            is_vector = isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == shape
-            if not (is_vector or isinstance(entry, float)):
+            if not (isinstance(entry, float) or _is_like_x(here, entry)):
                 raise ArgumentTypeError(
                     f"rule_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: pass a "
-                    f"number, or a vector like x, which is {type(here.x).__name__} of shape {tuple(shape)}."
+                    f"number, or {_like_x(here)}."
                 )
         return checked
 
@@ -397,6 +395,27 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
     return here if units is here.units else replace(here, units=units), sigma
 
 
+def _is_like_x(here: Point, entry: Any) -> bool:
+    """Whether an object is a vector of the type and shape of x."""
+    return isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == here.space.tensor(here.x).shape
+
+
+def _like_x(here: Point) -> str:
+    """Return what such a vector is, for a message."""
+    shape = tuple(here.space.tensor(here.x).shape)
+    return f"a vector like x, which is {type(here.x).__name__} of shape {shape}"
+
+
+def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | None:
+    """Return what a model has built; raise an error if it is no subspace."""
+    if subspace is not None and not hasattr(subspace, "release"):
+        raise ArgumentTypeError(
+            f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}: return an object with "
+            "the members of sanc.extend.Subspace, or None."
+        )
+    return subspace
+
+
 def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
     """Return the decision of an acceptance or escape rule; if it moves, with the kind and the norm of the step.
 
@@ -406,7 +425,19 @@ def _completed(here: Point, name: str, rule: object, decision: object, branch: B
         raise ArgumentTypeError(
             f"{name} = {shown(rule)} cannot be used, since it returned {shown(decision)}: return a sanc.Decision."
         )
-    if decision.point is None or (decision.branch is not Branch.STAYED and decision.step_norm > 0.0):
+    if not 0.0 <= decision.sigma < math.inf:
+        raise ArgumentError(
+            f"{name} = {shown(rule)} cannot be used, since it returned sigma = {decision.sigma!r}: return a finite "
+            "number that is not negative, for example from here.sigma_rule."
+        )
+    if decision.point is None:
+        return decision
+    if not _is_like_x(here, decision.point):
+        raise ArgumentTypeError(
+            f"{name} = {shown(rule)} cannot be used, since it returned point = {shown(decision.point)}: return "
+            f"{_like_x(here)}."
+        )
+    if decision.branch is not Branch.STAYED and decision.step_norm > 0.0:
         return decision
     return replace(
         decision,
