@@ -119,3 +119,19 @@ def test_a_run_without_derivatives_resumes():
     state = dict(states[9], oracle=dict(states[9]["oracle"], matrix=[[1.0]]))
     with pytest.raises(sanc.ArgumentError, match=r"resume\['oracle'\]\['matrix'\]"):
         sanc.minimize(rosen, points[9], jac="3-point", resume=state)
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+@pytest.mark.parametrize(("factor", "constant"), [(0.01, 1e6), (0.001, 1e4), (0.1, 1e6)])
+def test_differences_that_are_too_inaccurate_do_not_certify_a_saddle(scheme, factor, constant):
+    """The saddle is at 0 with λ_min ≈ −4·factor, and the minima are near (±1, 0); roundoff in f is large."""
+    f = lambda x: factor * (x[0] ** 2 - 1) ** 2 + x[1] ** 2 + 0.001 * x[0] * x[1] + constant
+    res = sanc.minimize(f, np.array([1e-6, 0.5]), jac=scheme)
+    assert not res.success or abs(abs(res.x[0]) - 1.0) < 0.05
+    assert res.success or "pass its gradient as jac" in res.message
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+def test_values_whose_squares_overflow_are_differenced(scheme):
+    res = sanc.minimize(lambda x: 1e200 * float((x**2 - 1) @ (x**2 - 1)), np.full(5, 0.4), jac=scheme)
+    assert np.abs(res.x - 1.0).max() < 1e-7

@@ -151,8 +151,8 @@ def _difference_limit_cause(run: Run, cert: Certificate) -> str:
     error = run.oracle.gradient_error(run.x)
     cause = consistency.check_difference_error(run.oracle, run.x, run.tol)
     product_error = cert.rounding / math.sqrt(max(cert.products, 1))  # `rounding` is a sum over all products
-    undecided = not cert.second_order and cert.rounding > cert.eps_curvature
-    if not cause and error > run.limits.tol and undecided and not cert.lambda_min > product_error:
+    is_positive = cert.second_order or cert.lambda_min > product_error
+    if not cause and error > run.limits.tol and not is_positive:
         return consistency.difference_error_message(error, cert.rounding)
     return cause
 

@@ -122,11 +122,14 @@ class Run:
 
     @property
     def curvature_tolerance(self) -> float:
-        """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε."""
+        """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε.
+
+        ε is not raised to the error of differenced gradients: with it, that error would certify itself.
+        """
         if self.limits.curvature_tol is not None:
             return self.limits.curvature_tol
         unit = self.factor  # an L2 of 1, scaled as f
-        return math.sqrt(self.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
+        return math.sqrt(self.limits.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
 
     def gradient_norm(self, g: Vector) -> float:
         """Return the norm of the gradient at the current point, as `tol` bounds it."""

@@ -105,7 +105,7 @@ class SecantOracle(DifferenceOracle):
 
     def _first_matrix(self, x: Vector, g: Floats) -> Floats:
         """Return the curvature of f along the gradient, from one value, times the identity."""
-        norm = float(np.linalg.norm(g))
+        norm = self.space.norm(self.gradient(x)[1])  # without overflow
         if norm == 0.0:
             return np.eye(len(g))
         h = self.space.eps**_SECOND_POWER * max(1.0, self.space.norm(x) / self.space.dim**0.5)
