@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -240,7 +242,18 @@ def test_jax_differentiates_its_functions():
 # ---------------------------------------------------------------------------------------------- SciPy's other methods
 
 
-@pytest.mark.parametrize("name", ["return_all", "eps", "norm", "xatol", "maxls", "ftol", "maxcor"])
+@pytest.mark.parametrize(
+    "options", [{"maxiter": 3.0}, {"maxfun": math.inf}, {"disp": None}, {"scale": None}, {"maxiter": None}]
+)
+def test_numbers_of_scipys_options_may_be_floats_and_none_is_a_default(options):
+    expected = sanc.minimize(rosen, X0, jac=rosen_der, max_iter=3 if options.get("maxiter") else 10_000)
+    res = scipy.optimize.minimize(rosen, X0, jac=rosen_der, method=sanc.scipy_method, options=options)
+    assert res.nit == expected.nit and np.array_equal(res.x, expected.x)
+    with pytest.raises(sanc.ArgumentError, match=r"max_iter = 2.5"):
+        sanc.minimize(rosen, X0, jac=rosen_der, options={"maxiter": 2.5})
+
+
+@pytest.mark.parametrize("name", ["return_all", "eps", "norm", "xatol", "maxls", "ftol", "maxcor", "eta", "mesg_num"])
 def test_options_of_other_methods_warn_as_in_scipy(name):
     options = {name: 1, "maxiter": 50}
     with pytest.warns(scipy.optimize.OptimizeWarning, match=f"^Unknown solver options: {name}$"):
@@ -314,3 +327,17 @@ def test_a_nested_result_fits_a_screen():
     lines = str(res).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 80
     assert "layer0: 0: [" in str(res) and "… and 1" in str(res) and "(50×50)" in str(res)
+
+
+@pytest.mark.parametrize("returned", [(1.0, 2.0), {"loss": 1.0}, None])
+def test_a_function_that_returns_more_than_a_value_is_named(returned):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"return the value alone.* jac=True"):
+        sanc.minimize(lambda x: returned, torch.zeros(2))
+
+
+def test_a_function_of_jax_needs_a_point_of_jax(monkeypatch):
+    """The function is one of a module of the name jax, which rejects tensors as JAX does."""
+    module = types.ModuleType("jax.fake")
+    exec("def total(x):\n    raise TypeError('not a valid JAX type')", module.__dict__)
+    with pytest.raises(sanc.ArgumentTypeError, match=r"fun is a function of JAX.*jax.numpy.asarray"):
+        sanc.minimize(lambda x: module.total(x), np.zeros(2))

@@ -10,6 +10,7 @@ import math
 import pickle
 import random
 import sys
+import warnings
 from dataclasses import asdict
 
 import numpy as np
@@ -959,3 +960,12 @@ def test_schedulers_may_write_numbers_of_other_kinds(rate):
     opt.param_groups[0]["lr"] = opt.param_groups[0]["weight_decay"] = rate
     first = [float(opt.step(loss_of(model, x, y))) for _ in range(12)]
     assert first[-1] < first[0] and opt._iteration.rates == [float(rate)] * 4
+
+
+def test_small_rates_of_all_groups_are_warned_of():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    with pytest.warns(UserWarning, match=r"lr = 0.001 is a factor on the step size"):
+        sanc.SANC([{"params": [w], "lr": 1e-3} for w in weights])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sanc.SANC([{"params": [weights[0]], "lr": 1e-3}, {"params": [weights[1]]}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from itertools import pairwise
 
 import pytest
@@ -45,13 +46,23 @@ def test_the_demonstration_says_what_the_default_did(made):
     text, target = " ".join(printed.split()), runs["adam"].final_loss
     branches = list(runs["sanc"].columns["branch"][1:])
     averaged = branches.count("averaged")
-    assert f"SANC made {len(branches) - averaged:,} steps with curvature and {averaged:,} averaged steps." in text
+    steps = "1 step" if len(branches) - averaged == 1 else f"{len(branches) - averaged:,} steps"
+    assert f"SANC made {steps} with curvature and {averaged:,} averaged steps." in text
     assert f"had its final loss of {target:.4f}" in text and "to Adam" in text and "untested" not in text
     for run in runs.values():
         losses, seconds = list(run.columns["loss"]), list(run.columns["seconds"])
         places = [s for s, loss in zip(seconds, losses, strict=True) if loss <= target]
         at = demo.seconds_to(run, target)
         assert at == pytest.approx(places[0]) if places else at != at
+
+
+def test_the_tables_fit_a_terminal_of_80_columns(made):
+    found = traces.read(made[0])
+    for build, cells in ((demo.table, {f"{run.final_loss:.4f}" for run in found}), (demo.branch_table, set())):
+        console = Console(width=80, file=io.StringIO())
+        console.print(build(found))
+        text = console.file.getvalue()
+        assert "…" not in text and all(cell in text for cell in cells | NAMES)
 
 
 def test_every_method_lowers_the_loss_within_its_budget(made):

@@ -81,7 +81,8 @@ def in_words(found: Sequence[RunTrace]) -> str:
     sanc, adam = by_method["sanc"], by_method["adam"]
     counts = Counter(sanc.columns["branch"][1:])
     averaged, steps = counts[str(Branch.AVERAGED)], sanc.steps
-    phases = f"SANC made {steps - averaged:,} steps with curvature and {averaged:,} averaged steps."
+    with_curvature = f"{steps - averaged:,} step{'' if steps - averaged == 1 else 's'}"
+    phases = f"SANC made {with_curvature} with curvature and {averaged:,} averaged steps."
     at = seconds_to(sanc, adam.final_loss)
     own = f"after {seconds_to(adam, adam.final_loss):.1f} s"
     reached = "did not reach it" if math.isnan(at) else f"reached it after {at:.1f} s"
@@ -92,23 +93,18 @@ def in_words(found: Sequence[RunTrace]) -> str:
     )
 
 
+def _empty_table() -> Table:
+    """Return a table with a column for the methods, as narrow as a terminal of 80 columns."""
+    result = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    result.add_column("method", no_wrap=True)
+    return result
+
+
 def table(found: Sequence[RunTrace]) -> Table:
     """Return the results as a table."""
-    config = found[0].config
-    caption = (
-        f"Loss: cross entropy + {config['strength']:g}/2·‖W‖² on all training images. Test: accuracy on the held-out "
-        f"fifth. Evaluations: values, gradients and products of single images; batch {config['batch_size']}, seed "
-        f"{config['seed']}. SANC has the default settings, SCR those of the paper; the settings of the others are "
-        "the best of four or five values at seed 0. To Adam: seconds to Adam's final loss. Right: steps by branch."
-    )
-    result = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", collapse_padding=True, pad_edge=False)
-    result.add_column("method", min_width=11)
+    result = _empty_table()
     for name in ("loss", "test", "evaluations", "seconds", "to Adam"):
         result.add_column(name, justify="right", no_wrap=True)
-    counts = {run.method: Counter(run.columns["branch"][1:]) for run in found}
-    used = [branch for branch in BRANCHES if any(count[branch] for count in counts.values())]
-    for branch in used:
-        result.add_column(_SHORT[branch], justify="right", no_wrap=True)
     best = min(run.final_loss for run in found)
     target = next(run.final_loss for run in found if run.method == "adam")
     for run in found:
@@ -120,9 +116,33 @@ def table(found: Sequence[RunTrace]) -> Table:
             f"{run.columns['calls'][-1]:,.0f}",
             f"{run.columns['seconds'][-1]:.1f}",
             "–" if math.isnan(at := seconds_to(run, target)) else f"{at:.1f}",
-            *(str(counts[run.method][branch] or "·") for branch in used),
         )
     return result
+
+
+def branch_table(found: Sequence[RunTrace]) -> Table:
+    """Return the steps of each method by branch as a table."""
+    result = _empty_table()
+    counts = {run.method: Counter(run.columns["branch"][1:]) for run in found}
+    used = [branch for branch in BRANCHES if any(count[branch] for count in counts.values())]
+    for branch in used:
+        result.add_column(_SHORT[branch], justify="right", no_wrap=True)
+    for run in found:
+        style = style_of(run.method)
+        cells = (str(counts[run.method][branch] or "·") for branch in used)
+        result.add_row(Text(style.name, style=style.colour), *cells)
+    return result
+
+
+def legend(found: Sequence[RunTrace]) -> str:
+    """Return what the columns mean, as sentences."""
+    config = found[0].config
+    return (
+        f"Loss: cross entropy + {config['strength']:g}/2·‖W‖² on all training images. Test: accuracy on the held-out "
+        f"fifth. Evaluations: values, gradients and products of single images; batch {config['batch_size']}, seed "
+        f"{config['seed']}. SANC has the default settings, SCR those of the paper; the settings of the others are "
+        "the best of four or five values at seed 0. To Adam: seconds to Adam's final loss. Below: steps by branch."
+    )
 
 
 def _stack(axes: Axes, run: RunTrace) -> None:
@@ -186,6 +206,8 @@ def run(
         console.print(f"{len(specs) - len(found)} runs are not finished: the same command resumes them.")
         return 1
     console.print(table(found))
+    console.print(legend(found), markup=False)
+    console.print(branch_table(found))
     console.print(in_words(found), markup=False)
     for path in figures.save(draw(found), out, "demo"):
         console.print(f"Figure: {path}", soft_wrap=True, markup=False)

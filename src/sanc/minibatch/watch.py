@@ -114,4 +114,5 @@ def report_nonfinite(state: State, note: str, value: float, grad_norm: float) ->
     if count >= NONFINITE_LIMIT:
         raise NonFiniteError(f"{text}. Restore a checkpoint from before these batches.")
     if count == NONFINITE_WARNING:
-        warnings.warn(f"{text}. After {NONFINITE_LIMIT} of them this is an error.", RuntimeWarning, stacklevel=2)
+        limit = _NONFINITE_START_LIMIT if count == state.iteration + 1 else NONFINITE_LIMIT
+        warnings.warn(f"{text}. After {limit} of them this is an error.", RuntimeWarning, stacklevel=2)

@@ -57,12 +57,12 @@ T = TypeVar("T")
 _SCIPY_NAMES = {"maxiter": "max_iter", "maxfev": "max_nfev", "maxfun": "max_nfev", "gtol": "tol"}
 """SciPy's names of some arguments of `minimize`."""
 _IGNORED_OPTIONS = {
-    "accuracy", "adaptive", "barrier_tol", "c1", "c2", "catol", "direc", "eps", "f_target", "factorization_method",
-    "fatol", "feasibility_tol", "final_tr_radius", "finite_diff_rel_step", "ftol", "hess_inv0", "inexact",
-    "initial_barrier_parameter", "initial_barrier_tolerance", "initial_constr_penalty", "initial_simplex",
-    "initial_tr_radius", "initial_trust_radius", "iprint", "max_trust_radius", "maxCGit", "maxcor", "maxls",
-    "minfev", "norm", "offset", "rescale", "return_all", "rhobeg", "simplex", "sparse_jacobian", "stepmx",
-    "subproblem_maxiter", "verbose", "workers", "xatol", "xrtol", "xtol",
+    "accuracy", "adaptive", "barrier_tol", "c1", "c2", "catol", "direc", "eps", "eta", "f_target",
+    "factorization_method", "fatol", "feasibility_tol", "final_tr_radius", "finite_diff_rel_step", "ftol",
+    "hess_inv0", "inexact", "initial_barrier_parameter", "initial_barrier_tolerance", "initial_constr_penalty",
+    "initial_simplex", "initial_tr_radius", "initial_trust_radius", "iprint", "max_trust_radius", "maxCGit", "maxcor",
+    "maxls", "mesg_num", "minfev", "norm", "offset", "rescale", "return_all", "rhobeg", "simplex", "sparse_jacobian",
+    "stepmx", "subproblem_maxiter", "verbose", "workers", "xatol", "xrtol", "xtol",
 }  # fmt: skip
 """Entries of `options` for SciPy's other methods. As in SciPy they give a warning, so that `method` can be changed."""
 
@@ -386,8 +386,10 @@ def _merge_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
         options["disp"] = options["disp"] > 0  # in SciPy a number is a level
     for name, value in [*settings.items(), *options.items()]:
         ours = _SCIPY_NAMES.get(name, name)
-        if ours != name and value is None:
+        if value is None and (ours != name or name in ("disp", "scale")):
             continue  # in SciPy None is the default
+        if ours != name and ours != "tol" and isinstance(value, float):  # SciPy accepts 1e3 and inf
+            value = None if value == math.inf else int(value) if value.is_integer() else value
         given_twice = ours in merged and (ours not in defaults or merged[ours] is not defaults[ours])
         if given_twice or ours in ("fun", "x0", "options"):
             place = "in options and as an argument" if name in options else f"together with {ours!r}"

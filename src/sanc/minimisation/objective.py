@@ -222,9 +222,20 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
             value = fun(x, *args)
         except (RuntimeError, TypeError) as problem:
             frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+            modules = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
+            if "jax" in modules or "jax" in str(problem):
+                raise ArgumentTypeError(
+                    "fun is a function of JAX, and x0 is no array of JAX: pass jax.numpy.asarray(x0), so that JAX "
+                    "differentiates fun, or its gradient as jac."
+                ) from problem
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
             raise
+        if isinstance(value, tuple | list | dict) or value is None:
+            raise ArgumentTypeError(
+                f"fun returned {shown(value)}, of type {type(value).__name__}: return the value alone, as a tensor of "
+                "one entry; jac=True means that fun returns the pair of value and gradient."
+            )
         if not isinstance(value, Tensor):
             raise ArgumentTypeError(
                 f"fun returned {type(value).__name__} for a torch tensor, so it cannot be differentiated: {remedy}."
