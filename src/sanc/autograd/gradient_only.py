@@ -14,22 +14,17 @@ from sanc.core.oracle import Meter, Oracle
 from sanc.core.space import Vector
 
 
-def do_work(work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
-    """Do the vector work of a step, which follows the gradient."""
-    return list(work(value, g, inputs))
-
-
 class GradientOnlyOracle(Oracle):
     """Returns the gradient in the leaves at every point; evaluates neither values nor products.
 
     Attributes
     ----------
-    do_work : callable
-        Does the vector work of a step; it may replay it from a CUDA graph.
+    do_work : callable or None
+        Returns ``work(f, ∇f, inputs)``, perhaps replayed from a CUDA graph; None: the work is called.
     """
 
     has_values = False
-    do_work: Callable[[Any, Tensor, Tensor, Any], list[Tensor]] = staticmethod(do_work)
+    do_work: Callable[[Any, Tensor, Tensor, Any], list[Tensor]] | None = None
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         self.space = leaves.space()
@@ -47,7 +42,8 @@ class GradientOnlyOracle(Oracle):
 
     def advance(self, work: Any, inputs: Any) -> list[Any]:
         """Return ``work(f, ∇f, inputs)``; f is unknown, and 0 stands for it."""
-        return self.do_work(work, self.g.new_zeros((), dtype=torch.float64), self.g, inputs)
+        value = self.g.new_zeros((), dtype=torch.float64)
+        return list(work(value, self.g, inputs)) if self.do_work is None else self.do_work(work, value, self.g, inputs)
 
     def value(self, x: Vector) -> NoReturn:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 
@@ -14,6 +15,15 @@ def holds_jax_arrays(x0: Any) -> bool:
     if isinstance(x0, list | tuple):
         return any(map(holds_jax_arrays, x0))
     return type(x0).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def is_from_jax(problem: Exception) -> bool:
+    """Return whether JAX raised an exception: a frame is one of its modules, or, from compiled code, the text names it.
+
+    Its functions raise one for tensors of torch.
+    """
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(problem.__traceback__))
+    return any(name.partition(".")[0] == "jax" for name in names) or "jax" in str(problem)
 
 
 def jax_derivatives(fun: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -206,9 +206,7 @@ class _RowFits:
     Attributes
     ----------
     outputs : dict of Tensor
-        What the rows ended with.
-    rounds : int
-        Rounds made.
+        What the chosen fits of the rows ended with, with the evaluations of all of them.
     """
 
     def __init__(self, problem: FitProblem, lower: Tensor | None, upper: Tensor | None, limits: RunLimits) -> None:

@@ -22,7 +22,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
 from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
-from sanc.functions.with_jax import holds_jax_arrays, jax_derivatives
+from sanc.functions.with_jax import holds_jax_arrays, is_from_jax, jax_derivatives
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
@@ -221,13 +221,12 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
         try:
             value = fun(x, *args)
         except (RuntimeError, TypeError) as problem:
-            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
-            modules = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
-            if "jax" in modules or "jax" in str(problem):
+            if is_from_jax(problem):
                 raise ArgumentTypeError(
                     "fun is a function of JAX, and x0 is no array of JAX: pass jax.numpy.asarray(x0), so that JAX "
                     "differentiates fun, or its gradient as jac."
                 ) from problem
+            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
             raise
