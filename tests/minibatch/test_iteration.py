@@ -23,7 +23,8 @@ from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.scale import typical_weight, weight_unit
+from sanc.minibatch.scale import step_size, typical_matrix, weight_unit
+from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 from sanc.sums.oracle import SumOracle
 
@@ -257,34 +258,53 @@ def test_the_unit_of_length(weight, value, gradient_sum, unit):
     assert weight_unit(weight, value, gradient_sum) == pytest.approx(unit)
 
 
-def test_a_typical_weight():
-    """The geometric mean, over the entries of matrices, of the root mean squares of theirs."""
+def test_a_typical_matrix():
+    """Geometric means, over the entries of matrices, of their root mean squares and of their smaller sides."""
     rng = np.random.default_rng(0)
     arrays = [0.02 * rng.standard_normal((30, 20)), rng.standard_normal(30), np.zeros((5, 5)),
               3.0 * rng.standard_normal((4, 2, 3))]  # fmt: skip
     flat, shapes = torch.from_numpy(np.concatenate([a.reshape(-1) for a in arrays])), [a.shape for a in arrays]
     roots = [np.sqrt((arrays[i] ** 2).mean()) for i in (0, 3)]
-    expected = roots[0] ** (600 / 624) * roots[1] ** (24 / 624)
-    assert typical_weight(flat, shapes, None) == pytest.approx(expected, rel=1e-12)
-    assert typical_weight(flat[600:655], shapes[1:3], None) == 0.0  # a vector, and only zeros
+    weight, width = typical_matrix(flat, shapes, None)
+    assert weight == pytest.approx(roots[0] ** (600 / 624) * roots[1] ** (24 / 624), rel=1e-12)
+    assert width == pytest.approx(20 ** (600 / 649) * 5 ** (25 / 649) * 4 ** (24 / 649), rel=1e-12)
+    assert typical_matrix(flat[600:655], shapes[1:3], None) == (0.0, pytest.approx(5.0))  # a vector, and only zeros
+    assert typical_matrix(flat[600:631], [(30,), ()], None) == (0.0, 0.0)  # no matrices
     large = [0.1 * rng.standard_normal((5, 4)), rng.standard_normal((90, 4)), 0.2 * rng.standard_normal((4, 2))]
     joined = torch.from_numpy(np.concatenate([a.reshape(-1) for a in large]))  # with an embedding, say
     middle = np.sqrt((large[2] ** 2).mean())
-    assert typical_weight(joined, [a.shape for a in large], None) == pytest.approx(1.5 * middle, rel=1e-12)
+    assert typical_matrix(joined, [a.shape for a in large], None).weight == pytest.approx(1.5 * middle, rel=1e-12)
+    stack = torch.ones(2 * 40 * 50)
+    assert typical_matrix(stack, [(2, 40, 50)], None).width == pytest.approx(40.0)  # two experts
 
 
-def test_a_typical_weight_whose_entries_others_hold():
+def test_a_typical_matrix_whose_entries_others_hold():
     """Two ranks, of which one has no entry of the first matrix."""
     rng = np.random.default_rng(1)
-    first, second = torch.from_numpy(rng.standard_normal((1, 3))), torch.from_numpy(0.1 * rng.standard_normal((5, 2)))
-    whole = typical_weight(torch.cat([first.reshape(-1), second.reshape(-1)]), [(1, 3), (5, 2)], None)
-    parts = [(torch.cat([first.reshape(-1), second[:3].reshape(-1)]), [(1, 3), (3, 2)]),
-             (second[3:].reshape(-1), [(0, 3), (2, 2)])]  # fmt: skip
+    first, second = torch.from_numpy(rng.standard_normal((1, 3))), torch.from_numpy(0.1 * rng.standard_normal((5, 4)))
+    whole = typical_matrix(torch.cat([first.reshape(-1), second.reshape(-1)]), [(1, 3), (5, 4)], None)
+    parts = [(torch.cat([first.reshape(-1), second[:3].reshape(-1)]), [(1, 3), (3, 4)]),
+             (second[3:].reshape(-1), [(0, 3), (2, 4)])]  # fmt: skip
     sent = []
     for x, shapes in parts:
-        typical_weight(x, shapes, lambda sums: sent.append(sums) or sums)
+        typical_matrix(x, shapes, lambda sums: sent.append(sums) or sums)
     for x, shapes in parts:
-        assert typical_weight(x, shapes, lambda sums: sent[0] + sent[1]) == pytest.approx(whole, rel=1e-12)
+        assert typical_matrix(x, shapes, lambda sums: sent[0] + sent[1]) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("width", "warm_up", "expected"),
+    [
+        (0.0, 20, [0.05, 0.5, 1.0, 1.0]),  # no matrices
+        (4.0, 20, [0.05, 0.5, 1.0, 1.0]),
+        (400.0, 20, [0.05, math.sqrt(10 / 400), 0.5, 1.0]),
+        (400.0, 0, [1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_steps_of_wide_networks_grow_with_the_root_of_their_number(width, warm_up, expected):
+    settings = StepScale(warm_up=warm_up, slow_down=0, scale=1.0)
+    sizes = [step_size(State(0, weight_unit=1.0, width=width, steps=steps), settings) for steps in (0, 9, 99, 399)]
+    assert sizes == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():

@@ -177,7 +177,7 @@ class MinibatchIteration:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._handle_nonfinite(x, oracle, value, oracle.norm(g))
-            state = self._update_state(nonfinite_batches=0, weight_unit=scale.measure_weight_unit(x, oracle))
+            state = self._update_state(nonfinite_batches=0, **scale.measure_weights(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
             if self._continues_second_order(x, value, oracle.space.eps):

@@ -1,9 +1,16 @@
 """The size η of an averaged step: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
 
 M⁻¹g has entries of order 1, so the same relative step size suits every network: `scale` times a typical weight at the
-first point. Such a weight is smaller in wide layers, and follows the units of the weights. A lower bound of the
-distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023, Prodigy): for the directions
-p_i = M⁻¹g_i and any weights λ_i,
+first point. Such a weight is smaller in wide layers, and follows the units of the weights.
+
+The first gradients of an m × n matrix are coherent, that is of low rank. A matrix of low rank with entries ±1 has a
+spectral norm near √(mn), but initial weights of size w have one near w(√m + √n). For a relative change of `scale` the
+first steps have to be smaller by the root of the smaller side. Later gradients are mostly noise, with the spectral norm
+of random matrices. So η grows at most as √(k/n) over the first n steps, where n is a typical smaller side. For the same
+reason μP scales Adam's rate as 1/n (Yang and Hu 2021).
+
+A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
+Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
@@ -24,6 +31,7 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
+from sanc.minibatch.metrics.base import matrix_sides
 from sanc.minibatch.settings import StepScale
 from sanc.minibatch.state import State
 
@@ -50,14 +58,16 @@ DISTANCE_MEMORY = 0.998
 def step_size(state: State, step: StepScale) -> float:
     """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-    Both start again when parameters join, because one gradient is a poor estimate of their second moments. With a
-    `horizon` η falls linearly over all steps, to 1/`horizon` of its value in the last one and beyond.
+    In wide networks it grows more slowly, as √(steps/width). This starts again when parameters join, because one gradient
+    is a poor estimate of their second moments. With a `horizon` η falls linearly over all steps, to 1/`horizon` of its
+    value in the last one and beyond.
     """
     steps = state.steps - state.last_extension
     aligned = steps > 2 * step.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
     limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * step.scale
     base = min(max(step.scale, step.distance * state.distance), limit)
     ramp = min(1.0, (steps + 1) / step.warm_up) if step.warm_up else 1.0
+    ramp = min(ramp, math.sqrt((steps + 1) / state.width)) if step.warm_up and state.width else ramp
     decay = math.sqrt(1.0 + steps / step.slow_down) if step.slow_down and not step.horizon else 1.0
     decay = step.horizon / max(step.horizon - state.steps, 1) if step.horizon else decay
     return state.weight_unit * base * ramp / decay * state.eta_reduction
@@ -118,28 +128,44 @@ def distance_weight(state: State) -> float:
     return (1.0 - DISTANCE_MEMORY) * state.distance * state.distance
 
 
-def typical_weight(
-    x: Tensor, shapes: Sequence[tuple[int, ...]], sum_over_ranks: Callable[[Tensor], Tensor] | None
-) -> float:
-    """Return the geometric mean, over the matrices in x, of the root mean square of their entries; 0 without matrices.
+class TypicalMatrix(NamedTuple):
+    """Geometric means over the matrices of the parameters, weighted by their sizes; 0 without matrices."""
 
-    The matrices are weighted by their sizes; vectors and zero matrices are left out. The result is at most 1.5 times
-    the median over matrices, because one large matrix, often an embedding, may have far larger entries than the others.
-    `sum_over_ranks` sums over ranks that hold the other entries.
+    weight: float  # of the root mean squares of the entries, without matrices of zeros
+    width: float  # of the smaller sides
+
+
+def typical_matrix(
+    x: Tensor, shapes: Sequence[tuple[int, ...]], sum_over_ranks: Callable[[Tensor], Tensor] | None
+) -> TypicalMatrix:
+    """Return a typical weight and width of the matrices in x; vectors are left out.
+
+    The weight is at most 1.5 times the median over matrices, because one large matrix, often an embedding, may have far
+    larger entries than the others. `sum_over_ranks` sums over ranks that hold the other entries, by rows.
     """
     parts = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
     sizes = [float(len(part)) if len(shape) > 1 else 0.0 for part, shape in zip(parts, shapes, strict=True)]
     squares = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts])
-    sums = torch.stack([squares, squares.new_tensor(sizes)])
-    norm_squares, counts = (sums if sum_over_ranks is None else sum_over_ranks(sums)).tolist()
+    rows = [float(sum(shape[:1])) for shape in shapes]
+    sums = torch.stack([squares, squares.new_tensor(sizes), squares.new_tensor(rows)])
+    sums = sums if sum_over_ranks is None else sum_over_ranks(sums)
     matrices = [
-        (math.sqrt(square / count), count) for square, count in zip(norm_squares, counts, strict=True) if square * count
+        (square, count, matrix_sides((int(height), *shape[1:])))
+        for square, count, height, shape in zip(*sums.tolist(), shapes, strict=True)
+        if count
     ]
-    if not matrices:
-        return 0.0
-    entries = sum(count for _, count in matrices)
-    mean = math.exp(sum(count * math.log(root) for root, count in matrices) / entries)
-    return min(mean, _MAX_OVER_MEDIAN * median_low(root for root, _ in matrices))
+    width = _geometric_mean([(min(sides or (1, 1)), count) for _, count, sides in matrices])
+    roots = [(math.sqrt(square / count), count) for square, count, _ in matrices if square]
+    if not roots:
+        return TypicalMatrix(0.0, width)
+    limit = _MAX_OVER_MEDIAN * median_low(root for root, _ in roots)
+    return TypicalMatrix(min(_geometric_mean(roots), limit), width)
+
+
+def _geometric_mean(numbers: Sequence[tuple[float, float]]) -> float:
+    """Return the geometric mean of positive numbers with weights; 0 without numbers."""
+    total = sum(weight for _, weight in numbers)
+    return math.exp(sum(weight * math.log(number) for number, weight in numbers) / total) if total else 0.0
 
 
 def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
@@ -155,12 +181,15 @@ def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
 
 
-def measure_weight_unit(x: Vector, oracle: Oracle) -> float:
-    """Return the unit of η at the first point x, from its weights and, if there are values, its loss and gradient."""
+def measure_weights(x: Vector, oracle: Oracle) -> dict[str, float]:
+    """Return the unit of η and the width, which are fields of `State`, at the first point x.
+
+    The unit follows from the weights and, if they are known, the loss and its gradient.
+    """
     space, value, gradient_sum = oracle.space, math.nan, math.nan
     if oracle.has_values:
         value, g = oracle.gradient(x)
         local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
         gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
-    typical = typical_weight(space.tensor(x), oracle.shapes, space.sum_over_ranks)
-    return weight_unit(typical, value, gradient_sum)
+    typical = typical_matrix(space.tensor(x), oracle.shapes, space.sum_over_ranks)
+    return {"weight_unit": weight_unit(typical.weight, value, gradient_sum), "width": typical.width}

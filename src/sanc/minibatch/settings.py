@@ -29,7 +29,8 @@ class StepScale(Piece):
         η = max(scale, distance·d), at most 2·scale unless the last steps are aligned, with d a lower bound of the
         distance to a solution. 0: the bound is not used, and a reduced η does not grow back.
     warm_up : int
-        Number of steps over which η grows to its value.
+        Number of steps over which η grows to its value. Over the first n steps η grows at most as √(steps/n), with n
+        the typical smaller side of a matrix of parameters; 0: it does not grow.
     slow_down : int
         η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
     horizon : int

@@ -39,6 +39,7 @@ class State:
     weight_sum: float = 0.0  # sum of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
+    width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
     grad_norm_mean_square: float = 1.0  # mean square of the gradient norms, in units of `gradient_unit`
     largest_grad_norm: float = 1.0  # largest gradient norm of the first steps, in units of `gradient_unit`
     # The averaged phase: the step size and the distance bound.

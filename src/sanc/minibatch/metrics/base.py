@@ -28,6 +28,8 @@ _REFRESHES_TO_DOUBLE = 50
 change more slowly, and refreshes should not cost a constant share of the time."""
 _EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
+_STACKED_SIDE = 32
+"""Length from which the last side of a tensor with three dimensions is no kernel of a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,19 @@ def epsilon_for(largest: Tensor) -> Tensor:
 def sizes_of(shapes: Sequence[Shape]) -> list[int]:
     """Return the number of entries of each shape."""
     return [math.prod(shape) for shape in shapes]
+
+
+def matrix_sides(shape: Shape) -> tuple[int, int] | None:
+    """Return rows and columns of a parameter as a matrix, or as a stack of matrices; None if it is a vector.
+
+    A tensor of three dimensions is a stack of matrices, such as the weights of experts, if its last two sides are at
+    least `_STACKED_SIDE`; otherwise it is the kernel of a convolution.
+    """
+    if len(shape) == 3 and min(shape[1:]) >= _STACKED_SIDE:
+        return shape[1], shape[2]
+    rows = shape[0] if len(shape) > 1 else 1
+    columns = math.prod(shape) // max(rows, 1)
+    return (rows, columns) if min(rows, columns) > 1 else None
 
 
 def due_parts(steps: int, interval: int, parts: int) -> list[int]:

@@ -21,13 +21,11 @@ import torch
 from torch import Tensor
 
 from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, Piece, setting
-from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for, sizes_of
+from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for, matrix_sides, sizes_of
 
 _RIDGE = 1e-3
 """δ, relative to the mean eigenvalue of a factor. It bounds the condition number of the power step by side/δ, so that
 Cholesky in float64 leaves QᵀQ − I near 1e-16 (side/δ)², that is 1e-4 for a side of 1,000."""
-_STACKED_SIDE = 32
-"""Length from which the last side of a tensor with three dimensions is no kernel of a convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +48,11 @@ class Kronecker(Piece):
 
     def couples(self, shape: Shape) -> bool:
         """Whether the parameter has two sides, which are rotated."""
-        return rotated_sides(shape) is not None
+        return matrix_sides(shape) is not None
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner; with `reduce`, the ranks may share parameters that are not coupled."""
         return _Kronecker(self, shapes, like, reduce)
-
-
-def rotated_sides(shape: Shape) -> tuple[int, int] | None:
-    """Return rows and columns of a parameter as a matrix, or as a stack of matrices; None if it is a vector.
-
-    A tensor of three dimensions is a stack of matrices, such as the weights of experts, if its last two sides are at
-    least `_STACKED_SIDE`; otherwise it is the kernel of a convolution.
-    """
-    if len(shape) == 3 and min(shape[1:]) >= _STACKED_SIDE:
-        return shape[1], shape[2]
-    rows = shape[0] if len(shape) > 1 else 1
-    columns = math.prod(shape) // max(rows, 1)
-    return (rows, columns) if min(rows, columns) > 1 else None
 
 
 class _Kronecker(Preconditioner):
@@ -80,7 +65,7 @@ class _Kronecker(Preconditioner):
         self._unrotated: list[int] = []  # the parameters that are not rotated
         by_sides: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, shape in enumerate(shapes):
-            sides = rotated_sides(shape)
+            sides = matrix_sides(shape)
             if sides is None:
                 self._unrotated.append(index)
             else:
