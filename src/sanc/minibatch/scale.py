@@ -58,9 +58,9 @@ DISTANCE_MEMORY = 0.998
 def step_size(state: State, step: StepScale) -> float:
     """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-    In wide networks it grows more slowly, as √(steps/width). This starts again when parameters join, because one gradient
-    is a poor estimate of their second moments. With a `horizon` η falls linearly over all steps, to 1/`horizon` of its
-    value in the last one and beyond.
+    In wide networks it grows more slowly, as √(steps/width). This starts again when parameters join, because one
+    gradient is a poor estimate of their second moments. With a `horizon` η falls linearly over all steps, to
+    1/`horizon` of its value in the last one and beyond.
     """
     steps = state.steps - state.last_extension
     aligned = steps > 2 * step.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
