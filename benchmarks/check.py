@@ -142,18 +142,15 @@ def _networks() -> list[str]:
     from benchmarks import intervals, networks, suite_tables
 
     folder = RESULTS / "networks"
-    runs, earlier = networks.read([folder]), networks.read([folder / "ablation.jsonl.gz"])
-    with_parts, large = networks.read([folder, folder / "parts.jsonl.gz"]), read_runs(folder / "large.jsonl")
+    runs, large = networks.read([folder]), read_runs(folder / "large.jsonl")
     return [
         suite_tables.report(runs, None),
         intervals.peers_table(runs),
-        *(suite_tables.large_table(read_runs(folder / name)) for name in ("large.jsonl", "large-peers.jsonl")),
+        suite_tables.large_table(large),
         suite_tables.timing_table(_document("networks/timing.json")["seconds"], [*runs, *large]),
         suite_tables.long_table(read_runs(folder / "long-4.jsonl")),
         suite_tables.penalty_table(read_runs(folder / "decay.jsonl")),
-        suite_tables.ablation_table(earlier, intervals.PARTS),
-        intervals.parts_table(earlier),
-        intervals.parts_table(with_parts),
+        intervals.parts_table(networks.read([folder, folder / "parts.jsonl.gz"])),
     ]
 
 

@@ -25,8 +25,8 @@ from benchmarks.suite_methods import Run
 from benchmarks.suite_tables import UNSOLVED, cost, summary, target_of
 
 PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-bound",
-         "no-curvature", "no-escape")  # fmt: skip
-"""Variants of the default with one part switched off."""
+         "no-curvature", "no-escape", "loop")  # fmt: skip
+"""Variants of the default with one part switched off; "loop" has no closures."""
 
 KEYS = {"ratio": "evaluations", "final": "final loss", "held": "held-out loss"}
 """Columns of `summary` that are compared, and their names."""

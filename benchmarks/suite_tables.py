@@ -15,8 +15,8 @@ from benchmarks.suite_methods import PEERS, VARIANTS, Peer, Run, spec_of
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
-LARGE = ("sanc", "loop", "soap", "muon", "adamw")
-"""Methods on large tasks, in the order of their table."""
+LARGE = {"sanc": "sanc", "loop": "sanc without closures", "soap": "soap", "muon": "muon", "adamw": "adamw"}
+"""Methods on large tasks, and their names in the table."""
 DIVERGED = 1e6
 """Mean ratio of final losses from which a table has a word instead of a number."""
 
@@ -162,14 +162,6 @@ OVERVIEW = ("solved", "evaluations", "final ÷ AdamW's", "failed")
 """Columns of `overview_cells`."""
 
 
-def ablation_table(runs: Sequence[Run], parts: Sequence[str]) -> str:
-    """Return the table of the default and of its variants with one part switched off, on both halves of the tasks."""
-    rows, halves = summary(runs), HALVES[:2]
-    by_half = [[row for row in rows if row["half"] == half] for half in halves]
-    cells = [[name, *(cell for mine in by_half for cell in overview_cells(mine, name))] for name in ("sanc", *parts)]
-    return markdown_table(["variant", *(f"{half}: {name}" for half in halves for name in OVERVIEW)], cells)
-
-
 def overview(rows: Sequence[Run]) -> str:
     """Return the table of a half, one row for each method, and comparisons with sanc."""
     cells = []
@@ -196,17 +188,25 @@ def overview(rows: Sequence[Run]) -> str:
 
 
 def large_table(runs: Sequence[Run]) -> str:
-    """Return the table of large tasks, one row for each run; the target is the lowest final loss of AdamW."""
+    """Return the table of large tasks: each method with its best rate, and the numbers of its seeds.
+
+    The target is the lowest final loss of AdamW, and the best rate that with the lowest final loss.
+    """
     cells = []
     for task in dict.fromkeys(run["task"] for run in runs):
-        mine = [run for run in runs if run["task"] == task]
-        target = min((final(run) for run in mine if run["method"] == "adamw"), default=math.nan)
-        for run in sorted(mine, key=lambda run: (LARGE.index(run["method"]), run["lr"] or 0.0)):
-            name = "sanc without closures" if run["method"] == "loop" else run["method"]
-            rate = "" if run["lr"] is None else f", {run['lr']:g}"
-            spent = cost(run, target) / (run["steps"] * run.get("batch", 1))
-            ends = (number(final(run), ".3g"), number(best(run, "held")))
-            cells.append([f"{task} ({TASKS[task].half.split('-')[0]})", name + rate, number(spent, ".2f"), *ends])
+        target = min((final(run) for run in runs if (run["task"], run["method"]) == (task, "adamw")), default=math.nan)
+        for method, name in LARGE.items():
+            mine = [run for run in runs if (run["task"], run["method"]) == (task, method)]
+            lr = min(mine, key=final)["lr"] if mine else None
+            chosen = sorted((run for run in mine if run["lr"] == lr), key=lambda run: run["seed"])
+            columns = (
+                [number(cost(run, target) / (run["steps"] * run.get("batch", 1)), ".2f") for run in chosen],
+                [number(final(run), ".3g") for run in chosen],
+                [number(best(run, "held"), ".3g") for run in chosen],
+            )
+            rate = "" if lr is None else f", {lr:g}"
+            label = f"{task} ({TASKS[task].half.split('-')[0]})"
+            cells += [[label, name + rate, *map(", ".join, columns)]] if mine else []
     head = ("task", "method", "evaluations to AdamW's loss", "final training loss", "lowest held-out")
     return markdown_table(head, cells, left=2)
 

@@ -7,7 +7,7 @@ The first gradients of an m × n matrix are coherent, that is of low rank. A mat
 spectral norm near √(mn), but initial weights of size w have one near w(√m + √n). For a relative change of `scale` the
 first steps have to be smaller by the root of the smaller side. Later gradients are mostly noise, with the spectral norm
 of random matrices. So η grows at most as √(k/n) over the first n steps, where n is a typical smaller side. For the same
-reason μP scales Adam's rate as 1/n (Yang and Hu 2021).
+reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a heuristic; docs/results/networks.md compares ramps.
 
 A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
 Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
