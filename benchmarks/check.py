@@ -147,6 +147,7 @@ def _networks() -> list[str]:
         suite_tables.report(runs, None),
         intervals.peers_table(runs),
         suite_tables.large_table(large),
+        suite_tables.ramps_table(read_runs(folder / "trials.jsonl.gz")),
         suite_tables.timing_table(_document("networks/timing.json")["seconds"], [*runs, *large]),
         suite_tables.long_table(read_runs(folder / "long-4.jsonl")),
         suite_tables.penalty_table(read_runs(folder / "decay.jsonl")),

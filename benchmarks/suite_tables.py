@@ -211,6 +211,26 @@ def large_table(runs: Sequence[Run]) -> str:
     return markdown_table(head, cells, left=2)
 
 
+RAMPS = ("linear, 20 steps", "linear, 100 steps", "linear, 300 steps", "root, 300 steps", "root, width/4",
+         "root, width/2", "root, width")  # fmt: skip
+"""Growth of the step size at the start in `trials.jsonl.gz`."""
+
+
+def ramps_table(trials: Sequence[Run]) -> str:
+    """Return the table of final training losses by the growth of the step size; with closures, and without, seed 0."""
+    chosen = [trial for trial in trials if trial["trial"].get("ramp") in RAMPS and not trial["seed"]]
+    ends = {
+        (trial["task"], trial["curve"]["steps"][-1], trial["trial"]["ramp"], trial["method"]): final(trial)
+        for trial in chosen
+    }
+    cells = []
+    for task, steps in dict.fromkeys(key[:2] for key in ends):
+        methods = [method for method in ("sanc", "loop") if any(key[::3] == (task, method) for key in ends)]
+        shown = [[ends.get((task, steps, ramp, method), math.nan) for method in methods] for ramp in RAMPS]
+        cells.append([f"{task}, {steps:,} steps", *(", ".join(number(end, ".3g") for end in some) for some in shown)])
+    return markdown_table(("final training loss", *RAMPS), cells)
+
+
 def long_table(runs: Sequence[Run]) -> str:
     """Return the table of final training losses of long runs, for the best rate of each method; seed 0."""
     names = {"sanc": "sanc", "loop": "without closures", "horizon": "`horizon`", "soap": "SOAP", "adamw": "AdamW"}
