@@ -110,7 +110,7 @@ def least_squares(
 
     Returns
     -------
-    sanc.minimisation.result.Result
+    Result
         SciPy's entries: x, cost, fun (residuals), jac (Jacobian), grad, optimality, active_mask, nfev, njev, status (a
         `Status`), message, success. Also nit, nhev, history, certificate (in scaled variables) and second_order
         (whether the last model had the second-order term); with bounds active, multipliers and weakly_active. Calls of

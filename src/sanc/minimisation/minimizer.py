@@ -211,7 +211,7 @@ def minimize(
 
     Returns
     -------
-    sanc.minimisation.result.Result
+    Result
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
         products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
