@@ -117,6 +117,10 @@ def test_repr_shows_the_preset_and_what_was_changed():
     assert "    preset: robust\n" in repr(sanc.SANC(params))
     changed = sanc.SANC(params, metric="diagonal", sigma0=2.0)
     assert "    preset: robust with sigma0=2.0, metric=Diagonal, refresh=50\n" in repr(changed)
+    arguments = {"hvp": "finite-difference", "microbatch": 8, "capture": True, "check": False, "seed": 0}
+    changed = sanc.SANC(params, eta1=0.2, **arguments)
+    text = "eta1=0.2, hvp='finite-difference', microbatch=8, capture=True, check=False, seed=0"
+    assert f"    preset: robust with {text}\n" in repr(changed)
     assert repr(pickle.loads(pickle.dumps(changed))) == repr(changed)
     paper = repr(sanc.ARC(params, preset="paper", eta1=0.3, escape=sanc.PaperEscape(L1=3.0)))
     assert "preset: paper with eta1=0.3, escape=PaperEscape, L1=3.0" in paper

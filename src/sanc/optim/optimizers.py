@@ -160,24 +160,27 @@ class CubicOptimizer(Optimizer):
             )
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)
         method = self._without_products(method, leaves, options)
-        seed = mode.seed(None if seed is None else int(seed))
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
+        defaults = CubicOptimizer.__init__.__kwdefaults__ or {}
+        self._changed_arguments = {name: given for name, given in driver_options.items() if given != defaults[name]}
+        driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_driver": self._driver}
+        return super().__getstate__() | {"_driver": self._driver, "_changed_arguments": self._changed_arguments}
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}    {self._preset_and_changes()}\n    {STYLES[self.style]}\n)"
 
     def _preset_and_changes(self) -> str:
-        """Return the preset that the method is nearest to, and the settings in which they differ."""
+        """Return the preset that the method is nearest to, and the settings and arguments that were changed."""
         method = self._driver.method
         bases = {name: _with_krylov_limit(compose(self.method, name, {}), {}) for name in PRESETS}
         changes = {name: changes_from(base, method) for name, base in bases.items()}
         preset = min(changes, key=lambda name: len(changes[name]))
-        return f"preset: {preset}" + (f" with {', '.join(changes[preset])}" if changes[preset] else "")
+        changed = changes[preset] + [f"{name}={shown(value)}" for name, value in self._changed_arguments.items()]
+        return f"preset: {preset}" + (f" with {', '.join(changed)}" if changed else "")
 
     @property
     def style(self) -> str:
