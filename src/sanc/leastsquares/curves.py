@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from numbers import Real
 from typing import Any, Unpack
 
 import numpy as np
@@ -54,7 +55,7 @@ def curve_fit(
     f : callable
         ``f(xdata, *parameters)`` returns the curve at the observations, as an array or tensor like `ydata`.
     xdata : any
-        First argument of `f`.
+        First argument of `f`; a list of numbers becomes an array.
     ydata : array or Tensor
         The observations. If they or `p0` are a tensor, torch differentiates `f`. For rows of observations `f` has to be
         a function of torch, and is called with `xdata` and the parameters of one row; `xdata` of the shape of `ydata`
@@ -121,6 +122,8 @@ def curve_fit(
         raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")
     if restarts is not None:
         raise ArgumentError(f"restarts = {shown(restarts)} is for rows of ydata: leave it out for one fit.")
+    if isinstance(xdata, list | tuple) and all(isinstance(entry, Real) for entry in xdata):
+        xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
     whiten = _whitening(sigma, y)
@@ -128,7 +131,13 @@ def curve_fit(
 
     def residuals(p: Any) -> Any:
         curve = f(xdata, *p)
-        return whiten((curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1) - y)
+        values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
+        if len(values) not in (1, len(y)):
+            raise ArgumentError(
+                f"f returned {len(values)} values for {len(y)} observations: pass xdata and ydata of the same length, "
+                "and return one value for each observation."
+            )
+        return whiten(values - y)
 
     def jacobian(p: Any) -> Any:
         assert callable(jac)

@@ -27,7 +27,6 @@ from sanc.core.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,
-    ArgumentTypeError,
     is_number,
     one_of,
     require,
@@ -37,6 +36,7 @@ from sanc.errors import (
 )
 from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minimisation.arguments import check_callback
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.preconditioners import precondition
@@ -431,15 +431,16 @@ def _sample_sizes(
 
 def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool) -> Callable[[Run], bool]:
     """Return the function that prints a line and calls the callback after an iteration, and returns whether to stop."""
-    if callback is not None and not callable(callback):
-        raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
     try:
-        parameters = {} if callback is None else dict(inspect.signature(callback).parameters)
+        parameters = dict(inspect.signature(callback).parameters) if callable(callback) else {}
     except ValueError:  # some functions written in C have no signature
         parameters = {}
     by_name = set(parameters) == {"intermediate_result"}
     required = [p for p in parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     with_state = len(required) == 2  # callback(xk, state), as "trust-constr" calls it
+    if not by_name:
+        forms = "callback(x), callback(x, intermediate_result) or callback(intermediate_result=…)"
+        check_callback(callback, 2 if with_state else 1, f"pass a function that is called as {forms}")
 
     def report(run: Run) -> bool:
         record = run.history[-1]
