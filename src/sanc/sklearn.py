@@ -50,7 +50,7 @@ _METHOD = with_matrices(PRESETS["robust"])
 
 _MISSING_CLASS = "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
 
-_REPLACEMENTS = {
+_OTHER_ARGUMENTS = {
     "solver": "leave it out, since sanc.minimize makes every fit; its minimum is that of scikit-learn's solvers",
     "dual": "leave it out, since the primal problem is solved",
     "l1_ratio": "leave it out, since a penalty with the 1-norm is not smooth; solver='saga' of scikit-learn has it",
@@ -85,7 +85,7 @@ def _names_unknown_arguments(construct: Callable[P, None]) -> Callable[P, None]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         for name, value in kwargs.items():
             if name not in known:
-                remedy = f"{_REPLACEMENTS[name]}." if name in _REPLACEMENTS else nearest(name, known)
+                remedy = f"{_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else nearest(name, known)
                 raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {estimator}: {remedy}")
         construct(*args, **kwargs)
 

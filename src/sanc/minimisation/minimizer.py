@@ -38,7 +38,7 @@ from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.arguments import check_callback
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
-from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
+from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torch_modes
 from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
@@ -136,11 +136,11 @@ def minimize(
         `preset`.
     jac, hess, hessp : callable, optional
         Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
-        torch differentiates `fun`, or JAX if `x0` holds arrays of JAX. Without `hess` and `hessp`, or with the name of
-        a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
-        step) compute the gradient from n, up to 2n and n values, for functions that torch cannot differentiate. The
-        steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
-        Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
+        torch differentiates `fun`, or JAX if `x0` or the value of `fun` are arrays of JAX. Without `hess` and `hessp`,
+        or with the name of a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and
+        "cs" (the complex step) compute the gradient from n, up to 2n and n values, for functions that torch cannot
+        differentiate. The steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables
+        far smaller than 1. Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
@@ -504,23 +504,24 @@ def scipy_method(
     bounds: Any = None,
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
-    scheme: str = "3-point",
+    scheme: str | None = None,
     **options: Any,
 ) -> Result:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.
     `options` may hold every keyword argument of `sanc.minimize`, also ``method`` for a member of the family, and
-    SciPy's names. Without `jac` the gradient is computed from differences of values.
+    SciPy's names. Without `jac` JAX differentiates its functions, and the gradient of others is computed from
+    differences of values.
 
     Parameters
     ----------
     fun, x0, args, jac, hess, hessp, bounds, constraints, callback
         What `scipy.optimize.minimize` passes on. They mean the same as in `sanc.minimize`. An update strategy as `hess`
         is not used: products are differences of gradients.
-    scheme : {"3-point", "2-point", "cs"}
-        The differences if `jac` is no function. SciPy does not pass on a scheme that is given as ``jac="2-point"``, so
-        give it as ``options={"scheme": "2-point"}``.
+    scheme : {"3-point", "2-point", "cs"}, optional
+        The differences if `jac` is no function; by default "3-point". SciPy does not pass on a scheme that is given as
+        ``jac="2-point"``, so give it as ``options={"scheme": "2-point"}``.
     **options
         The `options` of `scipy.optimize.minimize`.
 
@@ -534,7 +535,8 @@ def scipy_method(
     """
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # products replace the quasi-Newton update
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
-        jac = one_of("scheme", scheme, SCHEMES)
+        is_automatic = scheme is None and hess is None and is_of_jax(fun, x0, args)
+        jac = None if is_automatic else one_of("scheme", "3-point" if scheme is None else scheme, SCHEMES)
     derivatives = {"jac": jac, "hess": hess, "hessp": hessp}
     limits = {"bounds": bounds, "constraints": constraints}
     return minimize(fun, x0, args, callback=callback, **derivatives, **limits, options=options)
